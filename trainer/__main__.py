@@ -61,6 +61,8 @@ def _config(arguments: argparse.Namespace) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     """The content of a JSON file; raises BadInput."""
     try:
+        if not path.is_file():  # whoever reads a device may never end
+            raise FileNotFoundError("there is none")
         config = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise BadInput("--config", path, f"must be a JSON file ({error})") from None

@@ -27,8 +27,6 @@ from trainer.folder.wellformed import KEYS, Count, Form, parse
 FOLDER = "registers"
 """Where the registers lie: a listing shows which trials have been started, and which changed."""
 KEY = re.compile(rf"{FOLDER}/(\w+)\.json")
-OBJECT = re.compile(r"trials/\w+/(?P<attempt>\d+)/\d+/(?P<name>.+)")
-"""The keys of a trial's other objects: see `working`."""
 FORMAT = 1
 RESULT, CHECKPOINT, ARCHIVED = "result.json", "checkpoint-", "earlier-"
 """The file that ends a trial; how the names of checkpoints begin, and those of the folders that

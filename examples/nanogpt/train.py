@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from examples.nanogpt.model import GPT
+from examples.nanogpt.gpt import GPT
 from trainer.data.bins import Bins
 from trainer.data.tokens import Tokens
 from trainer.delayed import DelayedOptimizer, record

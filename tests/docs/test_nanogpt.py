@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from examples.nanogpt.model import GPT
+from examples.nanogpt.gpt import GPT
 from examples.nanogpt.nanogpt import NanoGPT
 from tests.support import gangs, small
 from tests.support.markdown import ROOT

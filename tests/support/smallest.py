@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from tests.support import hybrid
 from tests.support.steps import executor, resolved
 from trainer.executors.emulated import Emulated
 
@@ -10,13 +9,6 @@ DENSE = (
     *("model=nano", "model.num_layers=1", "model.hidden_size=16", "model.intermediate_size=24"),
     *("model.vocab_size=30", "batch_size=4", "seq_len=8"),
 )
-MOE = (
-    *DENSE,
-    *("model=micro_moe", "model.num_heads=2", "model.head_size=8", "model.intermediate_size=16"),
-    "model.num_experts=4",
-)
-BIASED = (*MOE, "model.balance=bias", "model.router=vector")
-HYBRID = (*DENSE, *hybrid.WORDS, "model.num_layers=2", "model.router=vector")
 
 
 def config(*words: str) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from trainer.compiled.rules import (
     Adam,
     Adan,
-    BalanceBias,
     Group,
     Lion,
     Mars,
@@ -25,10 +24,8 @@ from trainer.compiled.rules_of_matrices import Muon, NorMuon, Soap
 from trainer.corrections.error_feedback import ErrorFeedback
 from trainer.corrections.matched_error_feedback import MatchedErrorFeedback
 from trainer.corrections.none import NoCorrection
-from trainer.optimizers.in_parts import OptimizerInParts
 from trainer.optimizers.orthogonal import JORDAN
 from trainer.optimizers.together import Together
-from trainer.stages.in_parts import CorrectionInParts
 
 
 def _muon(group: Group) -> Rule | None:
@@ -77,9 +74,6 @@ def rules(optimizer: Optimizer) -> dict[Tensor, tuple[dict[str, Any], Rule]]:
 
 def _by_group(optimizer: Optimizer) -> list[Rule | None]:
     """The rule of each group, in order; None for a group without one."""
-    if isinstance(optimizer, OptimizerInParts):  # the groups of balance biases come last
-        inner = _by_group(optimizer.inner)
-        return [*inner, *[BalanceBias()] * (len(optimizer.param_groups) - len(inner))]
     found: list[Rule | None] = []
     for part in optimizer.parts if isinstance(optimizer, Together) else [optimizer]:
         make = RULES.get(f"{type(part).__module__.partition('.')[0]}.{type(part).__name__}")
@@ -90,7 +84,7 @@ def _by_group(optimizer: Optimizer) -> list[Rule | None]:
 def without_graph(optimizer: Optimizer, correction: NoCorrection) -> list[str]:
     """Which of the groups `optimizer` and `correction` no graph makes."""
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    kind = type(of_matrices(correction))
+    kind = type(correction)
     does_nothing = (kind.apply, kind.gradient) == (NoCorrection.apply, NoCorrection.gradient)
     is_made = {
         "optimizer": len(rules(optimizer)) == len(weights),
@@ -101,14 +95,8 @@ def without_graph(optimizer: Optimizer, correction: NoCorrection) -> list[str]:
 
 def feedback(correction: NoCorrection) -> Callable[[int], float] | None:
     """Delay → λ, if the graph makes this correction; it makes Error Feedback with a lag of 1."""
-    correction = of_matrices(correction)
     factor = FEEDBACK.get(type(correction))
     if not isinstance(correction, ErrorFeedback) or factor is None or correction.lag != 1:
         return None
     coefficient = correction.coefficient
     return lambda delay: coefficient * factor(delay)
-
-
-def of_matrices(correction: NoCorrection) -> NoCorrection:
-    """The correction that sees matrices and vectors, where `correction` sees stacks of matrices."""
-    return correction.inner if isinstance(correction, CorrectionInParts) else correction

@@ -144,10 +144,8 @@ def _graph(place: StagePlace, signature: Signature, kind: str) -> Graph:
         "backward": lambda: (stage.backward, stage.examples(stage.output())),
     }
     function, examples = makers[kind]()
-    # In fp32 nothing is folded: published losses of such trials would change in their last digits.
-    folds = signature.dtype != torch.float32
     with _attention(signature):
-        return graph_of(function, examples, signature.num_threads, folds=folds)
+        return graph_of(function, examples, signature.num_threads)
 
 
 def _attention(signature: Signature) -> AbstractContextManager[None]:

@@ -30,8 +30,6 @@ class Rule(ABC):
     """
 
     keys: ClassVar[tuple[Key, ...]]
-    is_corrected: ClassVar[bool] = True
-    """Whether corrections such as Error Feedback change these weights."""
 
     @abstractmethod
     def numbers(self, group: Group, step: int) -> list[float]:
@@ -77,24 +75,6 @@ def _of_adam(
         *(1 - lr * decay, 1 - first, second, 1 - second),
         *(math.sqrt(corrected(second, step)), group["eps"], lr / corrected(first, step)),
     ]
-
-
-@dataclass(frozen=True)
-class BalanceBias(Rule):
-    """The rule of a router's balance biases: a step of 1 against the sign, whatever the rate."""
-
-    keys: ClassVar[tuple[Key, ...]] = ()
-    is_corrected: ClassVar[bool] = False
-
-    @override
-    def numbers(self, group: Group, step: int) -> list[float]:
-        return []
-
-    @override
-    def stepped(
-        self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Tensors
-    ) -> Tensor:
-        return weights - gradients.sign()
 
 
 @dataclass(frozen=True)

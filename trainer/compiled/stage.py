@@ -55,9 +55,7 @@ class CompiledStage(Stage):
     ) -> None:
         super().__init__(module, kinds, make_optimizer, make_correction, lr_factor, **options)
         self._place, self._num_threads = place, num_threads
-        self._step = Step(
-            self.optimizer, self._correction, self._stacks, self._layout, self._kinds, num_threads
-        )
+        self._step = Step(self.optimizer, self._correction, self._stacks, self._layout, num_threads)
         self._passed: dict[tuple[int, int, int], _Passed] = {}
         self._sum_of: dict[int, list[Tensor]] = {}
         self._evaluated: torch.Size | None = None

@@ -11,21 +11,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainer.compiled.chosen import feedback, of_matrices, rules
+from trainer.compiled.chosen import feedback, rules
 from trainer.compiled.graphs import Graph, graph_of
 from trainer.compiled.rules import Key, Rule
 from trainer.compiled.versions import Blocks, StackedVersions
 from trainer.corrections.none import NoCorrection
-from trainer.optimizers.in_parts import PARTS
-from trainer.optimizers.routing import EXPERTS, Kind
 
 
 class Block(NamedTuple):
     """What decides the graph of one block.
 
     `shape` is [members, *shape of a weight], `state` has the shape of each tensor of the rule. The
-    new version is written to other memory than the old one if the block `is_late`. A block of
-    stacks [members, experts, rows, columns] is corrected matrix by matrix.
+    new version is written to other memory than the old one if the block `is_late`.
     """
 
     rule: Rule
@@ -33,7 +30,6 @@ class Block(NamedTuple):
     state: tuple[torch.Size, ...]
     num_numbers: int
     is_late: bool
-    has_stacks: bool
 
 
 class UpdateShape(NamedTuple):
@@ -80,11 +76,10 @@ class Step:
         correction: NoCorrection,
         versions: StackedVersions,
         layout: Blocks,
-        kinds: Sequence[Kind],
         num_threads: int,
     ) -> None:
         self._optimizer, self._correction, self._versions = optimizer, correction, versions
-        self._layout, self._kinds, self._num_threads = layout, kinds, num_threads
+        self._layout, self._num_threads = layout, num_threads
         self._feedback = feedback(correction)
         self._held: _Held | None = None
 
@@ -134,29 +129,21 @@ class Step:
     def _ruled(self, b: int) -> _Ruled:
         weights = [self._versions.master[i] for i in self._layout.members[b]]
         group, rule = rules(self._optimizer)[weights[0]]
-        shape = self._layout.shapes[b]
-        return _Ruled(group, rule, [self._stacked(weights, shape, key) for key in rule.keys])
+        return _Ruled(group, rule, [self._stacked(weights, key) for key in rule.keys])
 
-    def _stacked(self, weights: Sequence[nn.Parameter], shape: torch.Size, key: Key) -> Tensor:
-        """The stack of these weights' tensors at `key`, of which the state then has the parts.
-
-        Of a weight that is stepped in parts, the tensors of the parts are stacked too.
-        """
+    def _stacked(self, weights: Sequence[nn.Parameter], key: Key) -> Tensor:
+        """The stack of these weights' tensors at `key`, of which the state then has the parts."""
         *path, last = key
-        states = [self._optimizer.state[weight] for weight in weights]
-        holders: list[Any] = [part for of in states for part in of.get(PARTS, [of])]
+        holders: list[Any] = [self._optimizer.state[weight] for weight in weights]
         for part in path:
             holders = [holder[part] for holder in holders]
         stack = torch.stack([holder[last] for holder in holders])
         for holder, of_part in zip(holders, stack.unbind(), strict=True):
             holder[last] = of_part
-        if stack.numel() == shape.numel():  # a vector of more dimensions is stepped in one
-            return stack.view(shape)
-        return stack.unflatten(0, (len(weights), -1)) if PARTS in states[0] else stack
+        return stack
 
     def _kind(self, blocks: Sequence[_Ruled]) -> UpdateShape:
-        kinds = [self._kinds[members[0]] for members in self._layout.members]
-        columns = zip(blocks, self._layout.shapes, self._versions.num_slots, kinds, strict=True)
+        columns = zip(blocks, self._layout.shapes, self._versions.num_slots, strict=True)
         described = tuple(
             Block(
                 rule,
@@ -164,11 +151,10 @@ class Step:
                 tuple(tensor.shape for tensor in state),
                 num_numbers=len(rule.numbers(group, 2)),
                 is_late=num > 1,
-                has_stacks=kind == EXPERTS,
             )
-            for (group, rule, state), shape, num, kind in columns
+            for (group, rule, state), shape, num in columns
         )
-        gives_update = type(of_matrices(self._correction)).apply is not NoCorrection.apply
+        gives_update = type(self._correction).apply is not NoCorrection.apply
         return UpdateShape(described, gives_update, self._feedback is not None, self._num_threads)
 
     def _numbers(self, steps: Sequence[int], delays: Sequence[int]) -> Tensor:
@@ -176,9 +162,7 @@ class Step:
         pairs = zip(self._held.blocks, steps, strict=True)
         numbers = [n for (group, rule, _), step in pairs for n in rule.numbers(group, step)]
         if self._feedback is not None:
-            columns = zip(self._held.blocks, self._layout.members, strict=True)
-            acts = {i: block.rule.is_corrected for block, members in columns for i in members}
-            numbers += [self._feedback(delays[i]) if acts[i] else 0.0 for i in acts]
+            numbers += [self._feedback(delays[i]) for of in self._layout.members for i in of]
         return torch.tensor(numbers, dtype=torch.float32)
 
     def _tensors(self, gradients: Sequence[Tensor]) -> list[Tensor]:
@@ -217,19 +201,18 @@ def update_graph(update: UpdateShape) -> Graph:
             if update.has_feedback:
                 factors = numbers[coefficients : coefficients + block.shape[0]]
                 coefficients += block.shape[0]
-                stepped = stepped + _feedback(given[-1], next(taken), factors, block.has_stacks)
+                stepped = stepped + _feedback(given[-1], next(taken), factors)
             new.copy_(stepped)
         return given
 
     return graph_of(function, _examples(update), update.num_threads)
 
 
-def _feedback(update: Tensor, earlier: Tensor, factors: Tensor, has_stacks: bool) -> Tensor:
-    """λ (u_{t−1} − u_t) of each member, or 0 where u_{t−1} is zero; in stacks, of each matrix."""
-    entries = tuple(range(1 + has_stacks, update.ndim))
-    is_moved = earlier.abs().sum(entries) != 0
-    factors = (factors.unsqueeze(1) if has_stacks else factors) * is_moved
-    return factors.view(*factors.shape, *[1] * len(entries)) * (earlier - update)
+def _feedback(update: Tensor, earlier: Tensor, factors: Tensor) -> Tensor:
+    """λ (u_{t−1} − u_t) of each member, or 0 where u_{t−1} is zero."""
+    entries = tuple(range(1, update.ndim))
+    factors = factors * (earlier.abs().sum(entries) != 0)
+    return factors.view(-1, *[1] * len(entries)) * (earlier - update)
 
 
 def _examples(update: UpdateShape) -> list[Tensor]:

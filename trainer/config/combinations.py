@@ -91,7 +91,9 @@ def check_graphs(config: Config, model: Recipe, correction: NoCorrection) -> Non
         return
     correction_name = label(config["correction"])
     recomputes = model.activation_checkpointing
+    architecture, is_dense = label(config["model"]), "num_experts" not in config["model"]
     for key, value, holds, allowed in (
+        ("model", architecture, is_dense, "must have no experts, since 0.3.0,"),
         ("device", config["device"], config["device"] == "cpu", "must be cpu"),
         ("runner", config["runner"], config["runner"] == "emulated", "must be emulated"),
         ("diagnostics", config["diagnostics"], config["diagnostics"] is None, "must be null"),

@@ -16,8 +16,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from trainer.base.errors import BadInput, closest_first
+from trainer.base.former import is_dropped
 from trainer.base.places import CONF
-from trainer.config.dropped import is_dropped
 from trainer.config.names import GROUPS
 from trainer.config.schema import validate
 from trainer.config.words import REFERENCE, SEARCHPATH, ParsedWords, Word, parse, parse_word

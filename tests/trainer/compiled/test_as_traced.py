@@ -9,7 +9,7 @@ from pytorch_optimizer.optimizer.utils.matrix import zero_power_via_newton_schul
 from torch import Tensor
 
 from tests.support import smallest
-from tests.support.smallest import BIASED, DENSE, HYBRID, MOE
+from tests.support.smallest import DENSE
 from trainer.base.resources import reproducible
 from trainer.compiled.chosen import FEEDBACK, RULES, rules
 from trainer.compiled.rules_of_matrices import orthogonal
@@ -48,16 +48,11 @@ def distance(weights: Weights, others: Weights, start: Weights) -> float:
 
 
 @pytest.mark.parametrize("optimizer", RULED)
-@pytest.mark.parametrize("model", [(), BIASED, HYBRID], ids=["dense", "mixture", "hybrid"])
 def test_a_rule_makes_the_step_of_the_library(
-    model: tuple[str, ...], optimizer: str, graphs: list[Any], library_in_fp32: None
+    optimizer: str, graphs: list[Any], library_in_fp32: None
 ) -> None:
-    """From a state of the library it goes on as the library does, and the other way round.
-
-    Routers are vectors here: the rows of a router's gradient sum to rounding, of which SOAP makes a
-    step of full size.
-    """
-    words = (*model, *DELAYED, f"optimizer={optimizer}", "optimizer.weight_decay=0.5")
+    """From a state of the library it goes on as the library does, and the other way round."""
+    words = (*DELAYED, f"optimizer={optimizer}", "optimizer.weight_decay=0.5")
     plain, compiled = trainer(*words), trainer(*words, "compile=update")
     plain.run(0, 11, lambda update: None)
     for first in (11, 12):
@@ -93,17 +88,6 @@ WAYS = [
     (*DELAYED, "model.loss_chunk=5"),
     (*DELAYED, "dtype=bfloat16", "pipeline.num_microbatches=2"),
     (*DELAYED, "dtype=bfloat16", "model.num_layers=2", "pipeline.num_stages=2"),
-    MOE,
-    (*MOE, *DELAY, "correction=none"),
-    (*BIASED, *DELAYED, "pipeline.num_microbatches=2", "num_replicas=2"),
-    (
-        *(*BIASED, "pipeline=pipedream", "model.num_layers=2", "pipeline.num_stages=2"),
-        "correction=matched_error_feedback",
-    ),
-    (*MOE, *DELAYED, "model.loss_chunk=5"),
-    HYBRID,
-    (*HYBRID, *DELAYED),
-    (*HYBRID, "model.balance=bias", *DELAYED, "pipeline.num_stages=2"),
 ]
 WITHOUT_A_GRAPH = [
     (*DELAY, "correction=taylor"),
@@ -114,12 +98,6 @@ WITHOUT_A_GRAPH = [
     (*DELAY, "optimizer=sgd"),
     (*DELAY, "optimizer=schedule_free_adamw", "correction=none"),
     (*DELAYED, "optimizer=dion"),
-    *((*BIASED, *DELAY, f"correction={name}") for name in ("taylor", "adaptive_error_feedback")),
-    (*MOE, *DELAY, "correction=error_feedback_gradient"),
-    (*MOE, *DELAY, "correction=learning_rate"),
-    (*BIASED, *DELAYED, "correction.lag=delay"),
-    (*BIASED, *DELAYED, "optimizer=dion"),
-    (*MOE, *DELAY, "optimizer=schedule_free_adamw", "correction=none"),
 ]
 """Of these a part of the update is made as without a compiler."""
 
@@ -131,17 +109,13 @@ def test_every_way_to_train(words: tuple[str, ...], graphs: list[Any]) -> None:
     assert distance(compiled, plain, start) < 2e-5
 
 
-@pytest.mark.parametrize("model", [(), MOE], ids=["dense", "mixture"])
-def test_a_matrix_that_has_not_moved_yet_is_not_corrected(
-    model: tuple[str, ...], graphs: list[Any]
-) -> None:
+def test_a_matrix_that_has_not_moved_yet_is_not_corrected(graphs: list[Any]) -> None:
     """Error Feedback begins when there is an earlier update: before, u_{t−1} is zero."""
-    plain, compiled = trainer(*model, *DELAYED), trainer(*model, *DELAYED, "compile=update")
+    plain, compiled = trainer(*DELAYED), trainer(*DELAYED, "compile=update")
     plain.run(0, 3, lambda update: None)
     state, before = deepcopy((plain.state(), plain.weights()))
     for of_weight in [*state.values()][::2]:
-        earlier = of_weight["correction"]["update_1"]
-        (earlier[1:3] if earlier.ndim == 3 else earlier).zero_()
+        of_weight["correction"]["update_1"].zero_()
     for run in (plain, compiled):
         run.restore(deepcopy(state))
         run.run(3, 4, lambda update: None)
@@ -156,24 +130,12 @@ def test_one_graph_serves_trials_with_other_numbers(graphs: list[Any]) -> None:
     assert len(graphs) == num_graphs
 
 
-@pytest.mark.parametrize("model", [(), MOE, BIASED, HYBRID], ids=len)
-def test_a_gradient_is_that_of_autograd(model: tuple[str, ...], graphs: list[Any]) -> None:
+def test_a_gradient_is_that_of_autograd(graphs: list[Any]) -> None:
     norms: dict[str, list[Update]] = {"false": [], "update": []}
     for way, updates in norms.items():
         with reproducible(0, 1):
-            trainer(*model, f"compile={way}").run(0, 1, updates.append)
+            trainer(f"compile={way}").run(0, 1, updates.append)
     assert norms["update"] == norms["false"]
-
-
-def test_balance_biases_count_as_a_plain_stages(graphs: list[Any]) -> None:
-    """Whole steps, by the loads of each batch; neither clip nor Error Feedback changes them."""
-    plain, compiled = (
-        trained(*BIASED, *DELAYED, "clip_norm=0.01", f"compile={way}")
-        for way in ("false", "update")
-    )
-    [name] = [name for name in plain if name.endswith(".bias")]
-    assert plain[name].abs().max() >= 2
-    assert torch.equal(compiled[name], plain[name])
 
 
 def test_it_goes_on_from_a_plain_trial_in_bf16() -> None:
@@ -187,14 +149,10 @@ def test_it_goes_on_from_a_plain_trial_in_bf16() -> None:
     assert all(torch.equal(weights[name], weight) for name, weight in plain.weights().items())
 
 
-@pytest.mark.parametrize(
-    ("dtype", "angles"), [("float32", "in the graph"), ("bfloat16", "computed once")]
-)
-def test_constants_of_a_graph(dtype: str, angles: str, graphs: list[Any]) -> None:
-    """Losses of fp32 trials are published: folded constants would change their last digits."""
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_angles_of_a_graph_are_computed_once(dtype: str, graphs: list[Any]) -> None:
     trained(f"dtype={dtype}", "model.hidden_size=32", "compile=update", updates=1)
-    made = str(graphs[-1].code)
-    assert ("cos" in made) == (angles == "in the graph")
+    assert "cos" not in str(graphs[-1].code)
 
 
 def test_a_version_that_is_gone_is_not_read(graphs: list[Any]) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.smallest import DENSE, HYBRID, MOE, trainer
+from tests.support.smallest import DENSE, trainer
 from trainer.base.resources import reproducible
 
 DELAYED = ("pipeline=pipedream_2bw", "correction=error_feedback")
@@ -17,8 +17,6 @@ DELAYED = ("pipeline=pipedream_2bw", "correction=error_feedback")
         DENSE,
         (*DENSE, "model.num_layers=2", "pipeline.num_stages=2"),
         (*DENSE, "eval_dtype=bfloat16", "model.num_layers=2", "pipeline.num_stages=2"),
-        MOE,
-        (*HYBRID, "pipeline.num_stages=2"),
     ],
     ids=len,
 )

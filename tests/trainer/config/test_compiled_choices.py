@@ -23,6 +23,7 @@ def test_experts_in_fp32(tmp_path: Path, family: tuple[str, ...], key: str) -> N
 @pytest.mark.parametrize(
     ("word", "says"),
     [
+        ("model=micro_moe", "model=qwen3_moe: must have no experts, since 0.3.0, with compile=upd"),
         ("runner=pipelined", "runner=pipelined: must be emulated with compile=update"),
         ("device=cuda", "device=cuda: must be cpu with compile=update"),
         ("diagnostics=2", "diagnostics=2: must be null with compile=update"),

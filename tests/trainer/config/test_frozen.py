@@ -61,7 +61,7 @@ IDS = {
         *("num_updates=250", "optimizer=nadamw", "optimizer.lr=0.008", DELAY, FEEDBACK, "seed=2"),
     ),
     "096fc16fdcd12997": ("num_updates=400", "compile=true"),
-    "86c85dbacd84b4ba": ("num_updates=400", "compile=update"),  # COMPILED_FIXES 1
+    "36309d1dc256d1f9": ("num_updates=400", "compile=update"),  # COMPILED_FIXES 2
     "20f887f7b25780bd": (
         "num_updates=null",
         "tokens_per_parameter=20",
@@ -106,9 +106,9 @@ def test_the_front_page_keeps_its_table() -> None:
     ("words", "version"),
     [
         ((), 2),
-        (("compile=update",), 3),
+        (("compile=update",), 4),
         (("model.tied_embeddings=false",), 3),
-        (("model.tied_embeddings=false", "compile=update"), 4),
+        (("model.tied_embeddings=false", "compile=update"), 5),
         (("model=tiny_hybrid",), 2),
     ],
 )

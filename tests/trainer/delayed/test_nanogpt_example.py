@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from analysis import load
-from examples.nanogpt.model import GPT, rotated
+from examples.nanogpt.gpt import GPT, rotated
 from examples.nanogpt.train import (
     VOCABULARY,
     arguments,
