@@ -23,11 +23,6 @@ from trainer.base.stopping import stopping
 
 POLL_EVERY = 0.5
 """Seconds between two questions to the queue, which limits the looks into the store itself."""
-OPENS = (
-    "to open the page: python -m analysis serve results={where} "
-    "(on another machine: ssh -L 8000:127.0.0.1:8000 HOST first)"
-)
-"""The last line of a sweep."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -181,5 +176,4 @@ def _end(
     left = sum(finished(trial) is None for trial in planned) - len(lost)
     if left:
         print(f"{left} trials have not run: the same command runs them")
-    print(OPENS.format(where=shlex.quote(request.where)))
     return FAILED if lost or left else DONE

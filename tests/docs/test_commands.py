@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from analysis.__main__ import main as analysis
-from analysis.commands import serve, sharpness
+from analysis.commands import sharpness
 from pipegap.__main__ import PLACES
 from sweeps.__main__ import main as sweeps
 from sweeps.commands import COMMANDS
@@ -120,9 +120,6 @@ def check_sweep(words: Words) -> None:
 
 def check_analysis(words: Words) -> None:
     """Run on a small store, if it reads one."""
-    if words[:1] == ["serve"]:  # it would not end
-        assert {word.partition("=")[0] for word in words[1:]} <= {*serve.KEYS}
-        return
     if words[:1] == ["sharpness"]:  # it would train
         check_trial([word for word in words[1:] if word.partition("=")[0] not in sharpness.KEYS])
         return
