@@ -7,7 +7,7 @@ from trainer.base.cli import DONE, FAILED, parse, refuse_others, take_flag
 from trainer.base.errors import BadInput
 
 OPTIONS = """\
-results=    the store (default: results): a folder, or s3://, gs://, az://BUCKET/PREFIX
+results=    the store (default: results): a folder, or s3://BUCKET/PREFIX
 repair=     true mends what can be mended: a register from the objects of its trial, an object from
             the copy on this machine, a marker from the name of its folder. Nothing is deleted."""
 

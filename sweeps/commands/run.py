@@ -61,7 +61,7 @@ def _request_words(words: Sequence[str]) -> list[str]:
             f"sweep=    {sweeps}, or a file: path/to/a.yaml; several: a,b; "
             f"all of them: {ALL}; those of the paper: {PAPER}\n"
             f"scale=    {scales} (default: few_updates)\n"
-            "results=  the store (default: results): a folder, or s3://, gs://, az://BUCKET/PREFIX\n"
+            "results=  the store (default: results): a folder, or s3://BUCKET/PREFIX\n"
             "dry_run=  true prints the plan and runs nothing; gpus=8 prices it on so many GPUs\n"
             "gpus_per_trial=  of a trial without ranks, e.g. 0.5 to run two on each GPU\n"
             "first_trial=  true tries six updates before the sweep, as a sweep on GPUs does by "
