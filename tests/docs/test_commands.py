@@ -211,12 +211,3 @@ def test_python_is_ours_before_it_is_used() -> None:
         uses = [i for i, line in enumerate(lines) if line[0] in ("python", "torchrun", "wandb")]
         if uses:
             assert ACTIVATE in lines[: uses[0]], document
-
-
-def test_the_readme_runs_something_at_once() -> None:
-    lines = (ROOT / "README.md").read_text().splitlines()
-    assert len(lines) <= 90
-    [first, *_] = [i for i, line in enumerate(lines, 1) if line.startswith("make sweep-tiny")]
-    assert first <= 15
-    text = "\n".join(lines)
-    assert text.index("source .venv/bin/activate") < text.index("pipegap trial")
