@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -232,3 +233,9 @@ def test_nothing_dispatches_on_the_name_of_a_choice() -> None:
                 constants = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant)]
                 compared = set(map(str, constants)) & choices
                 assert not compared, f"{name(path)}: {ast.unparse(node)}"
+
+
+def test_a_class_name_has_one_home() -> None:
+    trees = (ast.walk(ast.parse(path.read_text())) for path in CODE)
+    homes = Counter(n.name for nodes in trees for n in nodes if isinstance(n, ast.ClassDef))
+    assert {name for name, number in homes.items() if number > 1} == set()

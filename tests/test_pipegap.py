@@ -35,7 +35,6 @@ def test_every_command_has_its_own_name_here() -> None:
         (["sweep", "sweep=main"], ("sweeps", ["sweep=main"])),
         (["status", "sweep=main"], ("sweeps", ["status", "sweep=main"])),
         (["report"], ("analysis", [])),
-        (["report", "serve", "port=0"], ("analysis", ["serve", "port=0"])),
         (["advise", "stages=4"], ("analysis", ["advise", "stages=4"])),
         (["data", "wiki"], ("trainer.data", ["wiki"])),
     ],

@@ -13,8 +13,6 @@ from analysis.claims.rule import (
     Codes,
     Estimate,
     Mask,
-    Means,
-    MeansAt,
     codes_of,
     estimate,
 )
@@ -22,23 +20,16 @@ from analysis.statistics.intervals import Values, mean_intervals, moments, ratio
 
 
 class Contrast(NamedTuple):
-    """A weighted sum of rows. `moved`: the row that is moved where the sum shall be 0."""
+    """A weighted sum of rows."""
 
     name: str
     weights: tuple[float, ...]
-    moved: int = -1
 
     def of(self, values: Values) -> Values:
         """Shape (..., seeds). A row of weight 0 may be infinite."""
         terms = [w * values[..., row, :] for row, w in enumerate(self.weights) if w]
         with np.errstate(invalid="ignore"):
             return np.sum(terms, axis=0)
-
-    def at_zero(self, means: Means) -> Means:
-        """The means with the moved row where the sum is 0."""
-        moved = means.copy()
-        moved[self.moved] -= self.of(means[:, None])[0] / self.weights[self.moved]
-        return moved
 
 
 @dataclass(frozen=True)
@@ -81,17 +72,6 @@ class Above(ClaimRule):
         several = [each for each in self.contrasts if np.count_nonzero(each.weights) > 1]
         return [estimate(contrast.name, contrast.of(values)) for contrast in several]
 
-    def means_at(self, means: Means) -> MeansAt:
-        """False: one contrast is 0, all others are positive. Just true: every contrast is 0, as far
-        as they can be together. True: as observed, each negative contrast mirrored."""
-        true, just_true = means, means
-        for contrast in self.contrasts:
-            if contrast.of(true[:, None])[0] < 0:
-                true = 2 * contrast.at_zero(true) - true
-            just_true = contrast.at_zero(just_true)
-        just_false = [contrast.at_zero(true) for contrast in self.contrasts]
-        return MeansAt(just_false, just_true, true, placebo=np.zeros_like(means))
-
 
 def _is_positive(contrast: Contrast | None, values: Values) -> Mask | bool:
     return contrast is None or mean_intervals(contrast.of(values))[0] > 0
@@ -112,10 +92,10 @@ class Removed(Above):
 
 def removes(low: float, high: float | None = None) -> Removed:
     """That more than `low` and less than `high` of the plain gap is removed, where there is one."""
-    contrasts = [Contrast(f"the share removed beyond {low:.0%}", (1 - low, -1.0), 1)]
+    contrasts = [Contrast(f"the share removed beyond {low:.0%}", (1 - low, -1.0))]
     if high is not None:
-        contrasts.append(Contrast(f"the share short of {high:.0%}", (high - 1, 1.0), 1))
-    return Removed(tuple(contrasts), Contrast("the gap of the plain delay", (1.0, 0.0), 0))
+        contrasts.append(Contrast(f"the share short of {high:.0%}", (high - 1, 1.0)))
+    return Removed(tuple(contrasts), Contrast("the gap of the plain delay", (1.0, 0.0)))
 
 
 def share(name: str, left: Values, plain: Values) -> Estimate:
@@ -148,7 +128,7 @@ def near_best(coefficients: list[float]) -> NearBest:
     at_one = rows.index(1.0)
     helps = tuple(float(row == 0) - float(row == at_one) for row in range(len(rows)))
     near = _near([f"λ={value:g}" for value in rows], at_one, 0, "the plain gap")
-    return NearBest(near, Contrast("what λ=1 removes", helps, at_one))
+    return NearBest(near, Contrast("what λ=1 removes", helps))
 
 
 def near_best_of_arm(names: Sequence[str], chosen: int) -> NearBest:
@@ -156,7 +136,7 @@ def near_best_of_arm(names: Sequence[str], chosen: int) -> NearBest:
     arm at each value of a setting, ascending, above sync at the chosen one."""
     own = tuple(float(row == chosen) for row in range(len(names)))
     near = _near(names, chosen, chosen, "the gap")
-    return NearBest(near, Contrast(f"the gap at {names[chosen]}", own, chosen))
+    return NearBest(near, Contrast(f"the gap at {names[chosen]}", own))
 
 
 def _near(names: Sequence[str], chosen: int, base: int, gap: str) -> tuple[Contrast, ...]:
@@ -168,7 +148,6 @@ def _near(names: Sequence[str], chosen: int, base: int, gap: str) -> tuple[Contr
             tuple(
                 SAME * (row == base) - float(row == chosen) + float(row == other) for row in rows
             ),
-            other,
         )
         for other in rows
         if other not in (base, chosen)

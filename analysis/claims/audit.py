@@ -1,5 +1,5 @@
-"""The power audit of a verdict: simulated stores in which the claim is false, true, and not to be
-decided, are judged by its own rule.
+"""The audit of a verdict: its own rule judges simulated stores in which there is nothing to decide,
+and stores with the means that were observed.
 
 A simulated store has the rows, seeds and noise of the one in hand (`claims.rule`). The parts of a
 claim are drawn independently of each other. Draws depend on nothing but the seed.
@@ -45,14 +45,8 @@ class Rate(NamedTuple):
 class Audit(NamedTuple):
     """What a claim's rule says of simulated stores with the arms, seeds and noise of one store."""
 
-    reproduced_if_false: Rate
-    """The claim is just false: at the margin of its rule."""
-    contradicted_if_true: Rate
-    """The claim is just true."""
     decided_if_placebo: Rate
     """There is no effect, and so nothing to decide."""
-    power: Rate
-    """Reproduced, if the claim is true by as much as was observed."""
     decided: Rate
     """Decided, at the means that were observed."""
     seeds: int | None
@@ -63,51 +57,25 @@ class Audit(NamedTuple):
 
 
 def audit(parts: Sequence[Comparison], confidence: float, seed: int, stores: int = ERRORS) -> Audit:
-    """How often the rules of a claim's parts err; `confidence`: of a contradiction.
+    """How often the rules of a claim's parts decide; `confidence`: of a contradiction."""
 
-    The rate for a claim that is just false is the highest over all parts and all ways in which each
-    part can be false: one part is just false, and nothing is wrong with the others.
-    """
-
-    def of_part(
-        index: int, means: Sequence[Means], num_stores: int, num_seeds: int | None = None
-    ) -> Codes:
-        """Shape (means, stores), all means with the same draws; by default as many seeds as there
-        are."""
-        part = parts[index]
-        shape = num_stores, num_seeds or part.values.shape[1]
-        rng = np.random.default_rng([seed, index])
-        values = part.rule.draw(np.array(means), part.values, shape, rng)
-        return part.rule.decide(values, confidence)
-
-    def of_claim(means: Sequence[Sequence[Means]], num_seeds: int | None = None) -> Codes:
-        """Codes of the claim in SEARCH stores, from the means of each part: (means, stores)."""
-        each = enumerate(means)
-        return _together([of_part(index, of_each, SEARCH, num_seeds) for index, of_each in each])
+    def of_claim(means: Sequence[Means], num_stores: int, num_seeds: int | None = None) -> Rate:
+        """The decided ones of so many stores, at these means of each part; by default with as many
+        seeds as there are."""
+        codes = []
+        for index, (part, of_part) in enumerate(zip(parts, means, strict=True)):
+            shape = num_stores, num_seeds or part.values.shape[1]
+            rng = np.random.default_rng([seed, index])
+            values = part.rule.draw(of_part[None], part.values, shape, rng)
+            codes.append(part.rule.decide(values, confidence)[0])
+        return Rate(int(np.count_nonzero(_together(codes))), num_stores)
 
     observed = [part.values.mean(axis=1) for part in parts]
-    at = [part.rule.means_at(means) for part, means in zip(parts, observed, strict=True)]
-    errors = [
-        of_part(index, [each.just_true, each.placebo, *each.just_false], stores)
-        for index, each in enumerate(at)
-    ]
-    falsely = max(_count(codes, REPRODUCED) for codes_of in errors for codes in codes_of[2:])
-    true, placebo = _together([of_each[:2] for of_each in errors])
-    as_much, as_seen = of_claim(
-        [[each.true, means] for each, means in zip(at, observed, strict=True)]
-    )
-
-    def decides(num_seeds: int) -> bool:
-        [codes] = of_claim([[means] for means in observed], num_seeds)
-        return bool(np.mean(codes != 0) >= POWER)
-
+    placebo = [part.rule.placebo(means) for part, means in zip(parts, observed, strict=True)]
     return Audit(
-        Rate(falsely, stores),
-        Rate(_count(true, CONTRADICTED), stores),
-        Rate(int(np.count_nonzero(placebo)), stores),
-        Rate(_count(as_much, REPRODUCED), SEARCH),
-        Rate(int(np.count_nonzero(as_seen)), SEARCH),
-        _seeds(decides),
+        of_claim(placebo, stores),
+        of_claim(observed, SEARCH),
+        _seeds(lambda num_seeds: of_claim(observed, SEARCH, num_seeds).share >= POWER),
     )
 
 
@@ -126,11 +94,7 @@ def _seeds(decides: Callable[[int], bool]) -> int | None:
 
 
 def _together(of_parts: Sequence[Codes]) -> Codes:
-    """Codes of a claim from those of its parts, each of shape (means, stores)."""
+    """Codes of a claim from those of its parts, each of shape (stores,)."""
     codes = np.array(of_parts)
     reproduced = np.where((codes == REPRODUCED).all(axis=0), REPRODUCED, 0)
     return np.where((codes == CONTRADICTED).any(axis=0), CONTRADICTED, reproduced)
-
-
-def _count(codes: Codes, code: int) -> int:
-    return int(np.count_nonzero(codes == code))

@@ -72,14 +72,12 @@ class Verdict(NamedTuple):
 
     @property
     def doubt(self) -> str:
-        """How often the rule would give this verdict wrongly: reproduced where the claim is just
-        false, or contradicted where it is just true. Undecided: how many seeds would decide."""
+        """How often the rule decides where there is no effect. Undecided: how many seeds would
+        decide."""
         if self.audit is None:
             return ""
-        if self.outcome == Outcome.REPRODUCED:
-            return f"false alarm rate {self.audit.reproduced_if_false}"
-        if self.outcome == Outcome.CONTRADICTED:
-            return f"false alarm rate {self.audit.contradicted_if_true}"
+        if self.outcome != Outcome.UNDECIDED:
+            return f"decides {self.audit.decided_if_placebo} of stores without an effect"
         seeds = self.audit.seeds or f"more than {MOST_SEEDS}"
         of_parts = ", for its parts that have data" if self.audit.num_left_out else ""
         return f"{seeds} seeds would decide it with a probability of {POWER:.0%}{of_parts}"

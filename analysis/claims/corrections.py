@@ -19,7 +19,6 @@ from analysis.claims.rule import (
     Estimate,
     Mask,
     Means,
-    MeansAt,
     codes_of,
 )
 from analysis.statistics.intervals import CONFIDENCE, Values, mean_intervals
@@ -72,15 +71,6 @@ class NoHelp(ClaimRule):
             for coefficient, left in zip(self.coefficients, lefts, strict=True)
         ]
 
-    def means_at(self, means: Means) -> MeansAt:
-        """False: one coefficient removes SAME of the gap. Just true: none removes anything. True:
-        none does, and the largest one harms by as much as the gap."""
-        nothing = np.full_like(means, means[0])
-        true = np.append(nothing[:-1], 2 * means[0])
-        rows = np.arange(len(means))
-        just_false = [np.where(rows == row, (1 - SAME) * means[0], true) for row in rows[1:]]
-        return MeansAt(just_false, nothing, true, placebo=np.zeros_like(means))
-
 
 def _removed(values: Values) -> Values:
     """What each coefficient removes of the plain gap: [..., coefficients, seeds]."""
@@ -108,10 +98,9 @@ class Diverges(ClaimRule):
         """How many diverged."""
         return f"{values.sum():.0f} of {values.size} diverged: too few, or about half"
 
-    def means_at(self, means: Means) -> MeansAt:
-        """True: all trials diverge; else half of them."""
-        half = np.full_like(means, HALF)
-        return MeansAt([half], half, true=np.ones_like(means), placebo=half)
+    def placebo(self, means: Means) -> Means:
+        """Half of the trials diverge."""
+        return np.full_like(means, HALF)
 
     def draw(self, means: Means, values: Values, shape: tuple[int, int], rng: Generator) -> Values:
         """Trials that diverge or not, each by itself."""

@@ -16,7 +16,6 @@ from analysis.claims.rule import (
     Comparison,
     Estimate,
     Means,
-    MeansAt,
     Row,
     codes_of,
 )
@@ -65,12 +64,6 @@ class Equal(ClaimRule):
         low, high = self._interval(values, DIFFERENCE)
         mean = float(values[DIFFERENCE].mean())
         return [Estimate("difference", mean, float(low), float(high), values.shape[-1])]
-
-    def means_at(self, means: Means) -> MeansAt:
-        """False: a difference of the margin, up or down, which is just true as well. True: no
-        difference. Placebo: all guess."""
-        up, down, none = (np.array([means[ABOVE], at * self.margin]) for at in (1, -1, 0))
-        return MeansAt([up, down], up, none, placebo=np.zeros_like(means))
 
     def draw(self, means: Means, values: Values, shape: tuple[int, int], rng: Generator) -> Values:
         """Seeds with their covariance, and questions drawn anew for each store, which are the same

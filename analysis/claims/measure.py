@@ -16,7 +16,6 @@ from analysis.claims.rule import (
     Comparison,
     Estimate,
     Means,
-    MeansAt,
     Row,
     estimate,
 )
@@ -159,16 +158,10 @@ class AtBest(Above):
             start += 2 * num_points
         return np.stack(columns, axis=-2)
 
-    def means_at(self, means: Means) -> MeansAt:
-        """Those of `Above`, with one gap at all points of a column and losses of sync as they are:
-        the verdict is on the points that are chosen."""
-        at = super().means_at(self.columns(np.repeat(means[:, None], 2, axis=1))[:, 0])
-        just_false = [self._with_gaps(means, gaps) for gaps in at.just_false]
-        return MeansAt(just_false, *(self._with_gaps(means, gaps) for gaps in at[1:]))
-
-    def _with_gaps(self, means: Means, gaps: Means) -> Means:
+    def placebo(self, means: Means) -> Means:
+        """No gap, and losses of sync as they are: the verdict is on the points that are chosen."""
         is_sync = np.concatenate([np.arange(2 * num) < num for num in self.points])
-        return np.where(is_sync, means, np.repeat(gaps, [2 * num for num in self.points]))
+        return np.where(is_sync, means, 0.0)
 
 
 def more(what: str, less: Column, greater: Column) -> Comparison:
@@ -177,7 +170,7 @@ def more(what: str, less: Column, greater: Column) -> Comparison:
     It judges the paper if every optimizer in it is the paper's.
     """
     columns = (less, greater)
-    contrast = Contrast(f"{greater.name} minus {less.name}", (-1.0, 1.0), 1)
+    contrast = Contrast(f"{greater.name} minus {less.name}", (-1.0, 1.0))
     choices = [column.points for column in columns]
     optimizers = {name for column in columns for name in column.rows["optimizer"]}
     counts = optimizers <= {*PAPER}

@@ -40,7 +40,7 @@ SHARE = "the 95 % interval (Fieller) of the share that it removes"
 
 def _costs(trials: pd.DataFrame) -> list[Comparison]:
     rows = measured(trials)
-    rule = Above((Contrast("the gap", (1.0,), 0),))
+    rule = Above((Contrast("the gap", (1.0,)),))
     return [
         Comparison(name, [row("delay", delay)], rule, optimizer in PAPER)
         for optimizer, name, delay in of_points(rows[rows["arm"] == "delay"])

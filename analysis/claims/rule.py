@@ -1,8 +1,8 @@
 """What a rule is, and what it is applied to: numbers of the same seeds, one row per quantity.
 
 Values have the shape (..., rows, seeds), so that a rule judges one store or thousands of simulated
-ones by the same lines. Each rule also says at which means a claim is just false, just true, or
-without any effect: the audit simulates stores there.
+ones by the same lines. Each rule also says at which means there is no effect: the audit simulates
+stores there.
 """
 
 import math
@@ -53,19 +53,6 @@ def estimate(name: str, values: Values) -> Estimate:
     return Estimate(name, *mean_with_ends(values), len(values))
 
 
-class MeansAt(NamedTuple):
-    """Means of the rows at which the audit simulates stores."""
-
-    just_false: list[Means]
-    """The claim is false, and lies at the margin of its rule: one entry per way to be false."""
-    just_true: Means
-    """The claim is true, and lies at the margin of its rule."""
-    true: Means
-    """The claim is true by as much as was observed, in whichever direction that was."""
-    placebo: Means
-    """There is no effect."""
-
-
 class ClaimRule(ABC):
     """How values become a verdict.
 
@@ -87,9 +74,9 @@ class ClaimRule(ABC):
     def why(self, values: Values) -> str:
         """Why values of shape (rows, seeds) are undecided."""
 
-    @abstractmethod
-    def means_at(self, means: Means) -> MeansAt:
-        """Where the audit simulates stores, from the means that were observed."""
+    def placebo(self, means: Means) -> Means:
+        """Means of the rows without any effect, from those that were observed."""
+        return np.zeros_like(means)
 
     def numbers(self, values: Values) -> list[Estimate]:
         """The paired numbers that decide, beside the rows themselves."""

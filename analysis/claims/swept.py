@@ -22,7 +22,6 @@ from analysis.claims.rule import (
     Comparison,
     Estimate,
     Means,
-    MeansAt,
     Row,
     codes_of,
 )
@@ -59,13 +58,11 @@ class BestBelow(ClaimRule):
         gaps = held_out_gaps(*self._arms(values))
         return [Estimate(self.name, float(gaps.mean()), float(low), float(high), len(gaps))]
 
-    def means_at(self, means: Means) -> MeansAt:
-        """True: the bests are alike. Else they differ by the margin: without any gap, the claim
-        would be true, and so no placebo."""
+    def placebo(self, means: Means) -> Means:
+        """The bests differ by the margin: without any gap the claim would be true."""
         sync, arm = self._arms(means[:, None])
         is_arm = np.arange(len(means)) >= self.num_sync
-        margin = means + (self.margin - (arm.min() - sync.min())) * is_arm
-        return MeansAt([margin], margin, true=margin - self.margin * is_arm, placebo=margin)
+        return means + (self.margin - (arm.min() - sync.min())) * is_arm
 
     def _ends(self, values: Values, confidence: float) -> tuple[Values, Values]:
         sync, arm = self._arms(values)

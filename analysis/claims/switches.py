@@ -17,8 +17,6 @@ from analysis.claims.rule import (
     Codes,
     Comparison,
     Estimate,
-    Means,
-    MeansAt,
     codes_of,
     estimate,
 )
@@ -51,12 +49,6 @@ class Either(ClaimRule):
         """The change."""
         return [estimate(self.name, _change(values))]
 
-    def means_at(self, means: Means) -> MeansAt:
-        """False: no change. Just true: a change of SAME. True: as observed."""
-        first = means[0]
-        just_true = np.array([first, (1 + SAME) * first])
-        return MeansAt([np.array([first, first])], just_true, means, placebo=np.zeros_like(means))
-
 
 def _change(values: Values) -> Values:
     with np.errstate(invalid="ignore"):
@@ -65,7 +57,7 @@ def _change(values: Values) -> Values:
 
 def spike(trials: pd.DataFrame, heights: pd.DataFrame) -> list[Comparison]:
     """Is there one? `heights`: the table of `spikes` for these trials."""
-    rule = Above((Contrast("the height", (1.0,), 0),))
+    rule = Above((Contrast("the height", (1.0,)),))
     return [
         Comparison(words(*key), [row("height", group, "height")], rule, key[0] in PAPER)
         for key, group in heights.groupby(ARM)

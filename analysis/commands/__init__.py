@@ -3,7 +3,6 @@
 COMMANDS = {
     "report": "every table and figure of a store (the default)",
     "figures": "the figures of a store for a paper: width, theme, PDF",
-    "serve": "the report as a page that follows the store, for browsers on this machine",
     "advise": "may I make my pipeline asynchronous?",
     "stability": "what delay and correction do to the edge of stability, by theory",
 }

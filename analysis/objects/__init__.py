@@ -1,1 +1,1 @@
-"""A store in an object store (s3://, gs://, az://): its requests, its registers, its copy here."""
+"""A store in an object store (s3://): its requests, its registers, its copy here."""

@@ -18,7 +18,7 @@ from analysis.objects.provider import library_of, opened, reason
 from trainer.base.errors import BadInput, Unavailable, short
 from trainer.base.places import path_problem
 
-SCHEMES = ("s3", "gs", "az")
+SCHEMES = ("s3", "gs", "az")  # of the library; s3 alone is promised
 NO_BUCKET = "there is no such bucket"
 UNLISTED = "no listing goes past an object of such a name: delete it by hand: {}"
 NO_CREDENTIALS = "no credentials were found in the provider's usual variables and roles"
@@ -91,7 +91,7 @@ class BucketClient:
     def __init__(self, url: str) -> None:
         scheme, _, rest = url.partition("://")
         if scheme not in SCHEMES:
-            allowed = f"must be a folder, or begin with {', '.join(f'{s}://' for s in SCHEMES)}"
+            allowed = "must be a folder, or begin with s3://"
             raise BadInput("results", url, allowed)
         if (problem := path_problem(url)) is not None:
             raise BadInput("results", url, problem)

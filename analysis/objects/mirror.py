@@ -26,8 +26,6 @@ from trainer.base.errors import BadInput
 from trainer.base.places import cache_folder, is_url, require_folder
 from trainer.folder.files import Damaged, content, said
 
-ACCOUNTS = (*ENDPOINTS[:4], "AZURE_STORAGE_ACCOUNT_NAME", *ENDPOINTS[4:])
-"""Variables by which the same URL is another bucket."""
 WEIGHTS = (".pt", ".safetensors")
 """Endings of files that only a trial that goes on fetches."""
 AT_ONCE = 32
@@ -81,8 +79,11 @@ def pulled(word: str | Path) -> Path:
 
 
 def folder_of(url: str) -> Path:
-    """Return where the copy of a store lies, and the working folders of its trials."""
-    whole = [url, *(os.environ.get(name, "") for name in ACCOUNTS)]
+    """Return where the copy of a store lies, and the working folders of its trials.
+
+    At another endpoint the same URL is another bucket.
+    """
+    whole = [url, *(os.environ.get(name, "") for name in ENDPOINTS)]
     digest = hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:16]
     return cache_folder() / "stores" / digest
 

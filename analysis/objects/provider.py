@@ -12,11 +12,8 @@ from typing import Any
 
 from trainer.base.errors import NO_TEXT, BadInput, short
 
-ENDPOINTS = (
-    *("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_S3_ENDPOINT"),
-    *("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
-)
-PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
+ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_S3_ENDPOINT")
+PREFIX = "AWS_"
 ADDRESS = re.compile(
     r"https?://(?P<host>[\w.-]+|\[[0-9A-Fa-f:.]+\])(:(?P<port>\d{1,5}))?(/[\w.~%/-]*)?", re.ASCII
 )
@@ -68,7 +65,7 @@ def reason(error: Exception) -> str:
 def _require_sound() -> None:
     """Raise BadInput for a variable that cannot be what it should. No value of a key is shown."""
     for name, value in os.environ.items():
-        if name.startswith(PREFIXES) and (NO_TEXT.search(value) or not value.isascii()):
+        if name.startswith(PREFIX) and (NO_TEXT.search(value) or not value.isascii()):
             raise BadInput(name, "", "must be one line of ASCII without control characters")
     for name in REGIONS:
         if not re.fullmatch(r"[\w-]*", region := os.environ.get(name, "")):

@@ -22,7 +22,7 @@ EXPECTED = sorted(
     WITH_FIGURE.union(*(table.sweeps for table in TABLES), *(claim.sweeps for claim in CLAIMS))
 )
 """The sweeps that figures, tables or claims need."""
-RATES = ("reproduced_if_false", "contradicted_if_true", "decided_if_placebo", "power", "decided")
+RATES = ("decided_if_placebo", "decided")
 """Rates of an audit (`analysis.claims.rates`), each with the ends of its 95 % interval."""
 OF_PART = [
     *("scale", "claim", "place", "verdict", "part", "counts", "says", "numbers", "why"),

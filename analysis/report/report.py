@@ -60,7 +60,30 @@ def report(
     the worker has done its calls. Raises BadInput for a missing `results`, a `label` without a
     record, an `out` that cannot be written, or mixed data.
     """
-    return write_report(results, out, label, store, worker=worker).text
+    with warnings.catch_warnings(record=True) as on_reading:
+        warnings.simplefilter("always", UserWarning)
+        contents = _Contents.of(StoreViews(load(results), records(results)), label)
+    word, trials = f"results={store or results}", contents.shown.trials
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with (
+            warnings.catch_warnings(record=True) as caught,
+            nullcontext(worker) if worker else Worker(apart=len(trials) >= MANY) as drawing,
+        ):
+            warnings.simplefilter("ignore", UserWarning)  # those of the gaps are remarks now
+            warnings.simplefilter("always", DamagedRows)
+            drawing.do(write_details, trials, word, out)
+            chapters = [write_chapter(part, out, word, drawing) for part in contents.parts]
+            remarks = [*_said(on_reading), *contents.remarks, *_said(caught)]
+            contents = contents._replace(remarks=remarks)
+            page = _write(contents, chapters, word, out, drawing)
+            # Atomically, for a browser may load it; the last pictures are drawn meanwhile.
+            write_atomically(out / "index.html", html(page).encode())
+    except OSError as error:
+        raise BadInput("out", out, f"must be a folder to write to ({error.strerror})") from None
+    # A sweep prints the answer itself, for the pipeline that its file asks about.
+    said = page.answer.printed if label is None else ""
+    return _text(contents, page, out, said)
 
 
 class _Contents(NamedTuple):
@@ -87,57 +110,9 @@ class _Contents(NamedTuple):
         return cls(views.store, scope.whole(), scope.records, parts, [], remarks)
 
 
-class MadeReport(NamedTuple):
-    """A report. `text` is what to print."""
-
-    text: str
-    page: Page
-    trials: pd.DataFrame
-
-
-def write_report(
-    results: Path,
-    out: Path,
-    label: str | None = None,
-    store: str = "",
-    *,
-    live: str = "",
-    worker: Worker | None = None,
-) -> MadeReport:
-    """Write what `report` writes; raises as `report` does. `html` explains `live`."""
-    with warnings.catch_warnings(record=True) as on_reading:
-        warnings.simplefilter("always", UserWarning)
-        contents = _Contents.of(StoreViews(load(results), records(results)), label)
-    word, trials = f"results={store or results}", contents.shown.trials
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        with (
-            warnings.catch_warnings(record=True) as caught,
-            nullcontext(worker) if worker else Worker(apart=len(trials) >= MANY) as drawing,
-        ):
-            warnings.simplefilter("ignore", UserWarning)  # those of the gaps are remarks now
-            warnings.simplefilter("always", DamagedRows)
-            drawing.do(write_details, trials, word, out)
-            chapters = [write_chapter(part, out, word, drawing) for part in contents.parts]
-            remarks = [*_said(on_reading), *contents.remarks, *_said(caught)]
-            contents = contents._replace(remarks=remarks)
-            page = _write(contents, chapters, word, out, drawing)
-            _write_page(page, out, live)  # the last pictures are drawn meanwhile
-    except OSError as error:
-        raise BadInput("out", out, f"must be a folder to write to ({error.strerror})") from None
-    # A sweep prints the answer itself, for the pipeline that its file asks about.
-    said = page.answer.printed if label is None else ""
-    return MadeReport(_text(contents, page, out, said), page, trials)
-
-
 def _said(caught: Iterable[warnings.WarningMessage]) -> list[str]:
     """Return each warning once, in a line."""
     return [*dict.fromkeys(f"warning: {warning.message}" for warning in caught)]
-
-
-def _write_page(page: Page, out: Path, live: str) -> None:
-    """Write index.html atomically: a browser may be loading it."""
-    write_atomically(out / "index.html", html(page, live=live).encode())
 
 
 def _write(

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from analysis.table.selection import Selection
 
 KEYS = """\
-results=    the store (default: results): a folder, or s3://, gs://, az://BUCKET/PREFIX
+results=    the store (default: results): a folder, or s3://BUCKET/PREFIX
 COLUMN=     only trials with this value in a column of the table of trials: status=failed,
             optimizer=muon, optimizer.lr=0.004, seed=0,1, arm=delay*, correction.coefficient=none"""
 FORMATS = ("text", "csv", "json")

@@ -23,11 +23,6 @@ from trainer.base.stopping import stopping
 
 POLL_EVERY = 0.5
 """Seconds between two questions to the queue, which limits the looks into the store itself."""
-OPENS = (
-    "to open the page: python -m analysis serve results={where} "
-    "(on another machine: ssh -L 8000:127.0.0.1:8000 HOST first)"
-)
-"""The last line of a sweep."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -66,7 +61,7 @@ def _request_words(words: Sequence[str]) -> list[str]:
             f"sweep=    {sweeps}, or a file: path/to/a.yaml; several: a,b; "
             f"all of them: {ALL}; those of the paper: {PAPER}\n"
             f"scale=    {scales} (default: few_updates)\n"
-            "results=  the store (default: results): a folder, or s3://, gs://, az://BUCKET/PREFIX\n"
+            "results=  the store (default: results): a folder, or s3://BUCKET/PREFIX\n"
             "dry_run=  true prints the plan and runs nothing; gpus=8 prices it on so many GPUs\n"
             "gpus_per_trial=  of a trial without ranks, e.g. 0.5 to run two on each GPU\n"
             "first_trial=  true tries six updates before the sweep, as a sweep on GPUs does by "
@@ -181,5 +176,4 @@ def _end(
     left = sum(finished(trial) is None for trial in planned) - len(lost)
     if left:
         print(f"{left} trials have not run: the same command runs them")
-    print(OPENS.format(where=shlex.quote(request.where)))
     return FAILED if lost or left else DONE

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from analysis.__main__ import main as analysis
-from analysis.commands import serve
 from pipegap.__main__ import PLACES
 from sweeps.__main__ import main as sweeps
 from sweeps.commands import COMMANDS
@@ -120,9 +119,6 @@ def check_sweep(words: Words) -> None:
 
 def check_analysis(words: Words) -> None:
     """Run on a small store, if it reads one."""
-    if words[:1] == ["serve"]:  # it would not end
-        assert {word.partition("=")[0] for word in words[1:]} <= {*serve.KEYS}
-        return
     asked = [word for word in words if word != "results=results"]
     store = [] if NEED_NO_STORE.intersection(asked[:1]) else ["results=results"]
     if any("=" in word for word in asked):
@@ -211,12 +207,3 @@ def test_python_is_ours_before_it_is_used() -> None:
         uses = [i for i, line in enumerate(lines) if line[0] in ("python", "torchrun", "wandb")]
         if uses:
             assert ACTIVATE in lines[: uses[0]], document
-
-
-def test_the_readme_runs_something_at_once() -> None:
-    lines = (ROOT / "README.md").read_text().splitlines()
-    assert len(lines) <= 90
-    [first, *_] = [i for i, line in enumerate(lines, 1) if line.startswith("make sweep-tiny")]
-    assert first <= 15
-    text = "\n".join(lines)
-    assert text.index("source .venv/bin/activate") < text.index("pipegap trial")

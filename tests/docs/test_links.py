@@ -43,11 +43,6 @@ def test_paths_and_tests_in_code_exist() -> None:
                 assert f"def {span}(" in TESTS, f"{document}: {span}"
 
 
-@pytest.mark.parametrize("page", ["code", "data", "delayed"])
-def test_what_is_read_before_a_first_trial_is_short(page: str) -> None:
-    assert len((ROOT / "docs" / f"{page}.md").read_text().splitlines()) <= 60
-
-
 def test_the_readme_lists_every_page() -> None:
     linked = set(LINK.findall(prose(ROOT / "README.md")))
     assert {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} <= linked

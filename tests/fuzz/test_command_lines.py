@@ -53,7 +53,6 @@ ANALYSES = (
     ("advise", "optimizer=adamw", "stages=2", "microbatches=4", "updates=400", "format=json"),
     ("advise", "optimizer=muon", "stages=2", "microbatches=4", "forward=8,6", "update=1"),
     ("report", "results=nowhere"),
-    ("serve", "results=nowhere", "port=8000"),
 )
 OF_ANALYSES = (
     *("optimizer", "stages", "microbatches", "updates", "forward", "backward", "update", "out"),
@@ -129,9 +128,7 @@ def test_of_sweeps(place: Path, words: list[str]) -> None:
 def test_of_the_analysis(place: Path, words: list[str]) -> None:
     """A report of a store would be written: here there is none to read."""
     kept = [*words]
-    if words[:1] == ["serve"]:
-        kept += ["results=nowhere"]
-    elif words[:1] != ["advise"]:
+    if words[:1] != ["advise"]:
         kept += [f"out={place}/report", "results=nowhere"]
     fuzzing.count(
         "`python -m analysis`", lambda: check(place, "python -m analysis", analysis, kept)

@@ -23,8 +23,8 @@ MOST = 0.05
 SLACK = 3 * np.sqrt(MOST * (1 - MOST) / STORES)
 """Three standard deviations of a share of 5 % among so many stores: 1 point."""
 
-GAP = Above((Contrast("gap", (1.0,), 0),))
-LARGER = Above((Contrast("difference", (-1.0, 1.0), 1),))
+GAP = Above((Contrast("gap", (1.0,)),))
+LARGER = Above((Contrast("difference", (-1.0, 1.0)),))
 Part = tuple[ClaimRule, Sequence[float]]
 """The rule of a part of a claim, with means of its rows at which it is true."""
 ORDER: list[Part] = [(LARGER, [0.1, 0.3])] * 8

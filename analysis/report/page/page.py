@@ -151,18 +151,13 @@ def _most(rows: Sequence[Row], share: float) -> int:
     return max(least, int(share * len(rows)))
 
 
-def html(page: Page, *, live: str = "") -> str:
-    """Return the document, which needs no network.
-
-    `live` is the version of a page that follows its store, and empty for any other page.
-    """
+def html(page: Page) -> str:
+    """Return the document, which needs no network."""
     return (
         _environment()
         .get_template("page.html")
         .render(
             page=page,
-            running=page.running,
-            live=live,
             stages=STAGES,
             microbatches=MICROBATCHES,
             all_parts=ALL_PARTS,
@@ -177,11 +172,6 @@ def html(page: Page, *, live: str = "") -> str:
             script=_text("script.js"),
         )
     )
-
-
-def running_html(running: Sequence[TrialNow]) -> str:
-    """Return the part of the document that lists the running trials."""
-    return _environment().get_template("running.html").render(running=running)
 
 
 @cache

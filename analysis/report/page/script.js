@@ -44,7 +44,6 @@ async function draw(panel) {
     if (item?.datum?.trial_id) openTrial(item.datum.trial_id);
   });
   followWidth(view, panel.querySelector(".chart"));
-  panel.style.minHeight = "";
   panel.dataset.drawn = "true";
   const figure = panel.closest("figure");
   if (!figure.querySelector(".panel:not([data-drawn])")) figure.dataset.live = "true";
@@ -104,7 +103,6 @@ function columnOf({title, kind}) {
 }
 
 const PAGE = 15;
-const isLive = "live" in document.body.dataset;
 function makeTable(block) {
   const {heads, columns} = json(block.querySelector("script"));
   const shown = columns.map(({cells, at}) => at ? at.map((place) => cells[place]) : cells);
@@ -116,8 +114,6 @@ function makeTable(block) {
     order: [],
     autoWidth: false,
     deferRender: true,
-    stateSave: isLive,  // what was searched and sorted stays when the page loads again
-    stateDuration: -1,  // as long as its window is open
     paging: many,
     searching: rows.length > 1,
     info: many,
@@ -132,7 +128,6 @@ function makeTable(block) {
   });
   block.heads = heads;
   block.dataset.made = "true";
-  block.style.minHeight = "";
 }
 
 // The rows that the search leaves, as they are sorted now, with all columns.
@@ -195,7 +190,6 @@ async function openTrial(id) {
 async function showTrial(id) {
   document.getElementById("trial-title").textContent = `Trial ${id}`;
   const trial = known[id];
-  dialog.dataset.trial = id;
   delete dialog.dataset.drawn;
   if (!dialog.open) dialog.showModal();
   if (!trial) {
@@ -279,75 +273,6 @@ addEventListener("afterprint", () => {
   }
 });
 
-// --- Live: a new report is loaded whole, with the reader where they were.
-
-const LOOK_EVERY = 2000;  // milliseconds
-const PLACE = "place";  // where the reader was, in the storage of this window
-const sized = () => [...document.querySelectorAll(".panel, .table.block")];
-const keyOf = (details) => {
-  const holder = details.closest("[id]");
-  return `${holder.id} ${[...holder.querySelectorAll("details")].indexOf(details)}`;
-};
-
-function loadAgain() {
-  const blocks = [...document.querySelectorAll(".page .block")];
-  const top = (block) => block.getBoundingClientRect().top;
-  // What begins in view, since new parts may come after a block that began above.
-  const anchor = scrollY > 0 && (blocks.find((block) => top(block) >= 0 && inView(block)) ?? blocks.find(inView));
-  sessionStorage.setItem(PLACE, JSON.stringify({
-    anchor: anchor ? anchor.id : null,
-    top: anchor ? top(anchor) : 0,
-    open: [...document.querySelectorAll("details")].map((node) => [keyOf(node), node.open]),
-    heights: sized().map((node) => node.offsetHeight),  // until all is drawn again
-  }));
-  history.scrollRestoration = "manual";
-  location.reload();
-}
-
-// Returns what scrolls to where the reader was; it does so once more when all is drawn, unless the
-// reader has moved on.
-function goBack() {
-  const place = isLive && JSON.parse(sessionStorage.getItem(PLACE));
-  sessionStorage.removeItem(PLACE);
-  if (!place) return () => {};
-  const open = new Map(place.open);
-  for (const node of document.querySelectorAll("details")) node.open = open.get(keyOf(node)) ?? node.open;
-  sized().forEach((node, at) => { node.style.minHeight = `${place.heights[at] ?? 0}px`; });
-  for (const name of ["wheel", "touchmove", "keydown"]) {
-    addEventListener(name, () => { place.anchor = null; }, {once: true});
-  }
-  return () => {
-    const anchor = document.getElementById(place.anchor);
-    if (anchor) scrollBy({top: anchor.getBoundingClientRect().top - place.top, behavior: "instant"});
-  };
-}
-
-const news = (text) => { document.getElementById("news").textContent = text; };
-let listed = null;
-
-async function look() {
-  try {
-    const {version, running, problem} = await (await fetch("now", {cache: "no-store"})).json();
-    if (version !== document.body.dataset.live) return loadAgain();
-    if (running !== listed) {
-      document.getElementById("now").innerHTML = listed = running;
-      if (dialog.open && running.includes(`"${dialog.dataset.trial}"`)) await refreshTrial();
-    }
-    news(problem);
-  } catch {
-    news("The server does not answer: nothing is updated.");
-  }
-  setTimeout(look, LOOK_EVERY);
-}
-
-// The open trial again, from its file as it is now, scrolled as before.
-async function refreshTrial() {
-  const id = dialog.dataset.trial, scrolled = dialog.scrollTop;
-  await load(fileOf(id));
-  if (dialog.open && dialog.dataset.trial === id) await showTrial(id);
-  dialog.scrollTop = scrolled;
-}
-
 // --- Start.
 
 document.addEventListener("click", async ({target}) => {
@@ -362,8 +287,6 @@ document.addEventListener("click", async ({target}) => {
 for (const node of document.querySelectorAll("figure[id], .table[id], header[id], main > section[id]")) {
   watcher.observe(node);
 }
-const scrollBack = goBack();
-scrollBack();
-if (isLive) look();
 followHash();
-Promise.all([drawCharts(), makeTables()]).then(scrollBack);
+drawCharts();
+makeTables();

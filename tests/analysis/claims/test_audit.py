@@ -28,7 +28,7 @@ def test_the_seeds_that_decide_are_those_of_the_noncentral_t() -> None:
     rows = [Row("less", pd.Series([0.0, 0.0, 0.0])), Row("more", pd.Series(by_hand))]
     made = audit([Comparison("part", rows, LARGER)], 0.95, 1)
     assert made.seeds in (9, 10, 11)
-    assert made.power.share == pytest.approx(made.decided.share)
+    assert 0.05 < made.decided.share < 0.8, "three seeds are too few"
 
 
 def test_what_no_number_of_seeds_decides_is_said() -> None:

@@ -46,14 +46,14 @@ def test_each_verdict_says_how_often_its_rule_errs(tmp_path: Path) -> None:
     write_arms(store, {"sync": [1.0] * 3, "delay": [1.1, 1.2, 1.5]}, optimizer="muon")
     record(store, "main", "tiny", ids(store))
     text = page(store, tmp_path / "out")
-    assert re.search(r"false alarm rate \d\.\d % \[", text)
+    assert re.search(r"decides \d\.\d % \[.*?\] of stores without an effect", text)
     assert re.search(r"\d+ seeds would decide it with a probability of 80%", text)
     assert "not in the paper, does not count: <b>NAdamW</b>" in text
     claims = pd.read_csv(tmp_path / "out" / "claims.csv")
     rows = claims[claims["claim"] == "Error Feedback removes a part of the gap"]
     assert rows.set_index("part")["counts"].to_dict() == {"adamw": True, "nadamw": False}
-    assert (rows["reproduced_if_false"] <= 0.05).all()
-    assert (rows["reproduced_if_false_low"] < rows["reproduced_if_false"]).all()
+    assert (rows["decided_if_placebo"] <= 0.05).all()
+    assert (rows["decided_if_placebo_low"] <= rows["decided_if_placebo"]).all()
     costs = claims[claims["claim"] == "A one-step delay costs loss"]
     assert (costs["verdict"] == "not enough data").all()
     assert (costs["seeds_to_decide"] > 3).all()

@@ -1,18 +1,12 @@
-"""A reader sorts, searches and copies in a browser, opens trials and follows a live page."""
+"""A reader sorts, searches and copies in a browser, and opens trials."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from selenium.webdriver import ActionChains
 from selenium.webdriver.common.keys import Keys
 
-from analysis.report import live
-from analysis.report.live import LiveReport, PageServer
-from tests.support.browser import needs_browser, resize, settle, wait, wait_for_trial
-from tests.support.reports import as_svg, with_figures
-from tests.support.synthetic_store import LOSSES, config, ids, record, result, write, write_arms
+from tests.support.browser import needs_browser, resize, wait, wait_for_trial
 
 pytestmark = needs_browser
 TABLE = "[...document.querySelectorAll('.table')].find(t => t.innerText.includes('Every gap'))"
@@ -165,55 +159,3 @@ def told_at_a_seed(browser: Any) -> str:
     beside.move_to_element(point).perform()
     tooltips = browser.find_elements("css selector", "#vg-tooltip-element.visible")
     return str(tooltips[0].text) if tooltips else ""
-
-
-@pytest.fixture
-def pictures_alone() -> Iterator[None]:
-    """Of the files of figures only pictures are made, which stand in for charts."""
-    with with_figures(save=as_svg):
-        yield
-
-
-@pytest.mark.usefixtures("pictures_alone")
-def test_a_live_page_loads_a_new_report_with_the_reader_where_they_were(
-    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the reader opened, searched and scrolled to stays, and so does an open trial. Without a
-    new report the page stays as it is."""
-    monkeypatch.setattr(live, "SHARE", 1.0)  # no pause between two reports
-    store = tmp_path / "results"
-    write_arms(store, LOSSES)
-    record(store, "optimizers", "tiny", ids(store))
-    report = LiveReport(store, tmp_path / "place")
-    report.look()
-    with PageServer(report, 0) as server, server.serving():
-        resize(browser, 1280)
-        browser.get(server.address)
-        settle(browser)
-        browser.execute_script(
-            "document.mine = true;"
-            "document.querySelector('#verdict-list details').open = true;"
-            "document.querySelector('#table-provenance').dataTable.search('delay').draw();"
-            "document.getElementById('missing').scrollIntoView();"
-        )
-        browser.execute_script("document.querySelector('#trials button.trial').click()")
-        wait_for_trial(browser)
-        place = "return document.getElementById('missing').getBoundingClientRect().top"
-        before = browser.execute_script(place)
-        looks = "return performance.getEntriesByType('resource').filter(e => /now$/.test(e.name))"
-        wait(browser).until(lambda page: len(page.execute_script(looks)) > 2)
-        assert browser.execute_script("return document.mine"), "nothing changed"
-        more = config("delay", seed=7)
-        write(store, more, result(more, 2.4), curve=True)
-        report.look()
-        wait(browser).until(lambda page: "10 trials" in page.find_element("id", "made").text)
-        settle(browser)
-        wait_for_trial(browser)
-        kept = browser.execute_script(
-            "return [document.mine, document.querySelector('#verdict-list details').open,"
-            " document.querySelector('#table-provenance').dataTable.search(),"
-            " document.querySelectorAll('#trials tbody tr').length]"
-        )
-        assert kept == [None, True, "delay", 7]
-        assert browser.execute_script(place) == pytest.approx(before, abs=2)
-        assert browser.get_log("browser") == []

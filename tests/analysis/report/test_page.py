@@ -17,6 +17,7 @@ from analysis.table.points import flatten
 from tests.support.pages import VENDOR, Made, own, page, vendored
 from tests.support.synthetic_store import LOSSES, config, ids, record, result, write, write_arms
 from trainer.base.errors import BadInput
+from trainer.folder.lease import leased
 
 pytestmark = pytest.mark.usefixtures("few_figures")
 
@@ -158,6 +159,19 @@ def test_the_page_needs_nothing_from_anywhere(recorded: Made) -> None:
     assert {Path(file).suffix for file in files} == {".svg", ".png", ".csv", ".tex"}
     for file in files:
         assert (out / file).exists(), file
+
+
+def test_a_running_trial_is_shown_with_its_newest_update(tmp_path: Path) -> None:
+    settings = config("delay", seed=2)
+    folder = write(tmp_path / "results", settings, None)
+    with leased(folder, lambda: "completed"):
+        row = {"update": 4, "train_loss": 2.5, "tokens_per_second": 1234.5}
+        (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+        report(tmp_path / "results", tmp_path / "out")
+        text = (tmp_path / "out" / "index.html").read_text()
+        assert "<td>5 of 400</td><td>2.5000</td><td>1,234</td>" in text
+    report(tmp_path / "results", tmp_path / "out")
+    assert "Running now" not in (tmp_path / "out" / "index.html").read_text()
 
 
 def test_provenance_names_what_made_each_trial(scattered: Made) -> None:

@@ -26,7 +26,6 @@ COMMANDS: dict[str, tuple[Main, list[str]]] = {
     "report": (analysis, []),
     "figures": (analysis, ["figures"]),
     "advise": (analysis, ["advise", "optimizer=adamw", "stages=2", "microbatches=4"]),
-    "serve": (analysis, ["serve", "port=0"]),
     "list": (sweeps, ["list"]),
     "prune": (sweeps, ["prune", "checkpoints=all"]),
     "rerun": (sweeps, ["rerun", "status=failed"]),
