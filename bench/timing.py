@@ -33,13 +33,6 @@ def seconds_of(run: Call) -> float:
     return time.perf_counter() - started
 
 
-def cpu_seconds_of(run: Call) -> float:
-    """Seconds that this process computed during one call: others on the machine add little."""
-    started = time.process_time()
-    run()
-    return time.process_time() - started
-
-
 def in_turn(
     contenders: Mapping[str, Call], rounds: int, clock: Callable[[Call], float] = seconds_of
 ) -> dict[str, list[float]]:
