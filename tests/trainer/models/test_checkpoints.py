@@ -129,7 +129,12 @@ TAKEN: dict[str, tuple[str, Change]] = {
     "shards beside stale ones": ("llama", shards_beside_stale_ones),
     "one file beside stale shards": ("llama", single_beside_stale_shards),
     "positions among the keys": ("llama", says("rope_parameters", rope_theta=1e5)),
-    "in an older dict": ("llama", says(rope_scaling={"rope_theta": 1e5, "type": "default"})),
+    "in an older dict": (
+        "llama",
+        says(
+            rope_scaling={"rope_theta": 1e5, "type": "default"}, rope_parameters={"rope_theta": 7}
+        ),
+    ),
     "two bases, one is read": ("llama", says(rope_theta=7.0)),
     "no size of heads": ("llama", says("head_dim")),
     "null for a default": ("llama", says(head_dim=None, rope_scaling=None)),
