@@ -22,6 +22,8 @@ VERDICT = re.compile(r"^\| `(\w+)` \| (.*?) \| \*\*(.*?)\*\*.* \| (.+) \|$", re.
 """A row of the table of verdicts: sweep, statement, outcome, and how sure it is."""
 NUMBER = "+0.405 [+0.313, +0.496]"
 MADE = [page for page in pages() if MARKERS.search(page.read_text())]
+WRITTEN_ANEW = [page for page in MADE if not page.is_relative_to(FINDINGS)]
+"""The pages of findings/ are a record of what was said of the trials when they were published."""
 VERDICTS, README = FINDINGS / "verdicts.md", FINDINGS / "README.md"
 
 
@@ -29,7 +31,7 @@ def without_parts(page: Path) -> str:
     return re.sub(r"<!-- (?!end).*?<!-- end -->", "", page.read_text(), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("page", MADE, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", WRITTEN_ANEW, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_pages_are_what_the_trials_say(page: Path) -> None:
     text = page.read_text()
     assert made(text, page) == text, "make docs"
