@@ -16,7 +16,7 @@ from analysis.claims.rule import (
     codes_of,
     estimate,
 )
-from analysis.statistics.intervals import Values, mean_intervals, moments, ratio_interval
+from analysis.statistics.intervals import Values, mean_intervals, moments, share_interval
 
 
 class Contrast(NamedTuple):
@@ -99,8 +99,8 @@ def removes(low: float, high: float | None = None) -> Removed:
 
 
 def share(name: str, left: Values, plain: Values) -> Estimate:
-    """The share of a plain gap that is removed, with Fieller's interval."""
-    low, high = ratio_interval(left, plain)
+    """The share of a plain gap that is removed, with its interval where the gap is not weak."""
+    low, high = share_interval(left, plain)
     return Estimate(name, float(1 - left.mean() / plain.mean()), 1 - high, 1 - low, len(plain))
 
 

@@ -238,7 +238,7 @@ TABLES = (
         all_gaps,
         note=(
             f"{GAP_WORDS} removed: share of the plain gap that the correction removes "
-            "(Fieller), where the plain gap's interval excludes 0."
+            "(Fieller), where the plain gap's 99 % interval excludes 0."
         ),
     ),
 )

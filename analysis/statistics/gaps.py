@@ -14,10 +14,8 @@ from numpy.typing import NDArray
 
 from analysis.statistics.intervals import (
     Values,
-    excludes_zero,
-    mean_interval,
     mean_with_ends,
-    ratio_interval,
+    share_interval,
 )
 from analysis.statistics.pairs import SAME_ARM, SAME_TRIAL, VARIANT, pairs
 from analysis.statistics.tax import Tax, taxes
@@ -143,14 +141,14 @@ def _removed(group: Group) -> dict[str, float]:
     """The share of the gap that a correction removes, over the seeds that both arms have.
 
     It is missing where a trial of either arm diverged, since the survivors would flatter the arm,
-    and where the interval of the plain gap holds 0, since then there may be nothing to remove.
+    and where the plain gap is too weak for an interval of the share.
     """
     nothing = {"removed": np.nan, "removed_low": np.nan, "removed_high": np.nan, "removed_n": 0}
     both = group["is_fair"] & group["has_plain"]
     gap, plain_gap = group["gap"][both], group["gap_plain"][both]
-    if np.isnan([gap, plain_gap]).any() or not excludes_zero(mean_interval(plain_gap)):
+    low, high = share_interval(gap, plain_gap)
+    if np.isnan([low, high, *gap]).any():
         return nothing
-    low, high = ratio_interval(gap, plain_gap)
     share = 1 - gap.mean() / plain_gap.mean()
     return {
         "removed": share,

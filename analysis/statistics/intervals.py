@@ -20,11 +20,14 @@ CONFIDENCE = 0.95
 POWER = 0.8
 """The probability with which what is called detectable is detected."""
 UNKNOWN: Interval = (np.nan, np.nan)
+SEEN = ((0.997, CONFIDENCE), (0.99, 0.99))
+"""Of a share: with which confidence the whole is not 0, and the confidence of the share's interval.
+So it covers 95 % of the shares that are shown: tests/analysis/statistics/test_intervals.py."""
 
 
-def mean_interval(values: Values) -> Interval:
+def mean_interval(values: Values, confidence: float = CONFIDENCE) -> Interval:
     """Student's t-interval of the mean of n values, shape (n,); unknown for n < 2."""
-    low, high = mean_intervals(values)
+    low, high = mean_intervals(values, confidence)
     return float(low), float(high)
 
 
@@ -93,6 +96,20 @@ def ratio_interval(
         return UNKNOWN
     root = np.sqrt(max(b**2 - a * c, 0.0))
     return float((b - root) / a), float((b + root) / a)
+
+
+def share_interval(part: Values, whole: Values) -> Interval:
+    """The interval of mean(part) / mean(whole), for a whole that is seen to be there by the same
+    pairs: Fieller's of 95 % where it is plain, wider where it is not, and unknown where it is weak.
+
+    Of wholes that are large enough to be seen, those that chance made look larger are seen more
+    often, and with them shares that are wrong: 95 % would cover 91 to 94 % of these. No interval
+    with ends covers a share of what may be nothing (Gleser, Hwang 1987).
+    """
+    for of_whole, of_share in SEEN:
+        if excludes_zero(mean_interval(whole, of_whole)):
+            return ratio_interval(part, whole, of_share)
+    return UNKNOWN
 
 
 def held_out_gaps(sync: Values, arm: Values) -> Values:

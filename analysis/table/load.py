@@ -24,6 +24,7 @@ from trainer.folder.files import Damaged
 MAY_LACK = ("folder", "num_active_parameters")
 """Columns of the table that a published CSV may lack: a place on one machine, and what older
 reports did not tell."""
+PATH = "data.path"
 WORDS = {"True": True, "False": False}
 KINDS: dict[str, tuple[type, ...]] = {"Int64": (int,), "float64": (int, float), "object": (list,)}
 """Dtype of a column of the table → types of its values."""
@@ -59,7 +60,13 @@ def load(
         rows = _of_folders(path, trial_ids, stacklevel + 1)
     names = dict.fromkeys([*TRIAL, *(name for row in rows for name in row)])
     columns = {name: _column(name, [row.get(name) for row in rows]) for name in names}
-    return with_one_name(pd.DataFrame(columns))
+    return with_one_name(pd.DataFrame(columns | {PATH: _paths(rows)}))
+
+
+def _paths(rows: Sequence[Row]) -> pd.Series:
+    """Return where each trial's data lies; of data without a path its name, as of published data:
+    `data` of one's own may be made of other keys."""
+    return _column(PATH, [row.get(PATH) or row["data"] for row in rows])
 
 
 def _of_folders(results: Path, trial_ids: Collection[str] | None, stacklevel: int) -> list[Row]:
@@ -109,18 +116,15 @@ def _dtype(values: Sequence[Any]) -> str:
 def _read_published(path: Path) -> list[Row]:
     """Return one row per line, with the values that the table had; a missing value is None.
 
-    There are no curves: `folder` names the line, and no such folder exists. The name of the data
-    stands for its path. Raises BadInput for a file that is no such table, naming line and column.
+    There are no curves: `folder` names the line, and no such folder exists. Raises BadInput for a
+    file that is no such table, naming line and column.
     """
     try:
         rows = [*_rows(path)]
     except (OSError, ValueError, csv.Error) as error:
         allowed = f"must be a trials.csv of a report ({first_line(error)})"
         raise BadInput("results", path, allowed) from None
-    return [
-        dict(YOUNGER) | row | {"folder": str(path / row["trial_id"]), "data.path": row["data"]}
-        for row in rows
-    ]
+    return [dict(YOUNGER) | row | {"folder": str(path / row["trial_id"])} for row in rows]
 
 
 def _rows(path: Path) -> Iterator[Row]:

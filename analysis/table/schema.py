@@ -51,7 +51,7 @@ TRIAL: Columns = {
 }
 """`analysis.load`: one row per trial. Beside these come `versions.<package>` and every key of the
 config by its dotted name (`optimizer.lr`), typed by its values; it is missing where a choice does
-not have it."""
+not have it, and there is no such column if none has, but for `data.path`."""
 
 OF_ARM = (
     *("base_arm", "family", "arm_without_cooldown", "schedule", "method"),

@@ -20,6 +20,27 @@ from trainer.models.split import Split, balanced
 from trainer.optimizers.routing import Kind, kinds
 
 STD = 0.02
+KEYS = {
+    "vocab_size": "vocab_size",
+    "n_embd": "hidden_size",
+    "n_layer": "num_layers",
+    "n_head": "num_heads",
+    "n_positions": "num_positions",
+}
+"""Keys of a config.json, and the fields that they are."""
+FIXED = {
+    "n_inner": None,
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "tie_word_embeddings": True,
+}
+"""What a config.json must say besides; transformers takes the same for a key that is absent."""
+SIZES = {"vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024}
+TIED = {"lm_head.weight": "transformer.wte.weight"}
+BUFFERS = (r"\.attn\.(masked_)?bias$",)
+"""Names in older files that are no weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,11 +122,8 @@ class GPT2:
         config = {
             "architectures": ["GPT2LMHeadModel"],
             "model_type": "gpt2",
-            "vocab_size": self.vocab_size,
-            "n_embd": self.hidden_size,
-            "n_layer": self.num_layers,
-            "n_head": self.num_heads,
-            "n_positions": self.num_positions,
+            **{theirs: getattr(self, ours) for theirs, ours in KEYS.items()},
+            **FIXED,
             "bos_token_id": None,
             "eos_token_id": None,
         }
@@ -113,7 +131,7 @@ class GPT2:
             f"transformer.{name}": w.T if ".c_" in name and w.ndim == 2 else w
             for name, w in weights.items()
         }
-        return Pretrained(config, tensors)
+        return Pretrained(config, tensors, {**FIXED, **SIZES}, KEYS, TIED, BUFFERS)
 
 
 class GPT2Stage(nn.Module):

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from trainer.base.errors import BadInput
 from trainer.base.ranges import Positive, Rows
-from trainer.models.decoder import DecoderStage, LayerSize
+from trainer.models.decoder import KEYS, DecoderStage, LayerSize
 from trainer.models.initial import Streams, normal
 from trainer.models.layers import Attention, Layer, normalised, wide
 from trainer.models.llama import Llama
@@ -85,7 +85,7 @@ class NanoGPT(Llama):
     @override
     def pretrained(self, weights: Mapping[str, Tensor]) -> Pretrained:
         """The model by its own names, since transformers has none for it."""
-        return Pretrained({"model_type": "nanogpt", **self.shared_config()}, dict(weights))
+        return Pretrained({"model_type": "nanogpt", **self.shared_config(KEYS)}, dict(weights))
 
 
 class NanoGPTStage(DecoderStage):

@@ -147,14 +147,17 @@ def require_shared(request: Request) -> None:
         if key in ("results", *PATHS) and not os.path.isabs(path):
             raise BadInput(key, path, SHARED)
     given = dict(words)
-    keys_of_data = _keys_of_data(given.get("data", ""))
-    for key in ("data.path", *(key for key in PATHS if key in keys_of_data)):
-        if key not in given:
+    keys_of_data = _keys_of_data(given.get("data", ""), given.get(CODE_KEY, ""))
+    for key in PATHS:
+        if key in keys_of_data and key not in given:
             raise BadInput(key, "", SHARED)
 
 
-def _keys_of_data(choice: str) -> set[str]:
-    """Return the keys of a choice of data of conf/; none of another one."""
-    path = CONF / "data" / f"{choice}.yaml"
-    node = yaml.safe_load(path.read_text()) if choice and path.is_file() else {}
-    return {f"data.{key}" for key in node}
+def _keys_of_data(choice: str, code: str) -> set[str]:
+    """Return the keys of a choice of data, of conf/ or of the user's code; of another one those
+    that data has that was prepared."""
+    for folder in (CONF, Path(code)):
+        path = folder / "data" / f"{choice}.yaml"
+        if choice and path.is_file():
+            return {f"data.{key}" for key in yaml.safe_load(path.read_text())}
+    return {"data.path"}

@@ -8,6 +8,7 @@ from sweeps.request.expand import Trial
 from trainer.base.errors import some
 from trainer.base.machine import Machine
 from trainer.base.nvidia import REASONS, Clocks
+from trainer.config.names import data_place
 
 SLOW = 0.7
 """The share of the assumed bandwidth below which hours of the plan are too few."""
@@ -57,9 +58,8 @@ def lines(machine: Machine, trial: Trial, num_gpus: float, store: str) -> Iterat
     shared = "none" if machine.shared is None else f"{in_bytes(machine.shared)} free"
     yield f"/dev/shm  {shared}"
     yield f"disk      {in_bytes(machine.disk)} free at {store}"
-    known = (trial.plan.data_hash or "not prepared")[:16]
-    path = trial.config["data"].get("path")
-    yield f"data      {path}: {known}; a trial takes {trial.plan.tokens:.3g} tokens"
+    known, place = (trial.plan.data_hash or "not prepared")[:16], data_place(trial.config)
+    yield f"data      {place}: {known}; a trial takes {trial.plan.tokens:.3g} tokens"
 
 
 def _links(machine: Machine) -> str:

@@ -15,6 +15,7 @@ from sweeps.request.command_line import Request
 from sweeps.request.expand import Trial, unique
 from sweeps.store.results import Throughput, finished
 from trainer.base.cli import duration
+from trainer.config.names import data_place
 
 if TYPE_CHECKING:
     from analysis.statistics.gaps import Spread
@@ -230,7 +231,7 @@ def _precision(results: Path, sweep: SweepPlan) -> Iterator[str]:
 
 
 def _warnings(trials: Sequence[Trial]) -> Iterator[str]:
-    unprepared = {t.config["data"]["path"] for t in trials if t.plan.data_hash is None}
+    unprepared = {data_place(t.config) for t in trials if t.plan.data_hash is None}
     if unprepared:
         yield (
             f"data      {', '.join(sorted(unprepared))} is not prepared here: trials that ran on "

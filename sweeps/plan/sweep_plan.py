@@ -24,6 +24,7 @@ from sweeps.plan.tried import Choice, untried
 from sweeps.plan.tuning import check_reach, tune_all
 from sweeps.request.command_line import Request, changed
 from sweeps.request.expand import Trial, points, unique
+from sweeps.request.files import scale_file
 from sweeps.request.schema import Sweep, keys
 from trainer.base.errors import BadInput
 from trainer.config.compose import Composer
@@ -105,7 +106,7 @@ class SweepPlan:
 
 def plan_sweeps(request: Request) -> list[SweepPlan]:
     """Return one plan per sweep; raises BadInput for everything that can be known to be wrong."""
-    compose = Composer()
+    compose = Composer(if_there={*scale_file(request.scale)} - {*request.words})
     return [
         _as_preferred(label, sweep, request, compose) for label, sweep in request.sweeps.items()
     ]

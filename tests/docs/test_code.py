@@ -1,5 +1,6 @@
 """docs/code.md: its commands run, the example equals transformers, and the folder's code counts."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -10,15 +11,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 
 from sweeps.cluster.package import CODE, OWN_CODE, Own, sent_with
 from tests.support import small
 from tests.support.markdown import ROOT, shell_lines
 from tests.support.refusals import Refused, name_of
 from trainer.__main__ import main as trainer
+from trainer.base.errors import BadInput
 from trainer.config.compose import compose
 from trainer.config.identity import trial_id
-from trainer.models.export import save_final
+from trainer.models.export import save_final, start_from
 from trainer.trial import run_trial
 
 DOCUMENT = ROOT / "docs" / "code.md"
@@ -92,6 +95,34 @@ def test_it_equals_transformers(tmp_path: Path) -> None:
     mine = recipe.pretrained({name: w.grad for name, w in weights.items()}).tensors
     for name, weight in theirs.named_parameters():
         torch.testing.assert_close(mine[name], weight.grad, rtol=0, atol=1e-5)
+
+
+def test_it_starts_from_a_checkpoint_as_the_hub_has_it(tmp_path: Path) -> None:
+    """Without a prefix, with masks beside the weights, and with the embedding twice."""
+    import transformers
+
+    sys.path.append(str(EXAMPLE))
+    from gpt2 import GPT2
+
+    sizes = {"vocab_size": 50, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 16}
+    theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
+    theirs.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors = {name.removeprefix("transformer."): w for name, w in tensors.items()}
+    tensors |= {"h.0.attn.bias": torch.ones(1), "lm_head.weight": tensors["wte.weight"].clone()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    recipe = GPT2(vocab_size=50, hidden_size=24, num_layers=2, num_heads=3, num_positions=16)
+    ours = recipe.stage(0, recipe.split(1, 12))
+    start_from(str(tmp_path))(recipe, ours, 0)
+    tokens = torch.randint(50, (2, 12))
+    torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=0, atol=1e-5)
+    config = json.loads((tmp_path / "config.json").read_text())
+    default = transformers.GPT2Config()
+    for key, value in recipe.pretrained({}).defaults.items():
+        assert getattr(default, key) == value
+    (tmp_path / "config.json").write_text(json.dumps(config | {"activation_function": "relu"}))
+    with pytest.raises(BadInput, match="has activation_function=relu, this model has gelu_new"):
+        start_from(str(tmp_path))(recipe, ours, 0)
 
 
 ID = """

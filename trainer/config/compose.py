@@ -4,8 +4,9 @@ Hydra composes the YAMLs that are chosen. Keys are set here, so that every mista
 found in our own words before Hydra is asked.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 from hydra import compose as hydra_compose
@@ -44,9 +45,14 @@ def compose_node(words: Sequence[str]) -> Node:
 
 
 class Composer:
-    """`compose` for many configs: Hydra composes each set of choices once, copies get the keys."""
+    """`compose` for many configs: Hydra composes each set of choices once, copies get the keys.
 
-    def __init__(self) -> None:
+    Of the words `if_there` those that set a key of a choice have no effect where the choice does
+    not have the key, as one of one's own may not.
+    """
+
+    def __init__(self, if_there: Collection[str] = ()) -> None:
+        self._if_there = if_there
         self._parsed: dict[str, Word] = {}
         self._composed: dict[str, tuple[Node, Node]] = {}
 
@@ -66,7 +72,9 @@ class Composer:
 
     def _parse(self, word: str) -> Word:
         if word not in self._parsed:
-            self._parsed[word] = parse_word(word)
+            parsed = parse_word(word)
+            is_of_choice = parsed.key.partition(".")[0] in GROUPS
+            self._parsed[word] = replace(parsed, if_there=is_of_choice and word in self._if_there)
         return self._parsed[word]
 
     def _chosen(self, parsed: ParsedWords) -> tuple[Node, Node]:
@@ -107,6 +115,8 @@ def _set(node: Node, word: Word) -> None:
     path, _, last = word.key.rpartition(".")
     holder = _at(node, path) if path else node
     if not isinstance(holder, dict) or not (word.adds or last in holder):
+        if word.if_there:
+            return
         near = closest_first(word.key, _keys(node))[:SUGGESTED]
         allowed = f"must be a key of the config (the closest are {', '.join(near)})"
         raise BadInput(word.key, word.given, allowed)

@@ -59,6 +59,12 @@ def _name(group: str, node: Node, recorded: str | None) -> str:
     return _closest(_values(node), alike) or label(node)
 
 
+def data_place(config: Mapping[str, Any]) -> str:
+    """Return where a config's data lies: `data.path`, or its name if it has no such key, as data of
+    one's own may not."""
+    return str(config["data"].get("path") or names(config)["data"])
+
+
 def _closest(given: Node, alike: Sequence[tuple[str, Node]]) -> str | None:
     for name, values in alike:
         if values == given:  # the common case, and a cheap test

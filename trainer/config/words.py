@@ -31,12 +31,14 @@ REFERENCE = re.compile(r"\$\{(\w+(?:\.\w+)*)\}")
 
 @dataclass(frozen=True)
 class Word:
-    """A word that was read. `given` is the value as written; `adds` allows a new key."""
+    """A word that was read. `given` is the value as written; `adds` allows a new key, and a word
+    that is set `if_there` has no effect on a choice without its key."""
 
     key: str
     given: str
     value: Any
     adds: bool
+    if_there: bool = False
 
     @property
     def name(self) -> str:

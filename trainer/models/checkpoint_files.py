@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from trainer.base.atomic import digests
-from trainer.base.errors import BadInput, first_line
+from trainer.base.errors import BadInput, first_line, some
 
 KEY = "from_pretrained"
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def checkpoint_folder(word: str) -> Path:
@@ -25,7 +26,7 @@ def checkpoint_folder(word: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
-        wanted = ["config.json", "model*.safetensors"]
+        wanted = ["config.json", INDEX, "model*.safetensors"]
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=wanted))
     except Exception as error:  # the hub's client and the network have their own
         allowed = "must be a folder, or a model that the Hugging Face hub gives"
@@ -33,25 +34,44 @@ def checkpoint_folder(word: str) -> Path:
 
 
 def weight_files(word: str) -> list[Path]:
-    """The files of weights, in order; raises BadInput if there is none."""
-    files = sorted(checkpoint_folder(word).glob("model*.safetensors"))
-    if not files or not all(file.is_file() for file in files):
-        raise BadInput(KEY, word, "must hold model*.safetensors")
+    """The files of weights, in order: those that transformers reads, whatever is beside them.
+
+    That is model.safetensors, or else the files that the index names. Raises BadInput if there is
+    none, or one is not there.
+    """
+    folder = checkpoint_folder(word)
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    if not (folder / INDEX).is_file():
+        allowed = f"must hold {SINGLE}, or {INDEX} and its files (pytorch_model.bin is not read:"
+        raise BadInput(KEY, word, f"{allowed} save the model anew with transformers)")
+    names = _content(word, INDEX).get("weight_map")
+    if not isinstance(names, dict) or not names or {*map(type, names.values())} != {str}:
+        raise BadInput(KEY, word, f"has no weight_map of names to files in {INDEX}")
+    files = sorted({folder / name for name in names.values()})
+    if lacking := [file.name for file in files if not file.is_file()]:
+        raise BadInput(KEY, word, f"lacks {some(lacking)}, which {INDEX} names")
     return files
 
 
 def published_config(word: str) -> dict[str, Any]:
     """The content of config.json; raises BadInput if there is none."""
-    path = checkpoint_folder(word) / "config.json"
+    if (checkpoint_folder(word) / "adapter_config.json").is_file():
+        raise BadInput(KEY, word, "has an adapter, which is not read: merge it into the weights")
+    return _content(word, "config.json")
+
+
+def _content(word: str, name: str) -> dict[str, Any]:
+    path = checkpoint_folder(word) / name
     if not path.is_file():
-        raise BadInput(KEY, word, "must hold a config.json")
+        raise BadInput(KEY, word, f"must hold a {name}")
     try:
-        config = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
-        raise BadInput(KEY, word, f"must hold a config.json ({error})") from None
-    if not isinstance(config, dict):
-        raise BadInput(KEY, word, "must hold a config.json of keys and values")
-    return config
+        raise BadInput(KEY, word, f"must hold a {name} ({error})") from None
+    if not isinstance(content, dict):
+        raise BadInput(KEY, word, f"must hold a {name} of keys and values")
+    return content
 
 
 def weights_digest(word: str) -> str:

@@ -24,6 +24,33 @@ LOSS = 256
 an H100 its 8 bytes take as long as the six FLOPs of 280 (sweeps/plan/devices.yaml)."""
 
 
+KEYS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "num_key_value_heads": "num_kv_heads",
+    "rope_theta": "rope_theta",
+    "rms_norm_eps": "rms_norm_eps",
+    "initializer_range": "initializer_range",
+    "tie_word_embeddings": "tied_embeddings",
+}
+"""Keys of transformers' configs of all decoders, and the fields that they are."""
+DEFAULTS = {
+    "rope_theta": 1e4,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "attention_bias": False,
+}
+"""What transformers takes for a key that config.json lacks, in all decoders."""
+
+
+def size_of_heads(config: Mapping[str, Any]) -> Any:
+    """The size of an attention head where config.json does not say it."""
+    return config["hidden_size"] // config["num_attention_heads"]
+
+
 class LayerSize(NamedTuple):
     """Parameters and work of one layer.
 
@@ -135,23 +162,21 @@ class Decoder(ABC):
         """The kind of every weight of a stage, by name."""
         return kinds(module)
 
-    def shared_config(self) -> dict[str, Any]:
-        """What transformers' configs of all decoders have in common, under their names."""
+    def shared_config(self, keys: Mapping[str, str]) -> dict[str, Any]:
+        """The fields under transformers' names, and what its configs of all decoders fix."""
         return {
-            "vocab_size": self.vocab_size,
-            "hidden_size": self.hidden_size,
-            "num_hidden_layers": self.num_layers,
-            "num_attention_heads": self.num_heads,
-            "num_key_value_heads": self.num_kv_heads,
-            "rope_theta": self.rope_theta,
-            "rms_norm_eps": self.rms_norm_eps,
-            "initializer_range": self.initializer_range,
-            "tie_word_embeddings": self.tied_embeddings,
+            **{theirs: getattr(self, ours) for theirs, ours in keys.items()},
             "hidden_act": "silu",
+            "attention_bias": False,
             "bos_token_id": None,  # the tokenizer knows them: transformers would assume others
             "eos_token_id": None,
             "dtype": "float32",
         }
+
+    @property
+    def tied_names(self) -> dict[str, str]:
+        """The name under which a checkpoint may hold a tied embedding once more."""
+        return {"lm_head.weight": "model.embed_tokens.weight"} if self.tied_embeddings else {}
 
     def norm(self) -> nn.Module:
         """A norm of hidden states."""

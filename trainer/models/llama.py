@@ -10,9 +10,22 @@ from torch import Tensor, nn
 
 from trainer.base.errors import BadInput
 from trainer.base.ranges import Rows
-from trainer.models.decoder import Decoder, LayerSize
+from trainer.models.decoder import DEFAULTS, KEYS, Decoder, LayerSize, size_of_heads
 from trainer.models.layers import Attention, Layer, SwiGLU
 from trainer.models.recipe import Pretrained
+
+LLAMA_KEYS = {"intermediate_size": "intermediate_size", **KEYS}
+LLAMA_DEFAULTS = {
+    **DEFAULTS,
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": lambda config: config["num_attention_heads"],
+    "head_dim": size_of_heads,
+    "mlp_bias": False,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +68,8 @@ class Llama(Decoder):
         config = {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
-            "intermediate_size": self.intermediate_size,
-            **self.shared_config(),
+            "head_dim": self.head_size,
+            "mlp_bias": False,
+            **self.shared_config(LLAMA_KEYS),
         }
-        return Pretrained(config, dict(weights))
+        return Pretrained(config, dict(weights), LLAMA_DEFAULTS, LLAMA_KEYS, self.tied_names)

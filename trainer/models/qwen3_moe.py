@@ -16,7 +16,7 @@ from typing_extensions import override
 from trainer.base.errors import BadInput
 from trainer.base.ranges import Few, NonNegative, Rows
 from trainer.models.balance import AuxiliaryLoss, Bias, NoBalance
-from trainer.models.decoder import Decoder, LayerSize
+from trainer.models.decoder import DEFAULTS, KEYS, Decoder, LayerSize, size_of_heads
 from trainer.models.experts import Experts, MixtureOfExperts, Router
 from trainer.models.layers import Attention, Layer, RMSNorm
 from trainer.models.recipe import Pretrained
@@ -25,6 +25,32 @@ BALANCES: Mapping[str, Callable[[float, int], NoBalance]] = {
     "none": NoBalance,
     "loss": AuxiliaryLoss,
     "bias": Bias,
+}
+MIXTURE_KEYS = {
+    "head_dim": "head_size",
+    "num_experts": "num_experts",
+    "num_experts_per_tok": "experts_per_token",
+    "moe_intermediate_size": "intermediate_size",
+    **KEYS,
+}
+MIXTURE_DEFAULTS = {
+    **DEFAULTS,
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+MOE_DEFAULTS = {
+    **MIXTURE_DEFAULTS,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": size_of_heads,
+    "num_experts": lambda config: config.get("num_local_experts", 128),
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": False,
+    "use_sliding_window": False,
 }
 
 
@@ -73,17 +99,12 @@ class MixtureDecoder(Decoder):
         )
 
     @override
-    def shared_config(self) -> dict[str, Any]:
-        """What transformers' configs of all these decoders have in common."""
+    def shared_config(self, keys: Mapping[str, str]) -> dict[str, Any]:
         return {
-            "head_dim": self.head_size,
-            "num_experts": self.num_experts,
-            "num_experts_per_tok": self.experts_per_token,
-            "moe_intermediate_size": self.intermediate_size,
             "norm_topk_prob": True,
             "decoder_sparse_step": 1,
             "mlp_only_layers": [],
-            **super().shared_config(),
+            **super().shared_config(keys),
         }
 
     def _balance(self) -> NoBalance:
@@ -140,6 +161,7 @@ class Qwen3Moe(MixtureDecoder):
         config = {
             "architectures": ["Qwen3MoeForCausalLM"],
             "model_type": "qwen3_moe",
-            **self.shared_config(),
+            "use_sliding_window": False,
+            **self.shared_config(MIXTURE_KEYS),
         }
-        return Pretrained(config, joined(weights))
+        return Pretrained(config, joined(weights), MOE_DEFAULTS, MIXTURE_KEYS, tied=self.tied_names)

@@ -1,10 +1,10 @@
 """Qwen3-Next: Gated DeltaNet in most layers, gated softmax attention in every n-th one, and in
 every layer experts beside a shared one. As in Hugging Face's Qwen3NextForCausalLM."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from annotated_types import Interval
@@ -17,11 +17,53 @@ from trainer.models.decoder import LayerSize
 from trainer.models.delta import FUSED_CHUNKS, FUSED_KEY_SIZE, GatedDeltaNet
 from trainer.models.experts import MixtureWithSharedExpert
 from trainer.models.layers import Attention, CentredRMSNorm, Layer, SigmoidGate, SwiGLU
-from trainer.models.qwen3_moe import MixtureDecoder, joined
+from trainer.models.qwen3_moe import MIXTURE_DEFAULTS, MIXTURE_KEYS, MixtureDecoder, joined
 from trainer.models.recipe import Pretrained
 
 MIXER = ".self_attn."
 """What follows the layer in the name of each weight of attention or of a Gated DeltaNet."""
+NEXT_KEYS = {
+    "partial_rotary_factor": "partial_rotary_factor",
+    "linear_num_key_heads": "num_key_heads",
+    "linear_num_value_heads": "num_value_heads",
+    "linear_key_head_dim": "key_head_size",
+    "linear_value_head_dim": "value_head_size",
+    "linear_conv_kernel_dim": "conv_size",
+    "shared_expert_intermediate_size": "shared_intermediate_size",
+    **MIXTURE_KEYS,
+}
+
+
+def layer_types(is_full: Iterable[bool]) -> list[str]:
+    """Transformers' names of the layers."""
+    return ["full_attention" if full else "linear_attention" for full in is_full]
+
+
+def default_layers(config: Mapping[str, Any]) -> list[str]:
+    """The layers where config.json does not list them."""
+    every = config.get("full_attention_interval", 4)
+    return layer_types((layer + 1) % every == 0 for layer in range(config["num_hidden_layers"]))
+
+
+NEXT_DEFAULTS = {
+    **MIXTURE_DEFAULTS,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
+    "partial_rotary_factor": 0.25,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "layer_types": default_layers,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,21 +127,14 @@ class Qwen3Next(MixtureDecoder):
 
     def pretrained(self, weights: Mapping[str, Tensor]) -> Pretrained:
         """The model as Qwen3NextForCausalLM, which joins matrices of the same hidden states."""
-        is_full = [self._is_full(index) for index in range(self.num_layers)]
         config = {
             "architectures": ["Qwen3NextForCausalLM"],
             "model_type": "qwen3_next",
-            "layer_types": ["full_attention" if full else "linear_attention" for full in is_full],
-            "partial_rotary_factor": self.partial_rotary_factor,
-            "linear_num_key_heads": self.num_key_heads,
-            "linear_num_value_heads": self.num_value_heads,
-            "linear_key_head_dim": self.key_head_size,
-            "linear_value_head_dim": self.value_head_size,
-            "linear_conv_kernel_dim": self.conv_size,
-            "shared_expert_intermediate_size": self.shared_intermediate_size,
-            **self.shared_config(),
+            "layer_types": layer_types(map(self._is_full, range(self.num_layers))),
+            **self.shared_config(NEXT_KEYS),
         }
-        return Pretrained(config, self._renamed(joined(weights)))
+        tensors, more_tokens = self._renamed(joined(weights)), (r"^mtp",)
+        return Pretrained(config, tensors, NEXT_DEFAULTS, NEXT_KEYS, self.tied_names, more_tokens)
 
     def _is_full(self, index: int) -> bool:
         return (index + 1) % self.full_attention_every == 0

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -10,13 +11,26 @@ from torch import Tensor, nn
 from trainer.models.split import Split
 from trainer.optimizers.routing import Kind
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
 
 class Pretrained(NamedTuple):
-    """A model as Hugging Face's transformers store it: the content of its config.json, and its
-    weights by their names there."""
+    """A model as Hugging Face's transformers store it.
+
+    `config` is the content of its config.json, with all that its numbers depend on, and `tensors`
+    are its weights by their names there. The rest is for checkpoints that others wrote. `defaults`
+    are transformers' values of keys that a config.json may lack; one that depends on other keys is
+    a function of them. `keys` says which key of the recipe a key of the config is. `tied` says of
+    which tensor a name is another name. `ignored` are patterns (`re.search`) of names that
+    transformers leaves out.
+    """
 
     config: dict[str, Any]
     tensors: dict[str, Tensor]
+    defaults: Mapping[str, Any] = NOTHING
+    keys: Mapping[str, str] = NOTHING
+    tied: Mapping[str, str] = NOTHING
+    ignored: tuple[str, ...] = ()
 
 
 class Recipe(Protocol):

@@ -8,7 +8,9 @@ from analysis.statistics.intervals import (
     excludes_zero,
     mean_interval,
     mean_intervals,
+    quantile,
     ratio_interval,
+    share_interval,
 )
 
 
@@ -68,6 +70,37 @@ def test_the_ends_of_a_ratio_are_where_its_t_test_turns() -> None:
     left = 0.4 * whole + rng.normal(0, 0.02, 5)
     for end in ratio_interval(left, whole):
         assert stats.ttest_1samp(left - end * whole, 0).pvalue == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    ("n", "gap"), [(3, 1.0), (3, 3.0), (5, 1.0), (5, 3.0), (8, 2.0), (8, 4.0)], ids=str
+)
+def test_the_interval_of_a_share_covers_it_where_it_is_shown(n: int, gap: float) -> None:
+    """`gap`: the true one, in standard errors of its mean. Losses of three arms have noise of one
+    size, and a correction removes nothing or all. Where the gap's 95 % interval excludes 0,
+    Fieller's of 95 % covers 91 to 94 %. Of 3,000 intervals 95 % has a standard error of 0.4 %."""
+    rng, covered, known = generator(), 0, 0
+    for left in (1.0, 0.0):
+        sync, delay, corrected = rng.normal(0, np.sqrt(n / 2), (3, 150_000, n))
+        wholes, parts = gap + delay - sync, left * gap + corrected - sync
+        spread = wholes.std(axis=1, ddof=1) / np.sqrt(n)
+        seen = np.abs(wholes.mean(axis=1)) > quantile(n, 0.99) * spread
+        assert np.isnan(share_interval(parts[~seen][0], wholes[~seen][0])).all()
+        for part, whole in zip(parts[seen][:1_500], wholes[seen][:1_500], strict=True):
+            low, high = share_interval(part, whole)
+            covered, known = covered + (low <= left <= high), known + 1
+    assert known == 3_000
+    assert covered / known > 0.95 - 3 * 0.004
+
+
+def test_the_interval_of_a_share_of_a_plain_gap_is_fiellers() -> None:
+    rng = generator()
+    whole = rng.normal(0.3, 0.02, 5)
+    left = 0.4 * whole + rng.normal(0, 0.02, 5)
+    assert share_interval(left, whole) == ratio_interval(left, whole)
+    weak = whole.mean() + (whole - whole.mean()) * 8  # p = 0.005
+    assert 0.003 < stats.ttest_1samp(weak, 0).pvalue < 0.01
+    assert share_interval(left, weak) == ratio_interval(left, weak, 0.99)
 
 
 def test_a_ratio_to_what_may_be_zero_is_unknown() -> None:

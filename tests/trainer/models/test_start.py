@@ -113,13 +113,13 @@ def test_a_trial_starts_there_and_its_id_has_the_weights(checkpoint: Path, tmp_p
 BAD = {
     "from_pretrained=none": "from_pretrained=none: must be a folder that is there, or org/name",
     "from_pretrained=empty": "from_pretrained=empty: must hold a config.json",
-    "from_pretrained=noweights": "from_pretrained=noweights: must hold model*.safetensors",
+    "from_pretrained=noweights": "from_pretrained=noweights: must hold model.safetensors, or",
     "from_pretrained=org/none": "must be a folder, or a model that the Hugging Face hub gives",
     "from_pretrained=final model.num_layers=3": "has num_hidden_layers=2, this model has 3",
     "from_pretrained=final model.rope_theta=5e5": "has rope_theta=100000.0, this model has 500000",
-    "from_pretrained=yarn": "has rope_type=yarn, this model has default: choose its model",
-    "from_pretrained=lacks": "model.norm.weight is not in the checkpoint: choose its model",
-    "from_pretrained=more": "model.norm.bias is not in this model: choose its model",
+    "from_pretrained=yarn": "has rope_type=yarn, this model has default",
+    "from_pretrained=lacks": "lacks model.norm.weight, which this model needs",
+    "from_pretrained=more": "has model.norm.bias, which this model has not: remove",
     "from_pretrained=wide": "has model.norm.weight of [25], this model of [24]",
 }
 DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
