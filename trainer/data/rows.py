@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from trainer.base.errors import BadInput
 
-LONGEST = 2**25
+LONGEST = 2**24
 """Characters of a document at most. More would not fit in the memory that a preparation takes."""
 HALF = re.compile(r"[\ud800-\udfff]")
 """No character, but half of one, or a byte that is no UTF-8."""
@@ -72,10 +72,8 @@ def is_utf8(text: str) -> bool:
 
 def too_long(place: str) -> BadInput:
     """The refusal of a document that is longer than LONGEST."""
-    allowed = (
-        f"must hold documents of at most {LONGEST:,} characters (an empty line ends one in a .txt)"
-    )
-    return BadInput("data", place, allowed)
+    allowed = f"must be of a document of at most {LONGEST:,} characters"
+    return BadInput("data", place, f"{allowed}: in a .txt, an empty line ends a document")
 
 
 def no_field(field: str, place: str, found: str) -> BadInput:

@@ -20,7 +20,7 @@ from trainer.data.shards import File, Shard, Split, Splits, TokenType
 from trainer.data.tokenizers import Document
 
 SHARD_TOKENS = 100_000_000
-CHARACTERS_AHEAD = 2**24
+CHARACTERS_AHEAD = 2**23
 """Of documents that are read before their turn."""
 END = np.dtype("<i8")
 """How the end of a document is written, until all ends are known."""
