@@ -1,6 +1,7 @@
 """Text of one's own becomes the same tokens from any kind of file, however it was prepared."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tests.support.own_text import texts, write_jsonl, write_parquet, write_txt
 from tests.support.refusals import Refused, name_of
 from trainer.__main__ import main as trainer
 from trainer.base.children import mapped
+from trainer.base.errors import BadInput
 from trainer.config.compose import compose
 from trainer.config.identity import trial_id
 from trainer.data import readers, writer
@@ -144,6 +146,29 @@ def test_a_preparation_that_died_goes_on(
 def test_workers_change_no_order() -> None:
     things = [*range(40)]
     assert list(mapped(hex, things, num_workers=2)) == [hex(thing) for thing in things]
+
+
+@pytest.mark.parametrize(
+    ("share", "number", "why"),
+    [
+        (0.01, 1, "data=a.txt: must hold text, two documents at least, .*: it has one"),
+        (0.5, 1, "data=a.txt: must hold text, two documents at least, .*: it has one"),
+        (
+            1e-9,
+            120,
+            "validation_share=1e-09: must be larger, .* of 120 documents one part has",
+        ),
+        (0.999999, 120, "validation_share=0.999999: must be smaller, or the text longer: of 120"),
+    ],
+)
+def test_a_part_without_a_document_is_refused(
+    share: float, number: int, why: str, tmp_path: Path
+) -> None:
+    write_txt(tmp_path / "a.txt", TEXTS[:number])
+    source = replace(files(tmp_path / "a.txt", tmp_path / "s"), validation_share=share)
+    with pytest.raises(BadInput, match=why):
+        source.open()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.txt", "s"]
 
 
 def bad(words: str) -> str:
