@@ -36,7 +36,7 @@ def named(path: str, kinds: Collection[str] = ()) -> Named:
     root, pattern = _split(Path(path))
     if not pattern and not os.path.isdir(root):
         return Named([root], [])
-    files, left_out = [], []
+    files, left_out = list[Path](), list[Path]()
     for found, counts in _below(root, {pattern}, frozenset()) if os.path.isdir(root) else ():
         of_kind = not kinds or found.suffix.lower() in kinds
         (files if counts and of_kind else left_out).append(found)
