@@ -102,7 +102,7 @@ def repeated(action: Callable[[], bool], every: float, name: str) -> Iterator[No
 
 
 def no_size(thing: object) -> int:
-    """Of things that are small."""
+    """Returns 0: the things are small."""
     return 0
 
 

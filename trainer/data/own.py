@@ -191,7 +191,7 @@ class TextFiles(OwnText):
         return documents(files, self.text, skip=self.skip_bad_rows)
 
     def left_out(self) -> list[Path]:
-        """Of a folder or a pattern: what is hidden, loops, or is of another kind."""
+        """What a folder or a pattern has that is hidden, a loop, or of another kind."""
         return self._named().left_out
 
     def _named(self) -> Named:
