@@ -61,8 +61,9 @@ stem = $(subst -, ,$*)
 sweep-%: $(READY) $$(call corpus,$$(firstword $$(stem)))  ## a sweep: sweep-SCALE (its sweep main) or sweep-SCALE-NAME, e.g. sweep-tiny, sweep-135m-optimizers; DRY_RUN=1 prices it
 	$(call sweep,$(word 1,$(stem)),$(or $(word 2,$(stem)),main))
 
-# Of `figures`. Its report is of the store that the sweeps write.
-STORE = $(or $(lastword $(filter results=%,$(ARGS))),results=results)
+# Of `figures`. Its report is of the store that the sweeps write: the shell reads the words of both.
+QUOTED := sed -n "s/'/'\\\\''/g; s/^results=.*/'&'/p" | tail -n 1
+STORE = $(or $(shell printf '%s\n' $(ARGS) | $(QUOTED)),results=results)
 SCALES := $(basename $(notdir $(wildcard conf/scale/*.yaml)))
 # Without a scale, few_updates is run and every scale is priced.
 FIGURE_SCALES := $(or $(SCALE),$(if $(DRY_RUN),$(SCALES),few_updates))

@@ -9,6 +9,7 @@ import re
 from datetime import timedelta
 from ipaddress import IPv4Address, IPv6Address
 from typing import Any
+from urllib.parse import quote
 
 from trainer.base.errors import NO_TEXT, BadInput, short
 
@@ -34,7 +35,7 @@ def opened(url: str, request: timedelta, all_tries: timedelta) -> Any:
     errors = library_of(url).exceptions
     try:
         return from_url(
-            url,
+            quote(url, safe=":/"),  # it would end at # and ?, and lose white space at the end
             client_options={
                 "timeout": request,
                 "connect_timeout": timedelta(seconds=3),

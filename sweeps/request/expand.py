@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -14,10 +14,14 @@ from trainer.base.errors import BadInput
 from trainer.config.compose import Composer
 from trainer.config.identity import CHANGES_NO_NUMBER
 from trainer.config.plan import Plan, Planner
+from trainer.data.tokenizers import ENCODERS
 from trainer.folder.record import trial_folder
 
 PLACES = ("path", "shards")
-NAMES = {"name": os.path.isdir, "tokenizer": os.path.isfile}
+NAMES: Mapping[str, Callable[[str], bool]] = {
+    "name": os.path.isdir,
+    "tokenizer": lambda word: word not in ENCODERS and os.path.exists(word),
+}
 """Keys of data that are paths, and those that may be one or a name."""
 OF_ARMS = {
     *("pipeline", "correction", "choices", "runner", "device", "num_threads", "diagnostics"),

@@ -100,11 +100,11 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def digests(files: Iterable[Path]) -> list[str]:
-    """Returns SHA-256 of each file, read again only after its size or time has changed."""
-    return [_known(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+def digests(files: Iterable[Path], of: Callable[[Path], str] = file_hash) -> list[str]:
+    """Returns `of` of each file, read again only after its size or time has changed."""
+    return [_known(of, str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
 
 @lru_cache(maxsize=2**16)
-def _known(path: str, size: int, changed: int) -> str:
-    return file_hash(Path(path))
+def _known(of: Callable[[Path], str], path: str, size: int, changed: int) -> str:
+    return of(Path(path))

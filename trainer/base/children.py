@@ -101,27 +101,45 @@ def repeated(action: Callable[[], bool], every: float, name: str) -> Iterator[No
         thread.join()
 
 
+def no_size(thing: object) -> int:
+    """Returns 0: the things are small."""
+    return 0
+
+
 def mapped(
-    function: Callable[[Thing], Made], things: Iterable[Thing], num_workers: int
+    function: Callable[[Thing], Made],
+    things: Iterable[Thing],
+    num_workers: int,
+    size: Callable[[Thing], int] = no_size,
+    most: int = 0,
 ) -> Iterator[Made]:
-    """Yields `function` of each thing, in order; few things or one worker need no process."""
+    """Yields `function` of each thing, in order; few things or one worker need no process.
+
+    No thing is read while the sizes of those before, of which nothing was yielded yet, are more
+    than `most`.
+    """
     iterator = iter(things)
     yield from map(function, islice(iterator, ALONE) if num_workers > 1 else iterator)
     for first in iterator:
-        yield from _by_workers(function, chain([first], iterator), num_workers)
+        yield from _by_workers(function, chain([first], iterator), num_workers, size, most)
 
 
 def _by_workers(
-    function: Callable[[Thing], Made], things: Iterator[Thing], num_workers: int
+    function: Callable[[Thing], Made],
+    things: Iterator[Thing],
+    num_workers: int,
+    size: Callable[[Thing], int],
+    most: int,
 ) -> Iterator[Made]:
     with pool(num_workers) as workers:
-        waiting: deque[Future[Made]] = deque()
+        waiting: deque[tuple[Future[Made], int]] = deque()
         try:
             for thing in things:
-                waiting.append(workers.submit(function, thing))
-                if len(waiting) > AHEAD * num_workers:
-                    yield waiting.popleft().result()
+                waiting.append((workers.submit(function, thing), size(thing)))
+                del thing  # it may be large
+                while len(waiting) > AHEAD * num_workers or sum(part for _, part in waiting) > most:
+                    yield waiting.popleft()[0].result()
             while waiting:
-                yield waiting.popleft().result()
+                yield waiting.popleft()[0].result()
         finally:
             workers.shutdown(cancel_futures=True)

@@ -45,7 +45,7 @@ OWN_DATA = f"{PACKAGE}.data."
 """How the address of a data's class begins that lies in this package."""
 
 CHANGES_NO_NUMBER = (
-    *("choices", "results", "out", "data.path", "code"),
+    *("choices", "results", "out", "data.path", "data.skip_bad_rows", "code"),
     *("save_final", "checkpoint_every", "timeout", "trace"),
 )
 """Keys left out of the id. The data counts by its hash, not by where it lies."""

@@ -128,6 +128,7 @@ YOUNGER: Mapping[str, Any] = MappingProxyType(
         "optimizer.cautious_decay": False,
         "pipeline.slack": False,
         "pipeline.recompute": False,
+        "data.end_of_document": None,
     }
 )
 """Key → the value at which a trial does what trials did before there was the key."""

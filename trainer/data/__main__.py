@@ -27,8 +27,8 @@ from trainer.base.errors import BadInput
 from trainer.base.places import require_folder
 from trainer.data import benchmarks
 from trainer.data.archives import CACHE, fetch
+from trainer.data.hub import HubDocuments
 from trainer.data.prepare import prepare
-from trainer.data.readers import HubDocuments
 from trainer.data.shards import Prepared
 from trainer.data.tokenizers import ENCODERS
 
@@ -74,7 +74,7 @@ def _definitions(entry: dict[str, list[dict[str, list[dict[str, str]]]]]) -> Ite
 def _streamed(dataset: str, sample: str, revision: str | None) -> Callable[[Path], Iterable[str]]:
     """Streams a data set from the Hugging Face hub, at `revision` or at its newest commit."""
     return lambda cache: HubDocuments(
-        dataset, config=sample, split="train", revision=revision, field="text"
+        dataset, config=sample, split="train", revision=revision, field="text", skip=True
     )
 
 

@@ -1,10 +1,11 @@
 """Pre-tokenised `.bin` shards in the layout of llm.c and modded-nanogpt, read as they are.
 
-A header of 256 int32 (magic, version, number of tokens), then the tokens. The split is in the
-file's name: *train*.bin, *val*.bin.
+A header of 256 int32 (magic, version, number of tokens), then the tokens. The split is a word of
+the file's name, such as in fineweb_train_000001.bin and fineweb_val_000000.bin.
 """
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +23,8 @@ LAYOUTS: dict[tuple[int, int], np.dtype[Any]] = {
     (20240801, 7): np.dtype("<u4"),
 }
 """(magic, version) → type of a token."""
+TRAIN, VALIDATION = ("train", "training"), ("val", "valid", "validation")
+"""Words of names: of the files to train on, and to validate on."""
 
 
 class Bins:
@@ -34,26 +37,32 @@ class Bins:
     def hash(self) -> str | None:
         """SHA-256 over names and contents; None without files."""
         files = sorted(self._path.glob("*.bin"))
-        content = "".join(f"{file.name} {file_hash(file)}\n" for file in files)
+        content = "".join(f"{_told_apart(file)} {file_hash(file)}\n" for file in files)
         return hashlib.sha256(content.encode()).hexdigest() if files else None
 
     @property
     def num_validation_tokens(self) -> int:
         """Tokens of the validation split, by the headers; 0 of files that have none."""
-        headers = [np.fromfile(file, dtype="<i4", count=3) for file in self._files("val")]
+        headers = [np.fromfile(file, dtype="<i4", count=3) for file in self._files(VALIDATION)]
         return sum(int(header[2]) for header in headers if len(header) == 3)
 
-    def _files(self, split: str) -> list[Path]:
-        return sorted(self._path.glob(f"*{split}*.bin"))
+    def _files(self, split: tuple[str, ...]) -> list[Path]:
+        """The files of a split; raises BadInput for a name that has its letters, and no word."""
+        shards = [file for file in sorted(self._path.glob("*.bin")) if _has(file)]
+        for file in shards:
+            if _words(file).isdisjoint(TRAIN) == _words(file).isdisjoint(VALIDATION):
+                allowed = "must have train or val in its name, as a word, and one of them"
+                raise BadInput("data.path", file, allowed)
+        return [file for file in shards if not _words(file).isdisjoint(split)]
 
     def open(self) -> Dataset:
         """Checks every header, length and token; raises BadInput naming the file at fault."""
-        return Dataset(self._vocab_size, self._split("train"), self._split("val"))
+        return Dataset(self._vocab_size, self._split(TRAIN), self._split(VALIDATION))
 
-    def _split(self, name: str) -> Tokens:
-        files = self._files(name)
+    def _split(self, split: tuple[str, ...]) -> Tokens:
+        files = self._files(split)
         if not files:
-            raise BadInput("data.path", self._path, f"holds no *{name}*.bin")
+            raise BadInput("data.path", self._path, f"holds no *{split[0]}*.bin")
         return Tokens([self._shard(file) for file in files])
 
     def _shard(self, file: Path) -> Array:
@@ -70,3 +79,20 @@ class Bins:
             problem = f"is below token {tokens.max()} in {file.name}: another tokenizer's shards?"
             raise BadInput("data.vocab_size", self._vocab_size, problem)
         return tokens
+
+
+def _words(file: Path) -> set[str]:
+    return {*re.findall("[a-z]+", file.stem)}
+
+
+def _has(file: Path) -> bool:
+    """Whether a file is a shard of some split. One that is hidden is none."""
+    has_letters = any(split[0] in file.name for split in (TRAIN, VALIDATION))
+    return has_letters and not file.name.startswith(".")
+
+
+def _told_apart(file: Path) -> str:
+    """The name; with its split, if the name also has the letters of the other, as inter-val has."""
+    if all(split[0] in file.name for split in (TRAIN, VALIDATION)):
+        return f"{file.name} {' '.join(sorted(_words(file)))}"
+    return file.name

@@ -1,6 +1,7 @@
 """The tokenizer of a config: chosen by a word, read from prepared data, written beside a model."""
 
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,30 +12,32 @@ from trainer.base.atomic import write_atomically, write_json
 from trainer.base.build import build
 from trainer.base.cli import one_of
 from trainer.base.errors import BadInput, first_line
-from trainer.data.tokenizers import (
-    ENCODERS,
-    ENDS,
-    TOKENIZER_FILE,
-    Chosen,
+from trainer.data.tokenizer_json import (
+    END_OF_DOCUMENT,
     end_of_document,
-    kept,
-    vocab_size,
+    loaded,
+    usual_end,
+    without_settings,
 )
+from trainer.data.tokenizers import ENCODERS, TOKENIZER_FILE, Chosen, kept, vocab_size
 from trainer.data.tokens import KnowsTokenizer
 
 KEY = "data.tokenizer"
 
 
-def chosen(word: str) -> Chosen:
-    """Return the tokenizer of `word`.
+def chosen(word: str, end: str | None = None) -> Chosen:
+    """Return the tokenizer of `word`, whose special token `end` ends a document, or a usual one.
 
-    A word is one of `ENCODERS`, FOLDER/tokenizer.json, or org/name[@revision] on the hub.
-    Raises BadInput for a tokenizer that is not there or has no token that ends a document.
+    A word is one of `ENCODERS`, a tokenizer.json or its folder, or org/name[@revision] on the hub.
+    Raises BadInput for a tokenizer that is not there or has no such token.
     """
     if word in ENCODERS:
+        if end not in (None, END_OF_DOCUMENT):
+            allowed = f"must be null with data.tokenizer={word}: it has {END_OF_DOCUMENT}"
+            raise BadInput("data.end_of_document", end, allowed)
         return ENCODERS[word]
-    if word.endswith(".json"):
-        path = Path(word)
+    if os.path.exists(word) or word.endswith(".json"):
+        path = Path(word, TOKENIZER_FILE) if os.path.isdir(word) else Path(word)
         if not path.is_file():
             raise BadInput(KEY, word, "must be a tokenizer.json that is there")
     elif "/" in word:
@@ -42,20 +45,21 @@ def chosen(word: str) -> Chosen:
     else:
         more = ", a tokenizer.json, or org/name[@revision] on the Hugging Face hub"
         raise one_of(KEY, word, ENCODERS, more)
-    return _of_file(word, path)
+    return _of_file(word, path, end)
 
 
-def _of_file(word: str, path: Path) -> Chosen:
+def _of_file(word: str, path: Path, named: str | None) -> Chosen:
     try:
-        content = path.read_text(encoding="utf-8")
+        content = without_settings(path.read_text(encoding="utf-8-sig"))
         tokenizer = Tokenizer.from_str(content)
     except Exception as error:  # `tokenizers` raises Exception itself
         raise BadInput(KEY, word, f"must be a tokenizer.json ({first_line(error)})") from None
-    if (end := end_of_document(tokenizer)) is None:
-        raise BadInput(KEY, word, f"must have a token that ends a document: {', '.join(ENDS)}")
-    identity = hashlib.sha256(content.encode()).hexdigest()
+    end = end_of_document(tokenizer, word, named)
+    digest = hashlib.sha256(content.encode()).hexdigest()
     return Chosen(
-        identity, vocab_size(tokenizer), lambda texts, folder, cache: kept(content, folder, end)
+        digest if end == usual_end(tokenizer) else f"{digest} {end}",
+        vocab_size(tokenizer),
+        lambda texts, folder, cache: kept(content, folder, end),
     )
 
 
@@ -80,11 +84,8 @@ def tokenizer_of(data: Mapping[str, Any]) -> tuple[Tokenizer, str]:
     source = build(data)
     if not isinstance(source, KnowsTokenizer):
         raise BadInput("data", data.get("path"), "must know its tokenizer: tokens alone do not")
-    tokenizer = source.read_tokenizer()
-    if (end := end_of_document(tokenizer)) is None:
-        allowed = f"must have a token that ends a document: {', '.join(ENDS)}"
-        raise BadInput("data.tokenizer", data.get("path"), allowed)
-    return tokenizer, end
+    tokenizer = loaded(source.read_tokenizer().to_str())
+    return tokenizer, end_of_document(tokenizer, data.get("path"), data.get("end_of_document"))
 
 
 def write_tokenizer(tokenizer: Tokenizer, end: str, folder: Path) -> None:

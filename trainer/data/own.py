@@ -1,6 +1,5 @@
 """Text of one's own: files, or a data set of the Hugging Face hub; prepared when first opened."""
 
-import glob
 import hashlib
 import json
 import math
@@ -16,14 +15,16 @@ from annotated_types import Gt, Interval
 from tokenizers import Tokenizer
 from typing_extensions import override
 
-from trainer.base.atomic import digests
 from trainer.base.errors import BadInput
 from trainer.base.ranges import Place, Positive
 from trainer.data.archives import CACHE
 from trainer.data.chosen import chosen
+from trainer.data.files import Named, digests_of, has_mark, named, sentence, text_hash
+from trainer.data.hub import HubDocuments, newest_commit
 from trainer.data.prepare import on_stderr, prepare, stated_vocab_size
-from trainer.data.readers import READERS, HubDocuments, documents, newest_commit
+from trainer.data.readers import READERS, documents
 from trainer.data.shards import Prepared
+from trainer.data.tokenizers import Chosen
 from trainer.data.tokens import Dataset
 
 Share = Annotated[float, Interval(gt=0, lt=1)]
@@ -56,6 +57,8 @@ class OwnText(ABC):
     vocab_size: Size | None
     validation_share: Share
     num_tokens: Positive | None
+    end_of_document: str | None = None
+    skip_bad_rows: bool = False
 
     @property
     @abstractmethod
@@ -75,6 +78,10 @@ class OwnText(ABC):
     def documents(self) -> Iterable[str]:
         """Yields documents; raises BadInput if the text cannot be read."""
 
+    @abstractmethod
+    def left_out(self) -> list[Path]:
+        """Files and folders that a reader may expect to count, and that do not."""
+
     @property
     def hash(self) -> str | None:
         """SHA-256 over what the tokens are a function of; None if the text is not there."""
@@ -82,7 +89,7 @@ class OwnText(ABC):
             return None
         recipe = {
             **origin,
-            "tokenizer": chosen(self.tokenizer).identity,
+            "tokenizer": self._chosen.identity,
             "vocab_size": self.vocab_size,
             "validation_share": self.validation_share,
             "num_tokens": self.num_tokens,
@@ -95,7 +102,7 @@ class OwnText(ABC):
 
         Raises BadInput for a `vocab_size` below the tokenizer's.
         """
-        known = chosen(self.tokenizer).vocab_size
+        known = self._chosen.vocab_size
         return known if known is None else stated_vocab_size(known, self.vocab_size)
 
     @property
@@ -117,6 +124,10 @@ class OwnText(ABC):
             self._prepare(digest)
         return self._shards(digest).open()
 
+    @property
+    def _chosen(self) -> Chosen:
+        return chosen(self.tokenizer, self.end_of_document)
+
     def _folder(self, digest: str) -> Path:
         return self.place / digest[:16]
 
@@ -124,10 +135,12 @@ class OwnText(ABC):
         return OwnShards(path=str(self._folder(digest)))
 
     def _prepare(self, digest: str) -> None:
-        encoder = chosen(self.tokenizer)
+        encoder = self._chosen
         if next(iter(self.documents()), None) is None:
             raise BadInput("data", self.label, "must hold text: it has none")
         on_stderr(f"prepares {self.label} in {self._folder(digest)}")
+        if left_out := self.left_out():
+            on_stderr(sentence(left_out))
         prepare(
             self.documents,
             lambda texts, folder: encoder.make(texts, folder, CACHE),
@@ -149,7 +162,7 @@ class OwnText(ABC):
 class TextFiles(OwnText):
     """Files of text: one, those of a folder, or those of a pattern, in the order of their paths."""
 
-    COUNTED_BY_HASH = ("shards", "tokenizer")
+    COUNTED_BY_HASH = ("shards", "tokenizer", "end_of_document")
 
     path: Place
     shards: Place
@@ -166,31 +179,34 @@ class TextFiles(OwnText):
 
     def origin(self) -> Recipe | None:
         """The contents of the files, in order, without their names."""
-        files = self._files()
-        kinds = [file.suffix for file in files]
-        return {"kinds": kinds, "files": _digests(files), "text": self.text} if files else None
+        if not (files := self._named().files):
+            return None
+        kinds = [file.suffix.lower() for file in files]
+        return {"kinds": kinds, "files": digests_of(files, text_hash), "text": self.text}
 
     def documents(self) -> Iterable[str]:
         """Raises BadInput if there is no file, or one that cannot be read."""
-        if not (files := self._files()):
+        if not (files := self._named().files):
             raise BadInput("data.path", self.path, f"must be files that are there: {KINDS}")
-        return documents(files, self.text)
+        return documents(files, self.text, skip=self.skip_bad_rows)
 
-    def _files(self) -> list[Path]:
-        if os.path.isdir(self.path):
-            return [file for file in _below(Path(self.path)) if file.suffix in READERS]
-        files = [Path(name) for name in sorted(glob.glob(self.path, recursive=True))]
-        for file in files:
-            if file.suffix not in READERS:
+    def left_out(self) -> list[Path]:
+        """What a folder or a pattern has that is hidden, a loop, or of another kind."""
+        return self._named().left_out
+
+    def _named(self) -> Named:
+        found = named(self.path, READERS)
+        for file in found.files:
+            if file.suffix.lower() not in READERS:
                 raise BadInput("data.path", file, f"must be one of {KINDS}")
-        return files
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
 class HubText(OwnText):
     """A data set of the Hugging Face hub at one commit, or a folder with a copy of it."""
 
-    COUNTED_BY_HASH = ("name", "tokenizer")
+    COUNTED_BY_HASH = ("name", "tokenizer", "end_of_document")
 
     path: Place
     name: str
@@ -211,8 +227,8 @@ class HubText(OwnText):
     def origin(self) -> Recipe:
         """The commit, or the contents of the copy; raises BadInput where no commit is given."""
         if os.path.isdir(self.name):
-            files = _below(Path(self.name))
-            where: Recipe = {"files": _digests(files), "names": [file.name for file in files]}
+            files = sorted(named(self.name).files)
+            where: Recipe = {"files": digests_of(files), "names": [file.name for file in files]}
         else:
             if self.revision is None or not COMMIT.fullmatch(self.revision):
                 allowed = f"must be a commit, such as the newest: {newest_commit(self.name)}"
@@ -222,19 +238,19 @@ class HubText(OwnText):
 
     def documents(self) -> Iterable[str]:
         """Streams the data set; raises BadInput where the hub or a field is missing."""
+        for file in named(self.name).files if os.path.isdir(self.name) else ():
+            if file.suffix.lower() == ".txt" and has_mark(file):
+                allowed = "must not begin with a mark of byte order: data=text reads such files"
+                raise BadInput("data.name", file, allowed)
         return HubDocuments(
-            self.name, config=self.config, split=self.split, revision=self.revision, field=self.text
+            self.name,
+            config=self.config,
+            split=self.split,
+            revision=self.revision,
+            field=self.text,
+            skip=self.skip_bad_rows,
         )
 
-
-def _below(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-def _digests(files: Iterable[Path]) -> list[str]:
-    try:
-        return digests(files)
-    except OSError as error:
-        raise BadInput(
-            "data.path", error.filename, f"must be readable ({error.strerror})"
-        ) from None
+    def left_out(self) -> list[Path]:
+        """What is hidden in a copy."""
+        return named(self.name).left_out if os.path.isdir(self.name) else []

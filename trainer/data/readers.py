@@ -1,151 +1,133 @@
-"""Reads documents: of .txt, .jsonl and .parquet files, or streamed from the Hugging Face hub.
+"""Reads documents of .txt, .jsonl and .parquet files.
 
 They come in batches, each with the state from which the documents after it can be read.
 """
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import groupby, islice
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from trainer.base.errors import BadInput, first_line
+from trainer.base.errors import BadInput
+from trainer.data.rows import LONGEST, Cell, is_utf8, no_field, texts, too_long
 
-Reader = Callable[[Path, str], Iterator[object]]
+Reader = Callable[[Path, str], Iterator[Cell]]
 """(file, field) → the values of the field, in order; a .txt has no fields."""
 
-DOCUMENTS_AT_ONCE = 1000
+DOCUMENTS_AT_ONCE, CHARACTERS_AT_ONCE = 1000, 2**20
+"""Of a batch, but for a longer document alone."""
+ROWS_AT_ONCE = 16
+"""Of a .parquet file, each of which may be long."""
+UTF_16 = ("\udcff\udcfe", "\udcfe\udcff")
 State = dict[str, Any]
 """Where a stream of documents is; it can be written as JSON."""
 
 
-def documents(paths: Iterable[Path], field: str) -> Iterator[str]:
+def documents(paths: Iterable[Path], field: str, *, skip: bool = False) -> Iterator[str]:
     """The documents of the files, in order; empty ones are left out.
 
-    Raises BadInput for a file that cannot be read, naming the place.
+    Raises BadInput for a file that cannot be read, and, unless `skip`, for a row that is no text,
+    naming the place.
     """
+    return texts(_rows(paths, field), field, skip=skip)
+
+
+def _rows(paths: Iterable[Path], field: str) -> Iterator[Cell]:
     for path in paths:
         try:
-            for value in READERS[path.suffix](path, field):
-                if not isinstance(value, str):
-                    kind = type(value).__name__
-                    raise BadInput("data.text", field, f"must hold text, not {kind}, in {path}")
-                if value.strip():
-                    yield value
-        except (OSError, UnicodeDecodeError) as error:
+            yield from READERS[path.suffix.lower()](path, field)
+        except OSError as error:
             raise BadInput(
-                "data.path", path, f"must be a file of text in UTF-8 ({error})"
+                "data.path", path, f"must be a file that can be read ({error})"
             ) from None
 
 
-def _paragraphs(path: Path, field: str) -> Iterator[str]:
+def _numbered(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a file with their numbers. Bytes that are no UTF-8 are halves of characters."""
+    with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
+        for number, line in enumerate(iter(partial(file.readline, LONGEST + 1), ""), 1):
+            if number == 1 and line.startswith(UTF_16):
+                raise BadInput("data.path", path, "must be a file of text in UTF-8, not in UTF-16")
+            if len(line) > LONGEST:
+                raise too_long(f"line {number} of {path}")
+            yield number, line
+
+
+def _paragraphs(path: Path, field: str) -> Iterator[Cell]:
     """What empty lines separate."""
-    with path.open(encoding="utf-8") as lines:
-        for is_text, some in groupby(lines, lambda line: bool(line.strip())):
-            if is_text:
-                yield "".join(some).rstrip("\n")
+    lines: list[str] = []
+    size, wrong = 0, 0
+    for number, line in _numbered(path):
+        if line.strip():
+            lines.append(line)
+            size += len(line)
+            wrong = wrong or (0 if is_utf8(line) else number)
+            if size > LONGEST:
+                raise too_long(f"the text before line {number} of {path}")
+        elif lines:
+            yield _paragraph(path, lines, wrong)
+            lines, size, wrong = [], 0, 0
+    if lines:
+        yield _paragraph(path, lines, wrong)
 
 
-def _lines(path: Path, field: str) -> Iterator[object]:
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                row = json.loads(line) if line.strip() else {field: ""}
-            except (ValueError, RecursionError) as error:
-                allowed = f"must have one JSON object per line (line {number}: {error})"
-                raise BadInput("data.path", path, allowed) from None
-            if not isinstance(row, dict) or field not in row:
-                found = ", ".join(row) if isinstance(row, dict) else "no object"
-                raise no_field(field, f"line {number} of {path}", found)
-            yield row[field]
+def _paragraph(path: Path, lines: list[str], wrong: int) -> Cell:
+    place = f"line {wrong} of {path}"
+    if wrong:
+        return Cell(place, BadInput("data.path", path, f"must be a file of text in UTF-8: {place}"))
+    return Cell(place, "".join(lines).rstrip("\n"))
 
 
-def _column(path: Path, field: str) -> Iterator[object]:
+def _lines(path: Path, field: str) -> Iterator[Cell]:
+    for number, line in _numbered(path):
+        if line.strip():
+            place = f"line {number} of {path}"
+            yield Cell(place, _field_of(line, field, path, number))
+
+
+def _field_of(line: str, field: str, path: Path, number: int) -> object:
+    """The value of the field, or the refusal of a line that has none."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        allowed = f"must have one JSON object per line (line {number}: {error})"
+        return BadInput("data.path", path, allowed)
+    if not isinstance(row, dict) or field not in row:
+        found = ", ".join(row) if isinstance(row, dict) else "no object"
+        return no_field(field, f"line {number} of {path}", found)
+    return row[field]
+
+
+def _column(path: Path, field: str) -> Iterator[Cell]:
     import pyarrow
     from pyarrow import parquet
 
     try:
-        file = parquet.ParquetFile(path)
+        # Without a buffer, all of a column's row group is read at once.
+        file = parquet.ParquetFile(path, buffer_size=2**20)
     except pyarrow.ArrowInvalid as error:
         raise BadInput("data.path", path, f"must be a parquet file ({error})") from None
     if field not in file.schema_arrow.names:
         raise no_field(field, str(path), ", ".join(file.schema_arrow.names))
-    for batch in file.iter_batches(columns=[field]):
-        yield from batch.column(0).to_pylist()
+    batches = file.iter_batches(batch_size=ROWS_AT_ONCE, columns=[field])
+    values = (value for batch in batches for value in _values(batch.column(0)))
+    for number, value in enumerate(values, 1):
+        yield Cell(f"row {number} of {path}", value)
 
 
-def no_field(field: str, place: str, found: str) -> BadInput:
-    """The refusal of a field that is not in the rows of `place`."""
-    return BadInput("data.text", field, f"must be a field of {place} (it has {found})")
+def _values(column: Any) -> Iterator[object]:
+    """The values of a column; bytes of a text that are no UTF-8 are halves of characters."""
+    try:
+        yield from column.to_pylist()
+    except UnicodeDecodeError:
+        for value in column.cast("binary").to_pylist():
+            yield None if value is None else value.decode(errors="surrogateescape")
 
 
 READERS: Mapping[str, Reader] = {".txt": _paragraphs, ".jsonl": _lines, ".parquet": _column}
 """The end of a file's name → its reader."""
-
-
-class HubDocuments:
-    """Documents of a data set: those that are not empty, of one field.
-
-    `name` may also be a folder with a copy of the data set, such as its parquet files. Files that
-    were read before are not read again when a stream goes on (`Stateful`).
-    """
-
-    def __init__(
-        self, name: str, *, config: str | None, split: str, revision: str | None, field: str
-    ) -> None:
-        self._name, self._field = name, field
-        try:
-            from datasets import load_dataset
-
-            self._rows: Any = load_dataset(
-                name, config, split=split, revision=revision, streaming=True
-            )
-        except ImportError:
-            allowed = "needs the package datasets: pip install 'pipegap[hub]'"
-            raise BadInput("data.name", name, allowed) from None
-        except Exception as error:  # datasets, the hub's client and the network have their own
-            raise _unreachable(name, error) from None
-
-    def __iter__(self) -> Iterator[str]:
-        """Raises BadInput where the field is missing, or the hub no longer answers."""
-        rows = iter(self._rows)
-        while (row := self._next(rows)) is not None:
-            if self._field not in row:
-                raise no_field(self._field, self._name, ", ".join(row))
-            if (text := row[self._field]) and text.strip():
-                yield text
-
-    def _next(self, rows: Iterator[dict[str, Any]]) -> dict[str, Any] | None:
-        try:
-            return next(rows, None)
-        except Exception as error:
-            raise _unreachable(self._name, error) from None
-
-    def state_dict(self) -> State:
-        """Where the stream is: a file, and a row in it."""
-        return self._rows.state_dict()
-
-    def load_state_dict(self, state: State) -> None:
-        """Makes the next iteration start there."""
-        self._rows.load_state_dict(state)
-
-
-def _unreachable(name: str, error: Exception) -> BadInput:
-    allowed = (
-        f"must be a data set that can be read from the Hugging Face hub ({first_line(error)}); "
-        "or use files: data=text, data=bins"
-    )
-    return BadInput("data.name", name, allowed)
-
-
-def newest_commit(name: str) -> str:
-    """The newest commit of a data set; raises BadInput if there is none or no hub."""
-    try:
-        from huggingface_hub import HfApi
-
-        return str(HfApi().dataset_info(name).sha)
-    except Exception as error:
-        raise _unreachable(name, error) from None
 
 
 @runtime_checkable
@@ -189,12 +171,22 @@ class Batch(NamedTuple):
     texts: list[str]
     after: State
 
+    def size(self) -> int:
+        """Characters."""
+        return sum(map(len, self.texts))
+
 
 def batches(documents: Iterable[str], before: State | None) -> Iterator[Batch]:
     """The documents behind the state `before`; all of them if it is None."""
     stream = documents if isinstance(documents, Stateful) else Counted(documents)
     if before is not None:
         stream.load_state_dict(before)
-    iterator = iter(stream)
-    while texts := list(islice(iterator, DOCUMENTS_AT_ONCE)):
+    texts, size = [], 0
+    for text in stream:
+        texts.append(text)
+        size += len(text)
+        if len(texts) == DOCUMENTS_AT_ONCE or size >= CHARACTERS_AT_ONCE:
+            yield Batch(texts, stream.state_dict())
+            texts, size = [], 0
+    if texts:
         yield Batch(texts, stream.state_dict())

@@ -26,6 +26,7 @@ from trainer.data.tokens import Array, Dataset, Tokens
 
 MANIFEST = "manifest.json"
 FORMAT: Literal[1] = 1
+TOKENS_AT_ONCE = 2**22
 TokenType = Literal["<u2", "<u4"]
 
 
@@ -147,11 +148,11 @@ class Prepared:
         path = self._verify(shard)
         if path.stat().st_size != shard.num_tokens * np.dtype(dtype).itemsize:
             raise self._bad(f"has a {MANIFEST} that does not fit the size of {shard.file}")
-        tokens: Array = np.memmap(path, dtype=dtype, mode="r")
         # The hash has just read the file, so this costs only a small part of that time.
-        if (largest := tokens.max()) >= vocab_size:
+        if (largest := _largest(path, dtype)) >= vocab_size:
             vocabulary = f"a vocabulary of {vocab_size}, which {MANIFEST} states"
             raise self._bad(f"has token {largest} in {shard.file}, outside {vocabulary}")
+        tokens: Array = np.memmap(path, dtype=dtype, mode="r")
         return tokens
 
     def _verify(self, entry: File) -> Path:
@@ -168,3 +169,12 @@ class Prepared:
     def _bad(self, problem: str) -> BadInput:
         advice = f"delete the folder and prepare it again with {self.remedy}"
         return BadInput("data.path", self._path, f"{problem}; {advice}")
+
+
+def _largest(path: Path, dtype: TokenType) -> int:
+    """The largest token of a file; read in parts, since what is mapped counts as memory."""
+    largest = 0
+    with path.open("rb") as file:
+        while len(part := np.fromfile(file, dtype, TOKENS_AT_ONCE)):
+            largest = max(largest, int(part.max()))
+    return largest

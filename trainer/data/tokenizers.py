@@ -5,31 +5,33 @@ SmolLM2's is rebuilt from vocabulary and merges of a GGUF file, so that no hub i
 
 import hashlib
 import json
-import struct
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from trainer.base.atomic import write_atomically
+from trainer.base.errors import BadInput
 from trainer.data.archives import fetch
+from trainer.data.gguf import read_metadata
+from trainer.data.tokenizer_json import END_OF_DOCUMENT, loaded
 
 Document = npt.NDArray[np.integer[Any]]
-END_OF_DOCUMENT = "<|endoftext|>"
-ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>")
-"""Tokens that end a document, in published tokenizers; the first that is there counts."""
 LEARNED_FROM = 1_000_000
 """Documents that a BPE is trained on, the first ones: all of a small corpus."""
+PIECE, CONTEXT = 2**18, 2**10
+"""Characters of a long document that are encoded at once, and those on each side of them."""
+BEFORE_SPACE = re.compile(r"(?<=\S)\s")
 SMOLLM2_SHA256 = "9ca9acddb6525a194ec8ac7a87f24fbba7232a9a15ffa1af0c1224fcd888e47c"
 TOKENIZER_FILE = "tokenizer.json"
-STRING, ARRAY, CONTROL_TOKEN = 8, 9, 3
-SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
-"""Type number → its format in `struct` (the GGUF specification, little-endian)."""
+CONTROL_TOKEN = 3
+"""Its type in a GGUF file."""
 
 
 class Encoder(Protocol):
@@ -51,7 +53,7 @@ class Bytes:
     def encode(self, documents: Sequence[str]) -> list[Document]:
         """Returns one integer array per document."""
         return [
-            np.append(np.frombuffer(text.encode(), np.uint8).astype(np.int64), 256)
+            np.append(np.frombuffer(text.encode(), np.uint8).astype(np.uint16), np.uint16(256))
             for text in documents
         ]
 
@@ -75,9 +77,14 @@ def _letter(byte: int) -> str:
     return chr(byte if is_printable[byte] else 256 + is_printable[:byte].count(False))
 
 
-def end_of_document(tokenizer: Tokenizer) -> str | None:
-    """The first of ENDS that the tokenizer has; None if it has none."""
-    return next((token for token in ENDS if tokenizer.token_to_id(token) is not None), None)
+def cuts(text: str) -> list[int]:
+    """Where the pieces of a text begin, and its end: before white space, if some is near."""
+
+    def near(at: int) -> int:
+        match = BEFORE_SPACE.search(text, at, at + CONTEXT)
+        return match.start() if match else at
+
+    return [0, *map(near, range(PIECE, len(text), PIECE)), len(text)]
 
 
 class Subwords:
@@ -85,9 +92,7 @@ class Subwords:
 
     def __init__(self, content: str, end: str = END_OF_DOCUMENT) -> None:
         self._made_from = content, end
-        self._tokenizer = Tokenizer.from_str(content)
-        # <|endoftext|> inside a document is ordinary text and does not end the document.
-        self._tokenizer.encode_special_tokens = True
+        self._tokenizer = loaded(content)
         self._end = self._tokenizer.token_to_id(end)
         self.vocab_size = vocab_size(self._tokenizer)
         self.sha256: str | None = hashlib.sha256(content.encode()).hexdigest()
@@ -97,9 +102,37 @@ class Subwords:
         return _subwords, self._made_from
 
     def encode(self, documents: Sequence[str]) -> list[Document]:
-        """Returns one integer array per document."""
-        encoded = self._tokenizer.encode_batch_fast(list(documents), add_special_tokens=False)
-        return [np.array([*text.ids, self._end], dtype=np.int64) for text in encoded]
+        """Returns one integer array per document.
+
+        Raises BadInput if the end token is among the tokens of a text, which some models make of
+        its name.
+        """
+        short = [text for text in documents if len(text) <= PIECE]
+        encoded = iter(self._tokenizer.encode_batch_fast(short, add_special_tokens=False))
+        return [
+            self._ended([next(encoded).ids] if len(text) <= PIECE else self._by_pieces(text))
+            for text in documents
+        ]
+
+    def _by_pieces(self, text: str) -> Iterator[Document]:
+        """The tokens of a long text, whose encoding as a whole takes a hundred times its memory.
+
+        Each piece is encoded amid its neighbours, of which no token is kept.
+        """
+        for start, end in pairwise(cuts(text)):
+            first = max(0, start - CONTEXT)
+            piece = text[first : end + CONTEXT]
+            encoding = self._tokenizer.encode(piece, add_special_tokens=False)
+            begins = first + np.array([begin for begin, _ in encoding.offsets], np.int64)
+            yield np.array(encoding.ids, np.uint32)[(start <= begins) & (begins < end)]
+
+    def _ended(self, parts: Iterable[npt.ArrayLike]) -> Document:
+        tokens = np.concatenate([np.asarray(part, np.uint32) for part in (*parts, [self._end])])
+        if (tokens[:-1] == self._end).any():
+            end = self._made_from[1]
+            allowed = f"must be a token that is not made of a text: a document has the text {end}"
+            raise BadInput("data.end_of_document", end, allowed)
+        return tokens
 
 
 def vocab_size(tokenizer: Tokenizer) -> int:
@@ -123,7 +156,9 @@ def _bpe(texts: Iterable[str], folder: Path, cache: Path, *, vocabulary: int) ->
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(islice(texts, LEARNED_FROM), trainer)
+    documents = islice(texts, LEARNED_FROM)
+    pieces = (text[a:b] for text in documents for a, b in pairwise(cuts(text)))
+    tokenizer.train_from_iterator(pieces, trainer)
     return kept(tokenizer.to_str(pretty=True), folder)
 
 
@@ -142,35 +177,6 @@ def kept(content: str, folder: Path, end: str = END_OF_DOCUMENT) -> Subwords:
     """Writes `content` as tokenizer.json beside the shards; returns its tokenizer."""
     write_atomically(folder / TOKENIZER_FILE, content.encode())
     return Subwords(content, end)
-
-
-def read_metadata(file: IO[bytes]) -> dict[str, Any]:
-    """The key-value pairs at the head of a GGUF file (versions 2 and 3); raises ValueError."""
-    if file.read(4) != b"GGUF":
-        raise ValueError("not a GGUF file")
-    _, _, num_pairs = struct.unpack("<IQQ", file.read(20))
-    return dict(_pair(file) for _ in range(num_pairs))
-
-
-def _pair(file: IO[bytes]) -> tuple[str, Any]:
-    return _string(file), _value(file, _scalar(file, "I"))
-
-
-def _value(file: IO[bytes], kind: int) -> Any:
-    if kind == STRING:
-        return _string(file)
-    if kind == ARRAY:
-        item, length = _scalar(file, "I"), _scalar(file, "Q")
-        return [_value(file, item) for _ in range(length)]
-    return _scalar(file, SCALARS[kind])
-
-
-def _scalar(file: IO[bytes], form: str) -> Any:
-    return struct.unpack(f"<{form}", file.read(struct.calcsize(f"<{form}")))[0]
-
-
-def _string(file: IO[bytes]) -> str:
-    return file.read(_scalar(file, "Q")).decode()
 
 
 def byte_level_bpe(metadata: dict[str, Any]) -> Tokenizer:

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -19,6 +20,8 @@ from trainer.data.shards import File, Shard, Split, Splits, TokenType
 from trainer.data.tokenizers import Document
 
 SHARD_TOKENS = 100_000_000
+CHARACTERS_AHEAD = 2**23
+"""Of documents that are read before their turn."""
 END = np.dtype("<i8")
 """How the end of a document is written, until all ends are known."""
 SAVE_EVERY = 10.0
@@ -78,7 +81,7 @@ class SplitWriter:
         self._ends.close()
         raw = Path(self._ends.name)
         ends = self._folder / f"{self._split}-ends.npy"
-        np.save(ends, np.fromfile(raw, END))
+        _save_as_array(raw, ends, self.num_documents)
         raw.unlink()
         return Split(
             num_tokens=self.num_tokens,
@@ -101,6 +104,14 @@ class SplitWriter:
         digest = file_hash(path)
         self._shards.append(Shard(file=path.name, num_tokens=self._length, sha256=digest))
         self._length = 0
+
+
+def _save_as_array(raw: Path, path: Path, length: int) -> None:
+    """Writes what `numpy.save` would of the numbers in a file, without reading all of them."""
+    header = {"descr": END.str, "fortran_order": False, "shape": (length,)}
+    with raw.open("rb") as numbers, path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        shutil.copyfileobj(numbers, file)
 
 
 def _open_to_append(path: Path, num_bytes: int) -> BinaryIO:
@@ -153,7 +164,8 @@ class Preparation:
         """Writes the documents that are left, until there are `num_tokens` training tokens."""
         if self.train.num_tokens >= self._num_tokens:
             return
-        for state, encoded in mapped(encode, batches(documents, self._state), num_workers):
+        read = batches(documents, self._state)
+        for state, encoded in mapped(encode, read, num_workers, Batch.size, CHARACTERS_AHEAD):
             for held_out, tokens in encoded:
                 (self.validation if held_out else self.train).add(tokens)
             self._state = state
@@ -164,11 +176,18 @@ class Preparation:
 
     def close(self, share: float) -> Splits:
         """Finishes both splits; raises BadInput if one has no document."""
-        if not self.train.num_documents + self.validation.num_documents:
-            raise BadInput("data", self._settings["corpus"], "must hold text: it has none")
+        number = self.train.num_documents + self.validation.num_documents
+        if number < 2:
+            found = (
+                "it has one (in a .txt, an empty line ends a document)" if number else "it has none"
+            )
+            allowed = f"must hold text, two documents at least, to train and to validate: {found}"
+            raise BadInput("data", self._settings["corpus"], allowed)
         for split, more in ((self.train, "smaller"), (self.validation, "larger")):
             if not split.num_documents:
-                allowed = f"must be {more}, or the text longer: one part has no document"
+                allowed = (
+                    f"must be {more}, or the text longer: of {number} documents one part has none"
+                )
                 raise BadInput("data.validation_share", share, allowed)
         return Splits(train=self.train.close(), validation=self.validation.close())
 

@@ -159,6 +159,22 @@ def test_make_figures_prices_every_scale_or_one(given: list[str], priced: list[s
     assert "analysis" not in lines
 
 
+@pytest.mark.parametrize(
+    ("words", "store"),
+    [
+        ("", "results=results"),
+        ("seeds=[0] results=a results=b", "'results=b'"),
+        ("'results=/mnt/my runs'", "'results=/mnt/my runs'"),
+        ('results="my  runs" note=results=no', "'results=my  runs'"),
+        ('"results=it\'s"', "'results=it'\\''s'"),
+    ],
+)
+def test_make_figures_reports_of_the_store_that_its_sweeps_write(words: str, store: str) -> None:
+    made = ("-o", ".venv/.ready", "-o", "data/wiki/manifest.json")
+    lines = "\n".join(lines_of_make(*made, "figures", "SCALE=micro", f"ARGS={words}"))
+    assert f"-m analysis {store} out=report" in lines
+
+
 def test_emulated_trials_may_share_a_gpu(tmp_path: Path) -> None:
     words = [f"sweep={written(tmp_path, 'one')}", f"results={tmp_path}", "device=cuda"]
     trials = planned(*words)

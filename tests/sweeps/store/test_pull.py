@@ -93,6 +93,13 @@ def test_no_name_leads_out_of_the_copy(objects: SweepStore, server: s3_server.Se
         objects.pull()
 
 
+@pytest.mark.parametrize("prefix", ["a#1", "a?x", "a b", "a%20b", "a+b", "é", "a ", "[a]/b*"])
+def test_a_prefix_is_what_it_says(prefix: str, server: s3_server.ServedBucket) -> None:
+    """A URL would end at # and ?, have one name for `a b` and `a%20b`, and end before a space."""
+    BucketClient(f"s3://{s3_server.BUCKET}/{prefix}").create("k", b"")
+    assert [*server.objects] == [f"{prefix}/k"]
+
+
 @pytest.mark.parametrize(
     ("url", "why"),
     [

@@ -1,5 +1,6 @@
 """Prepared data is what was written, and a batch is a pure function of (seed, index)."""
 
+import hashlib
 from itertools import count
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from tests.support.documents import TEXTS, prepared
+from trainer.base.atomic import file_hash
 from trainer.base.errors import BadInput
 from trainer.data import tokenizers
 from trainer.data.batches import Batches, Permutation, Windows
@@ -187,6 +189,38 @@ def test_bad_bin_shards_are_refused(tmp_path: Path) -> None:
     shard.write_bytes(b"no header")
     with pytest.raises(BadInput, match="header"):
         source.open()
+
+
+def test_shards_are_told_apart_by_words_of_their_names(tmp_path: Path) -> None:
+    names = {"train_1": 1, "my-training.2": 2, "interval_train_3": 3, "constrained_validation_1": 4}
+    for name, token in {**names, "valid.2": 5, "._x_train_9": 6, "gpt2_tokenizer": 7}.items():
+        write_bin(tmp_path / f"{name}.bin", [token], 20240520, 1, "<u2")
+    source = Bins(path=str(tmp_path), vocab_size=50)
+    data = source.open()
+    assert data.train.read(0, len(data.train)).tolist() == [3, 2, 1]
+    assert data.validation.read(0, len(data.validation)).tolist() == [4, 5]
+    assert source.num_validation_tokens == 2
+
+
+@pytest.mark.parametrize("name", ["trainval", "train_val", "retrain", "invalid", "eval_1"])
+def test_a_shard_of_no_split_or_of_both_is_refused(tmp_path: Path, name: str) -> None:
+    for other in ("x_train", "x_val", name):
+        write_bin(tmp_path / f"{other}.bin", [1], 20240520, 1, "<u2")
+    with pytest.raises(BadInput, match=f"{name}.bin: must have train or val in its name, as a w"):
+        Bins(path=str(tmp_path), vocab_size=50).open()
+
+
+def test_a_name_that_was_in_both_splits_names_other_tokens(tmp_path: Path) -> None:
+    """The hash of others is that of names and contents, by which trials are known."""
+    hashes = []
+    for name in ("x_train", "interval_train"):
+        folder = tmp_path / name
+        folder.mkdir()
+        write_bin(folder / f"{name}.bin", [1], 20240520, 1, "<u2")
+        content = f"{name}.bin {file_hash(folder / f'{name}.bin')}\n"
+        found = Bins(path=str(folder), vocab_size=50).hash
+        hashes.append(found == hashlib.sha256(content.encode()).hexdigest())
+    assert hashes == [True, False]
 
 
 def test_the_published_tokenizer_is_rebuilt_byte_for_byte(tmp_path: Path) -> None:

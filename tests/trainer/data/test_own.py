@@ -1,6 +1,7 @@
 """Text of one's own becomes the same tokens from any kind of file, however it was prepared."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,13 @@ from tests.support.own_text import texts, write_jsonl, write_parquet, write_txt
 from tests.support.refusals import Refused, name_of
 from trainer.__main__ import main as trainer
 from trainer.base.children import mapped
+from trainer.base.errors import BadInput
 from trainer.config.compose import compose
 from trainer.config.identity import trial_id
 from trainer.data import readers, writer
+from trainer.data.hub import HubDocuments
 from trainer.data.own import HubText, TextFiles
 from trainer.data.prepare import is_validation, prepare
-from trainer.data.readers import HubDocuments
 from trainer.data.shards import Prepared
 from trainer.data.tokenizers import Bytes, Document
 
@@ -45,6 +47,13 @@ def hub(name: Path, shards: Path) -> HubText:
     )
 
 
+def of_letter(letter: str) -> str:
+    """A tokenizer.json with one letter, and a token that ends a document."""
+    tokenizer = Tokenizer(models.BPE({"<eos>": 0, letter: 1}, []))
+    tokenizer.add_special_tokens(["<eos>"])
+    return tokenizer.to_str()
+
+
 def test_every_kind_of_file_gives_the_same_tokens(tmp_path: Path) -> None:
     write_txt(tmp_path / "a.txt", TEXTS)
     write_jsonl(tmp_path / "a.jsonl", ["", *TEXTS])
@@ -63,7 +72,7 @@ def test_every_kind_of_file_gives_the_same_tokens(tmp_path: Path) -> None:
 
 def test_a_trial_is_named_by_content_and_not_by_place(tmp_path: Path) -> None:
     tokenizer = tmp_path / "t.json"
-    tokenizer.write_text(Tokenizer(models.BPE({"<eos>": 0, "a": 1}, [])).to_str())
+    tokenizer.write_text(of_letter("a"))
     write_jsonl(tmp_path / "one" / "x.jsonl", TEXTS)
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     shutil.copy(tokenizer, tmp_path / "u.json")
@@ -78,7 +87,7 @@ def test_a_trial_is_named_by_content_and_not_by_place(tmp_path: Path) -> None:
     assert name("one", num_tokens=5.0) != name("one") != name("one", vocab_size=9)
     write_jsonl(tmp_path / "two" / "x.jsonl", TEXTS[1:])
     assert name("two") != name("one")
-    tokenizer.write_text(Tokenizer(models.BPE({"<eos>": 0, "b": 1}, [])).to_str())
+    tokenizer.write_text(of_letter("b"))
     assert name("one") != name("one", by="u")
 
 
@@ -139,6 +148,29 @@ def test_workers_change_no_order() -> None:
     assert list(mapped(hex, things, num_workers=2)) == [hex(thing) for thing in things]
 
 
+@pytest.mark.parametrize(
+    ("share", "number", "why"),
+    [
+        (0.01, 1, "data=a.txt: must hold text, two documents at least, .*: it has one"),
+        (0.5, 1, "data=a.txt: must hold text, two documents at least, .*: it has one"),
+        (
+            1e-9,
+            120,
+            "validation_share=1e-09: must be larger, .* of 120 documents one part has",
+        ),
+        (0.999999, 120, "validation_share=0.999999: must be smaller, or the text longer: of 120"),
+    ],
+)
+def test_a_part_without_a_document_is_refused(
+    share: float, number: int, why: str, tmp_path: Path
+) -> None:
+    write_txt(tmp_path / "a.txt", TEXTS[:number])
+    source = replace(files(tmp_path / "a.txt", tmp_path / "s"), validation_share=share)
+    with pytest.raises(BadInput, match=why):
+        source.open()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.txt", "s"]
+
+
 def bad(words: str) -> str:
     return f"data=text data.path={words}"
 
@@ -148,7 +180,7 @@ BAD = {
     bad("none.txt"): "data.path=none.txt: must be files that are there: *.txt, *.jsonl, *.parquet",
     bad("a.csv"): "data.path=a.csv: must be one of *.txt, *.jsonl, *.parquet",
     bad("a.jsonl"): "data.text=text: must be a field of line 1 of a.jsonl (it has id, body)",
-    bad("a.jsonl data.text=id"): "data.text=id: must hold text, not int, in a.jsonl",
+    bad("a.jsonl data.text=id"): "data.text=id: must hold text, not int, in line 1 of a.jsonl",
     bad("bad.jsonl"): "data.path=bad.jsonl: must have one JSON object per line (line 1: ",
     bad("bad.parquet"): "data.path=bad.parquet: must be a parquet file (",
     bad("a.parquet data.text=body"): "data.text=body: must be a field of a.parquet (it has id, t",

@@ -1,0 +1,150 @@
+"""A folder, a pattern and a copy of a data set name the same files, in the same order."""
+
+import codecs
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.own_text import texts, write_jsonl, write_txt
+from trainer.base.errors import BadInput
+from trainer.data.files import named
+from trainer.data.own import HubText, TextFiles
+from trainer.data.readers import READERS
+
+TEXTS = texts(40, 8)
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of datasets
+
+
+def found(path: str) -> list[str]:
+    return [str(file) for file in named(path, READERS).files]
+
+
+def left_out(path: str) -> list[str]:
+    return [str(file) for file in named(path, READERS).left_out]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def make(*names: str) -> None:
+    for name in names:
+        write_txt(Path(name), [f"text of {name}"])
+
+
+def test_a_folder_and_a_pattern_name_the_same_files_in_one_order() -> None:
+    make("t/a-b/x.txt", "t/a/x.txt", "t/B.TXT", "t/b.txt", "elsewhere/l.txt")
+    make("t/.ipynb_checkpoints/b-checkpoint.txt", "t/._b.txt", "t/b.txt~", "t/README.md")
+    Path("t/link").symlink_to("../elsewhere")
+    Path("t/a/loop").symlink_to("..")
+    files = ["t/B.TXT", "t/a-b/x.txt", "t/a/x.txt", "t/b.txt", "t/link/l.txt"]
+    assert found("t") == found("t/**") == found("t/*") == found("t/") == files
+    assert found("t/**/*.[tT]*") == files
+    assert left_out("t") == [
+        *("t/._b.txt", "t/.ipynb_checkpoints", "t/README.md", "t/a/loop", "t/b.txt~")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "files"),
+    [
+        ("t/*.txt", ["t/a.txt"]),
+        ("t/*/*.txt", ["t/one/b.txt", "t/two/c.txt"]),
+        ("t/**/*.txt", ["t/a.txt", "t/one/b.txt", "t/two/c.txt", "t/two/deep/d.txt"]),
+        ("t/**/deep", ["t/two/deep/d.txt"]),
+        ("t/t*", ["t/two/c.txt", "t/two/deep/d.txt"]),
+        ("t/.h/*.txt", ["t/.h/e.txt"]),
+        ("t/.h", ["t/.h/e.txt"]),
+        ("t/.*/*", ["t/.h/e.txt"]),
+        ("t/.h/e.txt", ["t/.h/e.txt"]),
+        ("*/a.txt", ["t/a.txt"]),
+        ("none/*.txt", []),
+        ("t/a.txt/*", []),
+    ],
+)
+def test_patterns(path: str, files: list[str]) -> None:
+    make("t/a.txt", "t/one/b.txt", "t/two/c.txt", "t/two/deep/d.txt", "t/.h/e.txt")
+    assert found(path) == files
+
+
+@pytest.mark.parametrize(
+    ("path", "files"),
+    [
+        ("b[1]/a.txt", ["b[1]/a.txt"]),
+        ("b[1]/*.txt", ["b[1]/a.txt"]),
+        ("b[1]", ["b[1]/a.txt"]),
+        ("b[12]/a.txt", ["b1/a.txt"]),
+        ("x*y.txt", ["x*y.txt"]),
+        ("[x]*.txt", ["x*y.txt", "xzy.txt"]),
+    ],
+)
+def test_a_path_that_exists_is_no_pattern(path: str, files: list[str]) -> None:
+    make("b[1]/a.txt", "b1/a.txt", "x*y.txt", "xzy.txt")
+    assert found(path) == files
+
+
+def source(path: object, **more: object) -> TextFiles:
+    known = {"text": "text", "tokenizer": "bytes", "vocab_size": None, "num_tokens": None, **more}
+    return TextFiles(path=str(path), shards="shards", validation_share=0.2, **known)  # type: ignore[arg-type]
+
+
+def test_a_mark_of_byte_order_is_no_text() -> None:
+    for kind, write in (("txt", write_txt), ("jsonl", write_jsonl)):
+        write(Path(f"plain/a.{kind}"), TEXTS)
+        content = Path(f"plain/a.{kind}").read_bytes()
+        Path(f"marked.{kind}").write_bytes(codecs.BOM_UTF8 + content)
+        assert source(f"marked.{kind}").hash == source(f"plain/a.{kind}").hash
+        assert [*source(f"marked.{kind}").documents()] == TEXTS
+        Path(f"wide.{kind}").write_bytes(content.decode().encode("utf-16"))
+        with pytest.raises(BadInput, match=r"wide.*: must be a file of text in UTF-8, not in UTF-"):
+            [*source(f"wide.{kind}").documents()]
+
+
+def test_what_is_left_out_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    write_jsonl(Path("t/a.jsonl"), TEXTS)
+    Path("t/b.jsonl.gz").write_bytes(b"")
+    source("t").open()
+    said = "leaves out 1 files or folders that are hidden or of another kind: t/b.jsonl.gz\n"
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["gone", "pipe"])
+def test_a_text_that_cannot_be_read_is_refused(kind: str) -> None:
+    make("t/a.txt")
+    if kind == "gone":
+        Path("t/b.txt").symlink_to("nowhere")
+    else:
+        os.mkfifo("t/b.txt")
+    with pytest.raises(BadInput, match=r"data.path=t/b.txt: must be (readable|a file of text)"):
+        source("t").open()
+
+
+def copy(name: str) -> HubText:
+    options = {"config": None, "revision": None, "tokenizer": "bytes", "text": "text"}
+    more = {"vocab_size": None, "num_tokens": None, "validation_share": 0.2}
+    return HubText(path="shards", name=name, split="train", **options, **more)  # type: ignore[arg-type]
+
+
+def test_a_copy_has_the_files_and_the_order_of_a_folder() -> None:
+    for name in ("a-b/x", "a/x", "B"):
+        write_jsonl(Path(f"c/{name}.jsonl"), [f"text of {name}"])
+    before = copy("c").hash
+    Path("c/.cache").mkdir()
+    Path("c/.cache/x.metadata").write_text("1764000000.0")  # the time of a download
+    Path("c/.hidden.jsonl").write_text(json.dumps({"text": "hidden"}))
+    assert copy("c").hash == before
+    assert [*copy("c").documents()] == [*source("c").documents()]
+
+
+def test_a_copy_that_datasets_would_read_otherwise_is_refused() -> None:
+    write_jsonl(Path("c[1]/a.jsonl"), TEXTS)
+    write_jsonl(Path("c1/a.jsonl"), TEXTS[1:])
+    with pytest.raises(BadInput, match=r"data.name=c\[1\]: must lie in folders without"):
+        copy("c[1]").documents()
+    Path("m").mkdir()
+    Path("m/a.txt").write_bytes(codecs.BOM_UTF8 + b"text")
+    with pytest.raises(BadInput, match=r"data.name=m/a.txt: must not begin with a mark"):
+        copy("m").documents()

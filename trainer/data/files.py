@@ -1,0 +1,120 @@
+"""The files that a path names, in order: one rule for folder, pattern and copy of a data set.
+
+A path that exists is that path, and no pattern. A folder stands for all files below it, those of
+linked folders too; a pattern for the files and folders that match. Names that begin with a dot are
+hidden: only a path that spells them out means them. Files come in the order of their paths.
+"""
+
+import hashlib
+import os
+from codecs import BOM_UTF8
+from collections.abc import Callable, Collection, Iterator, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import NamedTuple
+
+from trainer.base.atomic import digests, file_hash
+from trainer.base.errors import BadInput, some
+
+Parts = tuple[str, ...]
+"""What is left of a pattern below a folder; nothing if the folder matches, with all below it."""
+ANY_FOLDERS = "**"
+
+
+class Named(NamedTuple):
+    """Files in order, and the files and folders beside them that do not count."""
+
+    files: list[Path]
+    left_out: list[Path]
+
+
+def named(path: str, kinds: Collection[str] = ()) -> Named:
+    """The files that a path names, of these kinds, such as `.txt`, if any are given.
+
+    A file that is named itself counts whatever its kind. Raises BadInput for what cannot be read.
+    """
+    root, pattern = _split(Path(path))
+    if not pattern and not os.path.isdir(root):
+        return Named([root], [])
+    files, left_out = list[Path](), list[Path]()
+    for found, counts in _below(root, {pattern}, frozenset()) if os.path.isdir(root) else ():
+        of_kind = not kinds or found.suffix.lower() in kinds
+        (files if counts and of_kind else left_out).append(found)
+    return Named(sorted(files, key=str), sorted(left_out, key=str))
+
+
+def _split(path: Path) -> tuple[Path, Parts]:
+    """The longest part of a path that exists, and the rest."""
+    parts = path.parts
+    for number in range(len(parts), 0, -1):
+        if os.path.lexists(root := Path(*parts[:number])):
+            return root, parts[number:]
+    return Path(), parts
+
+
+def _below(folder: Path, left: set[Parts], above: frozenset[str]) -> Iterator[tuple[Path, bool]]:
+    """Files below a folder that match, each with True; what is hidden or a loop, with False."""
+    above |= {os.path.realpath(folder)}
+    while more := {parts[1:] for parts in left if parts[:1] == (ANY_FOLDERS,)} - left:
+        left = left | more  # `**` stands for no folder too
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        raise BadInput("data.path", folder, f"must be readable ({error.strerror})") from None
+    for name in names:
+        path, after = folder / name, _after(name, left)
+        if not after:
+            if () in left:
+                yield path, False
+        elif not os.path.isdir(path):
+            if () in after:
+                yield path, True
+        elif os.path.realpath(path) in above:
+            yield path, False
+        else:
+            yield from _below(path, after, above)
+
+
+def _after(name: str, left: set[Parts]) -> set[Parts]:
+    """What is left of the patterns below an entry; nothing if it matches none of them."""
+    hidden = name.startswith(".")
+    stay = {parts for parts in left if parts[:1] in ((), (ANY_FOLDERS,)) and not hidden}
+    return stay | {
+        parts[1:]
+        for parts in left - stay
+        if parts and hidden <= parts[0].startswith(".") and fnmatchcase(name, parts[0])
+    }
+
+
+def sentence(left_out: list[Path]) -> str:
+    """What is said of files that do not count."""
+    return f"leaves out {len(left_out):,} files or folders that are hidden or of another kind: " + (
+        some(left_out)
+    )
+
+
+def digests_of(files: Sequence[Path], of: Callable[[Path], str] = file_hash) -> list[str]:
+    """A digest of each file; raises BadInput for one that cannot be read."""
+    try:
+        for file in files:
+            if os.path.exists(file) and not os.path.isfile(file):
+                raise BadInput("data.path", file, "must be a file of text, or a folder")
+        return digests(files, of)
+    except OSError as error:
+        allowed = f"must be readable ({error.strerror})"
+        raise BadInput("data.path", error.filename, allowed) from None
+
+
+def text_hash(path: Path) -> str:
+    """SHA-256 of a file without the mark of byte order, which is no text."""
+    if not has_mark(path):
+        return file_hash(path)
+    with path.open("rb") as file:
+        file.seek(len(BOM_UTF8))
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def has_mark(path: Path) -> bool:
+    """Whether a file begins with the mark of byte order that some editors write."""
+    with path.open("rb") as file:
+        return file.read(len(BOM_UTF8)) == BOM_UTF8

@@ -1,0 +1,98 @@
+"""Streams documents of a data set of the Hugging Face hub, or of a folder with a copy of one."""
+
+import os
+import re
+from collections.abc import Iterator
+from logging import CRITICAL
+from typing import Any
+
+from trainer.base.errors import BadInput, first_line
+from trainer.data.readers import State
+from trainer.data.rows import Cell, no_field, texts
+
+PATTERN = re.compile(r"[*?\[\]]")
+ROWS = "rows_read"
+"""What a state calls the number of rows that were read before."""
+
+
+class HubDocuments:
+    """Documents of a data set: those that are not empty, of one field.
+
+    `name` may also be a folder with a copy of the data set, such as its parquet files. Files that
+    were read before are not read again when a stream goes on (`Stateful`). Rows that are no text
+    are refused, or left out and counted if `skip`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        config: str | None,
+        split: str,
+        revision: str | None,
+        field: str,
+        skip: bool = False,
+    ) -> None:
+        self._name, self._field, self._skip = name, field, skip
+        self._num_read = 0
+        if os.path.isdir(name) and PATTERN.search(os.path.realpath(name)):
+            allowed = "must lie in folders without * ? [ ] in their names: datasets takes a pattern"
+            raise BadInput("data.name", name, allowed)
+        try:
+            import datasets
+
+            datasets.logging.set_verbosity(CRITICAL)  # its errors are refused in a line of ours
+            self._rows: Any = datasets.load_dataset(
+                name, config, split=split, revision=revision, streaming=True
+            )
+        except ImportError:
+            allowed = "needs the package datasets: pip install 'pipegap[hub]'"
+            raise BadInput("data.name", name, allowed) from None
+        except Exception as error:  # datasets, the hub's client and the network have their own
+            raise _unreachable(name, error) from None
+
+    def __iter__(self) -> Iterator[str]:
+        """Raises BadInput where the field is missing, or the hub no longer answers."""
+        return texts(self._fields(iter(self._rows)), self._field, skip=self._skip)
+
+    def _fields(self, rows: Iterator[dict[str, Any]]) -> Iterator[Cell]:
+        while (row := self._next(rows)) is not None:
+            self._num_read += 1
+            if self._field not in row:
+                raise no_field(self._field, self._name, ", ".join(row))
+            yield Cell(f"row {self._num_read} of {self._name}", row[self._field])
+
+    def _next(self, rows: Iterator[dict[str, Any]]) -> dict[str, Any] | None:
+        try:
+            return next(rows, None)
+        except Exception as error:
+            raise _unreachable(self._name, error) from None
+
+    def state_dict(self) -> State:
+        """Where the stream is: a file, and a row in it."""
+        return {**self._rows.state_dict(), ROWS: self._num_read}
+
+    def load_state_dict(self, state: State) -> None:
+        """Makes the next iteration start there."""
+        self._num_read = state.get(ROWS, 0)
+        self._rows.load_state_dict({key: state[key] for key in state if key != ROWS})
+
+
+def _unreachable(name: str, error: Exception) -> BadInput:
+    if os.path.isdir(name):
+        allowed = "must be a copy of a data set that can be read"
+        other = f"data=text data.path={name} reads its files, and says which line is at fault"
+    else:
+        allowed = "must be a data set that can be read from the Hugging Face hub"
+        other = "or use files: data=text, data=bins"
+    return BadInput("data.name", name, f"{allowed} ({first_line(error)}); {other}")
+
+
+def newest_commit(name: str) -> str:
+    """The newest commit of a data set; raises BadInput if there is none or no hub."""
+    try:
+        from huggingface_hub import HfApi
+
+        return str(HfApi().dataset_info(name).sha)
+    except Exception as error:
+        raise _unreachable(name, error) from None
