@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from trainer.optimizers.averaging import Averages
+from trainer.optimizers.averaging import averages, evaluated
 from trainer.optimizers.routing import Kind, Parameters
 from trainer.optimizers.state import Observer, State, Wrapper
 
@@ -95,12 +95,12 @@ class Sharded(Wrapper):
     @torch.no_grad()
     def evaluation_weights(self) -> Mapping[Tensor, Tensor]:
         """Weight → tensor to evaluate in its place, on every replica as on its owner."""
-        if not isinstance(self._inner, Averages):
+        if not averages(self._inner):
             return {weight: weight for weight in self._weights}
-        averages = self._inner.evaluation_weights()
-        if any(averages[weight] is not weight for weight in self._weights):
-            self._exchange([averages[weight] for weight in self._weights])
-        return averages
+        shown = evaluated(self._inner, self._weights)
+        if any(s is not weight for s, weight in zip(shown, self._weights, strict=True)):
+            self._exchange(shown)
+        return dict(zip(self._weights, shown, strict=True))
 
     @override
     @torch.no_grad()

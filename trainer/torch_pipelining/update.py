@@ -14,7 +14,7 @@ from trainer.base.build import build
 from trainer.base.flat import cloned, local, wholes
 from trainer.base.ranges import MAX_COUNT
 from trainer.delayed.arm import Node
-from trainer.delayed.kept_weights import alike, reshard_all
+from trainer.delayed.copies import alike, reshard_all
 from trainer.executors.gradients import Clip
 from trainer.optimizers.hyperball import on_spheres
 from trainer.stages.in_parts import CorrectionInParts
