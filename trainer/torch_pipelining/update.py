@@ -85,7 +85,7 @@ class LateUpdate:
         if norm is None:
             raise RuntimeError("clip_grad_norm_ belongs into update(), where the gradient is whole")
         gradients = [weight.grad for weight in self.twins.newest if weight.grad is not None]
-        Clip(max_norm)(gradients, lambda: norm)
+        Clip(max_norm)(gradients, norm)
         return norm
 
     def __call__(self, batch: int, norm: Tensor, update: Callable[[], object]) -> None:

@@ -70,6 +70,7 @@ TINY = (
 )
 DELAY = "pipeline=pipedream_2bw"
 FEEDBACK = "correction=error_feedback"
+STAGES = (DELAY, "pipeline.num_stages=2", "pipeline.num_microbatches=2")
 IDS = {
     "48a0eba182ade3a2": ("num_updates=400",),  # tiny_trials.csv
     "a749e5e20d48f749": ("num_updates=400", "optimizer=muon", "seed=2"),  # tiny_trials.csv
@@ -134,10 +135,17 @@ def test_the_address_of_a_choice_stays_importable(group: str, choice: str) -> No
         (("model.tied_embeddings=false", "compile=update"), 4),
         (("model=nanogpt", "model.vocab_size=257"), 3),
         (("model=tiny_hybrid",), 2),
+        (("clip_scope=stage",), 2),
+        (("clip_scope=stage", *STAGES), 3),
+        (("clip_scope=stage", "pipeline=wpipe"), 3),
+        (("clip_scope=stage", *STAGES, "clip_norm=null"), 2),
+        (("clip_scope=stage", *STAGES, "model.tied_embeddings=false"), 3),
+        (STAGES, 2),
     ],
 )
 def test_a_fix_of_some_trials_renames_those_alone(words: tuple[str, ...], version: int) -> None:
-    """HEAD_FIXES is 1, and modded-nanogpt has no key that says that its head is its own."""
+    """HEAD_FIXES is 1, and modded-nanogpt has no key that says that its head is its own.
+    TIED_CLIP_FIXES is 1, and one rank of WPipe has two stages."""
     given = {word.partition("=")[0]: word for word in (*TINY, "num_updates=9", *words)}
     assert version_of(compose([*given.values()])) == version
 
