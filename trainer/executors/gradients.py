@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from trainer.base.flat import wholes
-from trainer.corrections.past import chosen
+from trainer.base.flat import chosen, wholes
 from trainer.stages.stage import Stage
 
 
