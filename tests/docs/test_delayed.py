@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,7 +51,7 @@ WORDS = {
 }
 
 
-def delayed(**options: int) -> DelayedOptimizer:
+def delayed(**options: Any) -> DelayedOptimizer:
     weight = torch.nn.Parameter(torch.ones(2))
     return DelayedOptimizer(torch.optim.SGD([weight], lr=0.1), **options)
 
@@ -118,6 +119,24 @@ def test_the_last_update_needs_a_validation_loss(tmp_path: Path) -> None:
     run.update(1.0)
     with pytest.raises(ValueError, match="needs a val_loss"):
         context.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("ends", ["finish", "num_updates", "neither"])
+def test_the_result_is_of_the_newest_weights(tmp_path: Path, ends: str) -> None:
+    """As with keep="weights": an older version's loss is no result."""
+    options = {"num_updates": 2} if ends == "num_updates" else {}
+    optimizer = delayed(keep="gradients", **options)
+    with record(tmp_path, optimizer, WORDS) as run:
+        optimizer.step()
+        run.update(1.0, 0.5)
+        optimizer.step()
+        if ends == "finish":
+            optimizer.finish()
+        if ends == "neither":
+            with pytest.raises(ValueError, match="not of the newest weights: 1 updates wait"):
+                run.update(1.0, 0.25)
+        else:
+            run.update(1.0, 0.25)
 
 
 @pytest.mark.parametrize(

@@ -23,12 +23,15 @@ def train(
     *,
     clip_norm: float,
     microbatches: int,
+    clips_by_stage: bool = False,
     tied: Sequence[tuple[int, int]] = (),
 ) -> tuple[list[Weights], list[float]]:
     """All versions of the weights, W(0) … W(T), and the loss of every batch.
 
     The model is `stages` one after the other; batch t reads version `version(t, lag)` of a stage.
-    `tied` has the numbers of two weights that begin with equal values and share one gradient.
+    `tied` has the numbers of two weights that begin with equal values and share one gradient; both
+    take the larger lag. A clip of the whole model counts them once; a clip by stage scales each
+    stage's other weights by their norm, and a tied weight by its own.
     """
     model, optimizers = nn.Sequential(*stages), [optimizer_of(stage) for stage in stages]
     weights = list(model.parameters())
@@ -37,6 +40,7 @@ def train(
         for stage, lag in zip(stages, lags, strict=True)
     ]
     histories = [h for of_stage in of_stages for h in of_stage]
+    _share_lags(histories, tied)
     losses: list[float] = []
     for t, (x, y) in enumerate(batches):
         for h in histories:
@@ -56,8 +60,8 @@ def train(
             )
         for h, w in zip(histories, weights, strict=True):
             w.grad = correction.gradient(h, t).clone()
-        copies = [copy for _, copy in tied]
-        clip_grad_norm_([w for i, w in enumerate(weights) if i not in copies], clip_norm)
+        for of_clip in _clipped(stages, weights, tied, by_stage=clips_by_stage):
+            clip_grad_norm_(of_clip, clip_norm)
         for first, copy in tied:
             weights[copy].grad = weights[first].grad.clone()
         _load(weights, [h.W[t] for h in histories])
@@ -79,6 +83,28 @@ def train(
             if w in on_spheres:
                 h.W[-1] = h.W[-1] * (_norm(h.stepped[t]) / _norm(h.W[-1]))
     return [list(version) for version in zip(*(h.W for h in histories), strict=True)], losses
+
+
+def _share_lags(histories: Sequence[History], tied: Sequence[tuple[int, int]]) -> None:
+    for first, copy in tied:
+        lag = max(histories[first].lag, histories[copy].lag)
+        histories[first].lag = histories[copy].lag = lag
+
+
+def _clipped(
+    stages: Sequence[nn.Module],
+    weights: Sequence[nn.Parameter],
+    tied: Sequence[tuple[int, int]],
+    *,
+    by_stage: bool,
+) -> list[list[nn.Parameter]]:
+    """The weights whose gradients are scaled by one norm each; of two copies the first alone."""
+    if not by_stage:
+        copies = [copy for _, copy in tied]
+        return [[w for i, w in enumerate(weights) if i not in copies]]
+    shared = {weights[i] for pair in tied for i in pair}
+    of_stages = [[w for w in stage.parameters() if w not in shared] for stage in stages]
+    return [*of_stages, *([weights[first]] for first, _ in tied)]
 
 
 def _norm(matrix: Tensor) -> Tensor:

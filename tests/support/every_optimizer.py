@@ -13,7 +13,8 @@ NAMES = sorted(path.stem for path in (CONF / "optimizer").glob("*.yaml"))
 
 
 @cache
-def _node(name: str) -> dict[str, Any]:
+def node(name: str) -> dict[str, Any]:
+    """Its YAML, as a config has it."""
     return compose([f"optimizer={name}"])["optimizer"]
 
 
@@ -25,6 +26,6 @@ def address(name: str) -> str:
 
 def maker(name: str, **changes: Any) -> partial[Any]:
     """The factory with its YAML's settings and `changes` of those keys that it has."""
-    settings = {key: value for key, value in _node(name).items() if key != "_target_"}
+    settings = {key: value for key, value in node(name).items() if key != "_target_"}
     kept = {key: value for key, value in changes.items() if key in settings}
     return partial(locate(address(name)), **{**settings, **kept})

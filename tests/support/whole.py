@@ -27,18 +27,30 @@ def whole(recipe: Decoder, seed: int = 0) -> nn.Module:
     return module
 
 
+def modules(recipe: Decoder, num_stages: int) -> list[nn.Module]:
+    """The stages, in float64."""
+    split = recipe.split(num_stages, 8)
+    stages = [recipe.stage(index, split) for index in range(num_stages)]
+    for stage in stages:
+        recipe.initialise(stage, 0)
+    return [stage.double() for stage in stages]
+
+
 def emulated(
-    recipe: Decoder, schedule: Schedule, batch: Callable[[int], Tensor], num_replicas: int = 1
+    recipe: Decoder,
+    schedule: Schedule,
+    batch: Callable[[int], Tensor],
+    num_replicas: int = 1,
+    *,
+    clips_by_stage: bool = False,
 ) -> Emulated:
     """By AdamW with Error Feedback and a clip, in float64: a different order of sums stays far
     below any difference that counts."""
     stages, tied = [], frozenset([EMBEDDING] if schedule.num_stages > 1 else [])
-    for index, lag in enumerate(schedule.lags):
-        module = recipe.stage(index, recipe.split(schedule.num_stages, 8))
-        recipe.initialise(module, 0)
+    for module, lag in zip(modules(recipe, schedule.num_stages), schedule.lags, strict=True):
         stages.append(
             Stage(
-                module.double(),
+                module,
                 recipe.kinds(module),
                 partial(optimizer_in_parts, ADAMW, is_entrywise=is_entrywise(ADAMW.func)),
                 partial(ErrorFeedback, schedule.num_updates, coefficient=1.0, lag=1),
@@ -49,4 +61,5 @@ def emulated(
                 dtype=torch.float64,
             )
         )
-    return Emulated(stages, schedule, batch, cross_entropy, Clip(0.5), num_replicas)
+    clip = Clip(0.5, by_stage=clips_by_stage)
+    return Emulated(stages, schedule, batch, cross_entropy, clip, num_replicas)

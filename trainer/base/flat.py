@@ -3,17 +3,18 @@
 Entry by entry it gives the same numbers, to the last bit.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
 from math import prod
 from operator import add
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors
 
+T = TypeVar("T")
 ALIGNED = 64
 """A part begins at a multiple of so many entries: libraries choose their kernels by alignment."""
 LARGEST = 2**27
@@ -144,6 +145,12 @@ def cloned(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     if isinstance(tensors, Flat):
         return Flat(tensors.layout, [whole.clone() for whole in tensors.wholes])
     return [tensor.detach().clone() for tensor in tensors]
+
+
+def chosen(items: Sequence[T], numbers: Iterable[int]) -> Sequence[T]:
+    """The items with these numbers, which ascend; the list itself, if they are all of them."""
+    few = list(numbers)
+    return items if len(few) == len(items) else [items[i] for i in few]
 
 
 def storage(tensor: Tensor) -> int:

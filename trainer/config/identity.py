@@ -25,9 +25,10 @@ from pathlib import Path
 from subprocess import CalledProcessError, run
 from typing import Any
 
-from trainer.base.build import locate
+from trainer.base.build import build, locate
 from trainer.base.code import code_digest, is_in, use_code
 from trainer.base.places import CODE_ROOT
+from trainer.base.ranges import MAX_COUNT
 from trainer.config.names import is_choice, without_younger
 from trainer.models.checkpoint_files import weights_digest
 
@@ -39,6 +40,10 @@ COMPILED_FIXES = 2
 
 HEAD_FIXES = 1
 """Raised by hand when a fix changes the numbers of models alone whose head is not the embedding."""
+
+TIED_CLIP_FIXES = 1
+"""Raised by hand when a fix changes the numbers alone of trials whose stages clip by themselves and
+hold copies of one weight."""
 
 PACKAGE = __name__.partition(".")[0]
 OWN_DATA = f"{PACKAGE}.data."
@@ -61,7 +66,16 @@ def version_of(config: Mapping[str, Any]) -> int:
     is_compiled, model = config["compile"] == "update", config["model"]
     of_class = getattr(locate(model["_target_"]), "tied_embeddings", True)
     has_head = model.get("tied_embeddings", of_class) is False
-    return TRAINER_VERSION + COMPILED_FIXES * is_compiled + HEAD_FIXES * has_head
+    clips_copies = not has_head and _clips_by_stage(config)
+    fixes = COMPILED_FIXES * is_compiled + HEAD_FIXES * has_head + TIED_CLIP_FIXES * clips_copies
+    return TRAINER_VERSION + fixes
+
+
+def _clips_by_stage(config: Mapping[str, Any]) -> bool:
+    """Whether a clip acts on several stages, on each by itself."""
+    if config["clip_norm"] is None or config["clip_scope"] != "stage":
+        return False
+    return build(config["pipeline"], config["num_updates"] or MAX_COUNT).num_stages > 1
 
 
 def trial_id(config: Mapping[str, Any], data_hash: str | None) -> str:

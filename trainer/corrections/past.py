@@ -1,20 +1,11 @@
 """The last few tensors of every weight, which corrections compare the newest ones with."""
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from trainer.corrections.none import State
-
-T = TypeVar("T")
-
-
-def chosen(items: Sequence[T], numbers: Iterable[int]) -> Sequence[T]:
-    """The items with these numbers, which ascend; the list itself, if they are all of them."""
-    few = list(numbers)
-    return items if len(few) == len(items) else [items[i] for i in few]
 
 
 class Past:

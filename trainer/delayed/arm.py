@@ -14,7 +14,7 @@ from trainer.base.ranges import MAX_COUNT
 from trainer.config.schema import check_choice
 from trainer.corrections.error_feedback import ErrorFeedback
 from trainer.corrections.none import NoCorrection
-from trainer.optimizers.averaging import Averages
+from trainer.optimizers.averaging import averages
 from trainer.schedules.operations import Schedule
 
 Node = dict[str, Any]
@@ -92,11 +92,6 @@ def require_plain(optimizer: object, wrapper: type[Optimizer]) -> None:
         raise BadInput("optimizer", name, "must be a torch.optim.Optimizer")
     if isinstance(optimizer, wrapper):
         raise BadInput("optimizer", name, "is delayed already: pass the optimizer that it wraps")
-    if hasattr(optimizer, "eval") and not isinstance(optimizer, Averages):
-        allowed = (
-            "moves its weights in eval(): wrap it by trainer.optimizers.averaging.ScheduleFree"
-        )
-        raise BadInput("optimizer", name, allowed)
 
 
 def require_options(
@@ -116,7 +111,7 @@ def require_fitting(
     correction: NoCorrection, optimizer: Optimizer, keep: str, coefficient: object
 ) -> None:
     """Raises BadInput if the correction does not go with the optimizer or with `keep`."""
-    if correction.needs_update and isinstance(optimizer, Averages):
+    if correction.needs_update and averages(optimizer):
         allowed = "must be 0 with an optimizer that averages its weights, not its updates"
         raise BadInput("error_feedback", coefficient, allowed)
     if correction.reads_ahead and keep == "gradients":

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from typing_extensions import override
 
+from trainer.delayed.copies import copy_into, reshard_all
+
 Options = list[dict[str, Any]]
 """What a scheduler may set, such as the learning rate, of each parameter group."""
 
@@ -45,6 +47,8 @@ class Keeper(ABC):
     def __init__(self, weights: Sequence[nn.Parameter], version: Callable[[int], int]) -> None:
         self.weights, self._version = list(weights), version
         self.newest = self.weights
+        self._hidden: list[Tensor] = []
+        """What the next batch reads, while the loop's weights show others."""
 
     @abstractmethod
     def take(
@@ -55,13 +59,22 @@ class Keeper(ABC):
         Afterwards the loop has the weights that the next batch reads.
         """
 
-    @abstractmethod
     def show(self, weights: Sequence[Tensor]) -> None:
         """Puts the `weights` to evaluate into the loop's own until `hide`."""
+        if any(shown is not own for shown, own in zip(weights, self.weights, strict=True)):
+            self._hidden = [weight.detach().clone() for weight in self.weights]
+            self._write(weights)
 
-    @abstractmethod
     def hide(self) -> None:
         """Puts back the weights that the next batch reads."""
+        if self._hidden:
+            self._write(self._hidden)
+            self._hidden = []
+
+    def _write(self, tensors: Sequence[Tensor]) -> None:
+        """The loop's weights get this content, between two batches."""
+        copy_into(self.weights, tensors)
+        reshard_all()
 
     @abstractmethod
     def finish(self, update: Update) -> None:
@@ -120,14 +133,6 @@ class KeptGradients(Keeper):
             weight.grad = gradient
 
     @override
-    def show(self, weights: Sequence[Tensor]) -> None:
-        """Leaves the weights as they are: the newest ones that are made."""
-
-    @override
-    def hide(self) -> None:
-        pass
-
-    @override
     def finish(self, update: Update) -> None:
         self._make(self._made + len(self._waiting), update)
 
@@ -139,6 +144,8 @@ class KeptGradients(Keeper):
         ]  # see KeptWeights
         tensors_of = [*(gradient.tensors for gradient in self._waiting), *unused]
         sets = {f"waiting_{i}": tensors for i, tensors in enumerate(tensors_of)}
+        if self._hidden:  # else the loop's own weights are a checkpoint's
+            sets["read"] = self._hidden
         return [
             {name: t.detach() for name, tensors in sets.items() if (t := tensors[i]) is not None}
             for i in range(len(self.weights))
@@ -160,3 +167,5 @@ class KeptGradients(Keeper):
         for i, (delay, options) in enumerate(zip(*waiting, strict=True)):
             tensors = [None if (g := s.get(f"waiting_{i}")) is None else g.clone() for s in state]
             self._waiting.append(Gradient(self._made + i, tensors, options, delay))
+        if all("read" in saved for saved in state):
+            self._write([saved["read"] for saved in state])

@@ -1,6 +1,5 @@
 """The loop reads older weights: forward and backward at W(t − τ), while W(t) lies beside."""
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -8,6 +7,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from trainer.base.flat import local
+from trainer.delayed.copies import copy_into
 from trainer.delayed.keeper import Gradient, Keeper, Options, Update, Waiting
 
 
@@ -37,7 +37,6 @@ class KeptWeights(Keeper):
         self._late: Sequence[Tensor] = self.newest
         """What late reads of the newest version see."""
         self._kept: dict[int, list[Tensor]] = {}
-        self._hidden: list[Tensor] = []
         self._loaded: list[Tensor] = []
         """What was restored for the next batch to read, until its step."""
         self._note_writes()
@@ -89,14 +88,12 @@ class KeptWeights(Keeper):
     @override
     def show(self, weights: Sequence[Tensor]) -> None:
         self._refuse_writes_of_others()
-        self._hidden = [weight.detach().clone() for weight in self.weights]
-        self._write(weights)
+        super().show(weights)
 
     @override
     def hide(self) -> None:
         self._refuse_writes_of_others()
-        self._write(self._hidden)
-        self._hidden = []
+        super().hide()
 
     @override
     def finish(self, update: Update) -> None:
@@ -140,41 +137,10 @@ class KeptWeights(Keeper):
             num_taken - age: [saved[f"kept_{age}"].clone() for saved in state] for age in ages
         }
 
+    @override
     def _write(self, tensors: Sequence[Tensor]) -> None:
-        """The loop's weights get this content, between two batches."""
-        copy_into(self.weights, tensors)
-        reshard_all()
+        super()._write(tensors)
         self._note_writes()
-
-
-def alike(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """Return the numbers of the tensors, grouped by device or mesh and dtype."""
-    groups: dict[object, list[int]] = {}
-    for i, tensor in enumerate(tensors):
-        key = (tensor.device, tensor.dtype, getattr(tensor, "device_mesh", None))
-        groups.setdefault(key, []).append(i)
-    return list(groups.values())
-
-
-@torch.no_grad()
-def copy_into(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Copy the content of each tensor into its counterpart, which is sharded alike."""
-    for numbers in alike(into):
-        torch._foreach_copy_(
-            [local(into[i]) for i in numbers], [local(tensors[i]) for i in numbers]
-        )
-
-
-def reshard_all() -> None:
-    """Makes every FSDP2 module of this process gather its weights anew at its next forward.
-
-    After a forward without a backward, as evaluations are, a module may keep the whole weights that
-    it gathered: what is written to its shards would not be seen.
-    """
-    with_state = sys.modules.get("torch.distributed._composable_state")  # else there is no module
-    for module in list(with_state._module_state_mapping) if with_state else ():
-        if hasattr(module, "reshard"):
-            module.reshard()
 
 
 def _are_equal(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:

@@ -14,11 +14,12 @@ from trainer.base.build import build
 from trainer.base.ranges import MAX_COUNT
 from trainer.corrections.none import NoCorrection
 from trainer.delayed import arm, packing
+from trainer.delayed.copies import alike
 from trainer.delayed.keeper import Gradient, Keeper, KeptGradients, Waiting
-from trainer.delayed.kept_weights import KeptWeights, alike
-from trainer.delayed.update import make_update, options_of, stepping
+from trainer.delayed.kept_weights import KeptWeights
+from trainer.delayed.update import has_average, make_update, options_of, stepping, to_evaluate
 from trainer.optimizers import state as optimizer_state
-from trainer.optimizers.averaging import evaluated
+from trainer.optimizers.averaging import HasModes
 from trainer.stages.in_parts import CorrectionInParts
 
 SAME = ("delay", "keep", "pipeline", "correction")
@@ -79,6 +80,7 @@ class DelayedOptimizer(Optimizer):
             self.correction = arm.correction_node(0, None)
         self.num_updates, self._clip_norm = num_updates, clip_norm
         self._schedule = arm.schedule_of(self.pipeline, num_updates)
+        self._make_correction = partial(build, self.correction, num_updates or MAX_COUNT)
         made, coefficient = self._make_correction([delay]), self.correction.get("coefficient")
         arm.require_fitting(made, optimizer, keep, coefficient)
         self.num_taken = 0
@@ -89,9 +91,6 @@ class DelayedOptimizer(Optimizer):
         self._is_shown = False
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.param_groups = optimizer.param_groups
-
-    def _make_correction(self, lags: Sequence[int]) -> NoCorrection:
-        return build(self.correction, self.num_updates or MAX_COUNT, lags)
 
     @torch.no_grad()
     @override
@@ -106,10 +105,8 @@ class DelayedOptimizer(Optimizer):
             raise RuntimeError("the model has the weights to evaluate: call train() before step()")
         if self.num_updates is not None and self.num_taken >= self.num_updates:
             raise RuntimeError(f"num_updates={self.num_updates} are made: the training was longer")
-        result = None
-        if closure is not None:
-            with torch.enable_grad():
-                result = closure()
+        with torch.enable_grad():
+            result = None if closure is None else closure()
         keeper = self._begin()
         gradient = [weight.grad for weight in keeper.weights]
         keeper.take(self.num_taken, gradient, options_of(self.optimizer), self._update)
@@ -119,20 +116,23 @@ class DelayedOptimizer(Optimizer):
     def eval(self) -> None:
         """Puts the weights to evaluate, of W(t + 1), into the model; see `train`.
 
-        For most optimizers these are the newest weights, for Schedule-Free its average. With
-        `keep="gradients"` the model keeps the newest weights that are made.
+        Most optimizers are evaluated at W(t + 1) itself, one with an `eval()` of its own where that
+        moves it. With `keep="gradients"` this is of the newest weights that are made.
         """
-        if self._keeper is not None and not self._is_shown:
-            newest = self._keeper.newest
-            with stepping(self.optimizer, newest):
-                self._keeper.show(evaluated(self.optimizer, newest))
-            self._is_shown = True
+        if self._is_shown or (self._keeper is None and not has_average(self.optimizer)):
+            return
+        self.train()
+        keeper = self._begin()
+        keeper.show(to_evaluate(self.optimizer, keeper.newest, self.num_taken - self.num_waiting))
+        self._is_shown = True
 
     def train(self) -> None:
-        """Puts back the weights that the next forward and backward are to read."""
+        """Puts back the weights that the next forward and backward are to read, to the bit."""
         if self._keeper is not None and self._is_shown:
             self._keeper.hide()
             self._is_shown = False
+        elif isinstance(self.optimizer, HasModes) and not isinstance(self._keeper, KeptWeights):
+            self.optimizer.train()
 
     @contextmanager
     def newest(self) -> Iterator[None]:
@@ -144,6 +144,11 @@ class DelayedOptimizer(Optimizer):
         finally:
             if not was_shown:
                 self.train()
+
+    @property
+    def num_waiting(self) -> int:
+        """Gradients that were taken and not applied yet, with `keep="gradients"`."""
+        return 0 if self._keeper is None else len(self._keeper.waiting.options)
 
     def finish(self) -> None:
         """Makes the updates that wait and puts W(T) into the model, at the end of the training.
@@ -162,9 +167,8 @@ class DelayedOptimizer(Optimizer):
         if keeper is None:
             return dict(self.optimizer.state)
         own = zip(keeper.state(), self._correction.state(), strict=True)
-        inner = self.optimizer.state
         return {
-            weight: packing.joined(inner.get(newest, {}), tensors)
+            weight: packing.joined(self.optimizer.state.get(newest, {}), tensors)
             for weight, newest, tensors in zip(keeper.weights, keeper.newest, own, strict=True)
         }
 
@@ -193,7 +197,7 @@ class DelayedOptimizer(Optimizer):
         self._keeper, self._is_shown = None, False
         for name in COUNTED:
             setattr(self, name, packing.delayed_of(state_dict).get(name, 0))
-        if self.num_taken:
+        if self.num_taken or packing.has_own(state_dict):
             self._restore(state_dict)
         else:
             self.optimizer.load_state_dict(packing.without_delayed(state_dict))
@@ -225,14 +229,13 @@ class DelayedOptimizer(Optimizer):
         """The keeper, made at the first step: until then weights may be loaded, moved, sharded."""
         if self._keeper is None:
             weights = [weight for group in self.param_groups for weight in group["params"]]
-            lag, lags = self.delay, [self.delay] * len(weights)
-            version = partial(self._schedule.version, lag=lag)
-            made = CorrectionInParts(self._make_correction, lags, alike(weights))
-            self._correction = made
+            lag, version = self.delay, partial(self._schedule.version, lag=self.delay)
+            lags, kinds = [lag] * len(weights), alike(weights)
+            self._correction = CorrectionInParts(self._make_correction, lags, kinds)
             if self.keep == "gradients" or lag == 0:
                 self._keeper = KeptGradients(weights, version, lag)
             else:
-                ahead = made.reads_ahead
+                ahead = self._correction.reads_ahead
                 self._keeper = KeptWeights(weights, version, lag, reads_ahead=ahead)
             state = self.optimizer.state
             for weight, newest in zip(weights, self._keeper.newest, strict=True):

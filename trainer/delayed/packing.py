@@ -80,6 +80,11 @@ def delayed_of(packed: Mapping[str, Any]) -> Mapping[str, Any]:
     return packed["param_groups"][0].get(GROUP, {})
 
 
+def has_own(packed: Mapping[str, Any]) -> bool:
+    """Whether any weight has a tensor of the delay."""
+    return any(name.startswith(OWN) for state in packed["state"].values() for name in state)
+
+
 def require_alike(
     packed: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
 ) -> None:
@@ -90,9 +95,7 @@ def require_alike(
     if saved_sizes != sizes:
         raise ValueError(f"the state has groups of {saved_sizes} weights, not of {sizes}")
     saved = delayed_of(packed)
-    if not saved and any(
-        name.startswith(OWN) for state in packed["state"].values() for name in state
-    ):
+    if not saved and has_own(packed):
         raise ValueError(f"the state lost what its groups have as {GROUP!r}: it cannot go on")
     for name, value in settings.items():
         if saved.get(name, value) != value:

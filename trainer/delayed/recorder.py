@@ -45,11 +45,18 @@ class Recorder:
         weights were evaluated, their validation loss.
 
         A loss that is not finite ends the `with` block: the training diverged, which is its result.
-        Raises RuntimeError unless it is called once after each step.
+        Raises RuntimeError unless it is called once after each step, and ValueError for the result
+        of weights that older gradients wait for.
         """
         batch = self._delayed.num_taken - 1
         if batch != self._num_recorded:
             raise RuntimeError(f"update() recorded {self._num_recorded} steps of {batch + 1}")
+        is_last = batch + 1 == self._config["num_updates"]
+        if is_last and val_loss is not None and (num := self._delayed.num_waiting):
+            raise ValueError(
+                f"the last val_loss is not of the newest weights: {num} updates wait; evaluate "
+                "after finish(), or give num_updates to the DelayedOptimizer"
+            )
         self._num_recorded, self._val_loss = batch + 1, val_loss
         is_bad = not all(math.isfinite(loss) for loss in (train_loss, val_loss or 0.0))
         now = time.monotonic()

@@ -10,6 +10,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from trainer.delayed.keeper import Gradient, Options
+from trainer.optimizers.averaging import averages, evaluated
 from trainer.stages.in_parts import CorrectionInParts
 from trainer.stages.probe import NoProbe
 from trainer.stages.update import corrected_update
@@ -45,6 +46,22 @@ def make_update(
     factor = correction.lr_factor(batch, delay)
     with stepping(optimizer, weights), _using(optimizer, options, factor):
         return corrected_update(optimizer, correction, weights, tensors, delays, NoProbe())
+
+
+def has_average(optimizer: Optimizer) -> bool:
+    """Whether the optimizer has stepped, elsewhere or here, and averages."""
+    return averages(optimizer) and any(optimizer.state.values())
+
+
+def to_evaluate(
+    optimizer: Optimizer, weights: Sequence[nn.Parameter], num_made: int
+) -> Sequence[Tensor]:
+    """The tensors to evaluate in place of `weights`, of which the optimizer made `num_made` updates
+    here."""
+    if not num_made and not has_average(optimizer):
+        return weights  # an average of nothing: some optimizers raise there
+    with stepping(optimizer, weights):
+        return evaluated(optimizer, weights)
 
 
 @contextmanager

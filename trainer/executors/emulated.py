@@ -126,7 +126,7 @@ class Emulated(Executor):
         norms = [slots.norms(of_stage) for slots, of_stage in pairs]
         norm = torch.linalg.vector_norm(sum(norms[1:], norms[0]))
         for stage, of_stage in zip(self._stages, gradients, strict=True):
-            self._clip(stage.clipped(of_stage), lambda: norm)
+            self._clip.stage(stage, of_stage, lambda: norm)
         replicas = range(self._num_replicas)
         losses = [torch.stack(self._losses.pop((batch, replica))).mean() for replica in replicas]
         loss = sum(losses[1:], losses[0]) / self._num_replicas

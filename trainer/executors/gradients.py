@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from trainer.base.flat import wholes
+from trainer.base.flat import chosen, wholes
+from trainer.stages.stage import Stage
 
 
 @dataclass(frozen=True)
@@ -77,14 +78,27 @@ class Clip:
     """Scales gradients down to a norm of at most `norm`, as torch's clip_grad_norm_ does.
 
     With `by_stage` each stage is clipped by the norm of its own weights, so that none waits for
-    another one. The default is the norm of the whole model.
+    another one, and a tied weight by its own norm, which both of its stages know: so its copies
+    stay equal. The default is the norm of the whole model.
     """
 
     norm: float
     by_stage: bool = False
 
-    def __call__(self, gradients: Sequence[Tensor], norm_of_model: Callable[[], Tensor]) -> None:
-        """Clips one stage's gradients in place. `by_stage` does not ask for the model's norm."""
-        norm = get_total_norm(gradients) if self.by_stage else norm_of_model()
+    def stage(
+        self, stage: Stage, gradients: Sequence[Tensor], norm_of_model: Callable[[], Tensor]
+    ) -> None:
+        """Clips a stage's gradients in place. `by_stage` does not ask for the model's norm."""
+        numbers = [i for i, slot in enumerate(stage.slots) if slot is not None]
+        if not self.by_stage:
+            self(chosen(gradients, numbers), norm_of_model())
+            return
+        own = chosen(gradients, (i for i in numbers if not stage.is_tied[i]))
+        tied = [[gradients[i]] for i in numbers if stage.is_tied[i]]
+        for together in [own, *tied] if own else tied:
+            self(together, get_total_norm(together))
+
+    def __call__(self, gradients: Sequence[Tensor], norm: Tensor) -> None:
+        """Clips gradients of this norm in place."""
         scale = (self.norm / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_(wholes(gradients)[0], scale)

@@ -165,10 +165,10 @@ class Reducer:
             norms = [s.norms(of_stage) for s, of_stage in zip(self._slots, gradients, strict=True)]
             # The norm of the vector is the same number for any cut into stages.
             vector = torch.cat((sum(norms[1:], norms[0]), loss.reshape(1) / gang.num_replicas))
-            is_finite = vector.isfinite().all() if self._clip.by_stage else None
+            is_finite = self._is_finite(vector, gradients) if self._clip.by_stage else None
             totals = Totals(gang, op.batch, vector)
             for stage, of_stage in zip(self._stages, gradients, strict=True):
-                self._clip(stage.clipped(of_stage), lambda: totals.norm)
+                self._clip.stage(stage, of_stage, lambda: totals.norm)
             # The one wait for the device, in this thread: the rank computes on meanwhile.
             if is_finite is None:
                 _ = totals.loss_and_norm  # or Diverged
@@ -179,6 +179,14 @@ class Reducer:
                 if self._stream is not None:
                     self._stream.synchronize()
         return Reduced(gradients, totals)
+
+    def _is_finite(self, vector: Tensor, gradients: list[Sequence[Tensor]]) -> Tensor:
+        """Whether all that is stepped here is finite: of a copy the `vector` has no norm."""
+        seen = [vector]
+        for stage, of_stage in zip(self._stages, gradients, strict=True):
+            pairs = zip(stage.is_tied, of_stage, strict=True)
+            seen += [gradient for is_tied, gradient in pairs if is_tied]
+        return torch.stack([tensor.isfinite().all() for tensor in seen]).all()
 
     def _sum_tied(self, gradients: list[Sequence[Tensor]]) -> None:
         """Gives both copies of each tied weight the sum of their gradients."""

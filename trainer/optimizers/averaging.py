@@ -8,41 +8,74 @@ from annotated_types import Interval
 from torch import Tensor
 from torch.optim import Optimizer
 
+from trainer.base.flat import cloned, wholes
 from trainer.base.ranges import NonNegative, Positive
 from trainer.optimizers.routing import Decay, Parameters, decaying, entrywise
 from trainer.optimizers.together import Together
 
 
 @runtime_checkable
+class HasModes(Protocol):
+    """An optimizer that moves its weights itself: to those to evaluate, and back to train on.
+
+    So do Schedule-Free, whose weights are y and whose average is x, and others that average.
+    """
+
+    def eval(self) -> None:
+        """Moves the weights to those to evaluate, if they are those to train on."""
+
+    def train(self) -> None:
+        """Moves the weights back, which may round them."""
+
+
+@runtime_checkable
 class Averages(Protocol):
-    """An optimizer that keeps an average of its weights, at which it is evaluated."""
+    """A wrapper of an optimizer, which may have modes."""
 
     def evaluation_weights(self) -> Mapping[Tensor, Tensor]:
         """Weight → tensor to evaluate and export in its place; changes nothing."""
 
 
-def evaluated(optimizer: Optimizer, weights: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors to evaluate in place of `weights`; for most optimizers the weights themselves."""
-    if not isinstance(optimizer, Averages):
+def averages(optimizer: Optimizer) -> bool:
+    """Whether the optimizer may be evaluated at other weights than those that it steps."""
+    return isinstance(optimizer, HasModes | Averages)
+
+
+@torch.no_grad()
+def evaluated(optimizer: Optimizer, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The tensors to evaluate in place of `weights`, all that the optimizer has, in train mode.
+
+    For most optimizers they are the weights themselves, else copies. No bit of the training
+    changes: an optimizer's own way back from what is evaluated rounds.
+    """
+    if isinstance(optimizer, Averages):
+        shown = optimizer.evaluation_weights()
+        return [shown[weight] for weight in weights]
+    if not isinstance(optimizer, HasModes):
         return list(weights)
-    averages = optimizer.evaluation_weights()
-    return [averages[weight] for weight in weights]
+    trained = cloned(weights)
+    optimizer.eval()
+    moved = cloned(weights)
+    optimizer.train()
+    here, before = wholes(weights, trained)
+    torch._foreach_copy_(here, before)
+    return moved
 
 
 class ScheduleFree(Together):
-    """Wraps schedulefree's optimizers, which stay in train mode: the weights are their y.
+    """Makes one of optimizers with modes, such as those of schedulefree."""
 
-    The library's own eval() and train() move the weights to x and back, which is not exact.
-    """
+    def eval(self) -> None:
+        """Moves the weights of all parts to those to evaluate."""
+        for part in self.parts:
+            assert isinstance(part, HasModes)
+            part.eval()
 
-    @torch.no_grad()
-    def evaluation_weights(self) -> dict[Tensor, Tensor]:
-        """x = y + (1 − 1/momentum) (z − y); a weight without a z was never stepped."""
-        return {
-            y: torch.lerp(y, self.state[y].get("z", y), 1 - 1 / group["betas"][0])
-            for group in self.param_groups
-            for y in group["params"]
-        }
+    def train(self) -> None:
+        """Moves the weights of all parts back to those to train on."""
+        for part in self.parts:
+            assert isinstance(part, HasModes)
+            part.train()
 
 
 @entrywise

@@ -8,13 +8,14 @@ their own.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from trainer.optimizers.averaging import Averages
+from trainer.optimizers.averaging import averages, evaluated
 from trainer.optimizers.routing import BALANCE, EXPERTS, VECTOR, Group, Kind, Parameters
 from trainer.optimizers.state import options, replace_options
 
@@ -73,14 +74,15 @@ class OptimizerInParts(Optimizer):
     @torch.no_grad()
     def evaluation_weights(self) -> dict[Tensor, Tensor]:
         """Weight → tensor to evaluate in its place; most often the weight itself."""
-        if not isinstance(self._inner, Averages):
+        if not averages(self._inner):
             return {weight: weight for group in self.param_groups for weight in group["params"]}
         self._lend()
-        averages = self._inner.evaluation_weights()
+        seen = [*self._others, *chain.from_iterable(self._views.values())]
+        inner = dict(zip(seen, evaluated(self._inner, seen), strict=True))
         shown: dict[Tensor, Tensor] = {bias: bias for bias in self._biases}
-        shown.update({weight: averages[weight] for weight in self._others})
+        shown.update({weight: inner[weight] for weight in self._others})
         for weight, views in self._views.items():
-            shown[weight] = torch.stack([averages[view] for view in views]).view_as(weight)
+            shown[weight] = torch.stack([inner[view] for view in views]).view_as(weight)
         return shown
 
     @override

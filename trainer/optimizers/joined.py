@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.flat import Layout, Vector, storage
-from trainer.optimizers.averaging import Averages
+from trainer.optimizers.averaging import averages, evaluated
 from trainer.optimizers.routing import Make, Parameters, alike
 from trainer.optimizers.state import State, options, replace_options
 
@@ -71,15 +71,15 @@ class Joined(Optimizer):
     @torch.no_grad()
     def evaluation_weights(self) -> dict[Tensor, Tensor]:
         """Weight → tensor to evaluate in its place; most often the weight itself."""
-        if not isinstance(self._inner, Averages):
+        if not averages(self._inner):
             return {weight: weight for _, weights in self._vectors.values() for weight in weights}
         self._take_state()
         self._lay()
-        averages = self._inner.evaluation_weights()
+        shown = evaluated(self._inner, list(self._vectors))
         return {
             weight: part
-            for whole, (vector, weights) in self._vectors.items()
-            for weight, part in zip(weights, vector.parts(averages[whole]), strict=True)
+            for (vector, weights), whole in zip(self._vectors.values(), shown, strict=True)
+            for weight, part in zip(weights, vector.parts(whole), strict=True)
         }
 
     @override

@@ -12,8 +12,8 @@ import torch
 from torch import Size, Tensor
 from typing_extensions import override
 
+from trainer.base.flat import chosen
 from trainer.corrections.none import NoCorrection, State
-from trainer.corrections.past import chosen
 from trainer.optimizers.routing import BALANCE, EXPERTS, Kind
 
 MakeCorrection = Callable[[Sequence[int]], NoCorrection]

@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 
 from trainer.base.resources import on_cpu
 from trainer.corrections.none import NoCorrection
-from trainer.corrections.past import chosen
 from trainer.optimizers import state as optimizer_state
 from trainer.optimizers.averaging import evaluated
 from trainer.optimizers.routing import BALANCE, Kind, Parameters, alike
@@ -75,13 +74,10 @@ class Stage:
 
     @property
     def slots(self) -> list[str | None]:
-        """For each weight the name of its slot in the norm of the gradient; None: it has none."""
+        """For each weight the name of its slot in the norm of the gradient; None for the
+        pseudo-gradients of balance biases, which are not clipped either."""
         named = zip(self.versions.names, self._kinds, strict=True)
         return [None if kind == BALANCE else name for name, kind in named]
-
-    def clipped(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The gradients that the clip scales: all but the pseudo-gradients of balance biases."""
-        return chosen(gradients, (i for i, kind in enumerate(self._kinds) if kind != BALANCE))
 
     @property
     def lr(self) -> float:

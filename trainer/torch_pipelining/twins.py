@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from trainer.delayed.kept_weights import copy_into
+from trainer.delayed.copies import copy_into
 from trainer.torch_pipelining import refusals
 
 

@@ -14,7 +14,7 @@ from trainer.base.build import build
 from trainer.base.flat import cloned, local, wholes
 from trainer.base.ranges import MAX_COUNT
 from trainer.delayed.arm import Node
-from trainer.delayed.kept_weights import alike, reshard_all
+from trainer.delayed.copies import alike, reshard_all
 from trainer.executors.gradients import Clip
 from trainer.optimizers.hyperball import on_spheres
 from trainer.stages.in_parts import CorrectionInParts
@@ -85,7 +85,7 @@ class LateUpdate:
         if norm is None:
             raise RuntimeError("clip_grad_norm_ belongs into update(), where the gradient is whole")
         gradients = [weight.grad for weight in self.twins.newest if weight.grad is not None]
-        Clip(max_norm)(gradients, lambda: norm)
+        Clip(max_norm)(gradients, norm)
         return norm
 
     def __call__(self, batch: int, norm: Tensor, update: Callable[[], object]) -> None:

@@ -28,6 +28,7 @@ TINY = (
 )
 DELAY = "pipeline=pipedream_2bw"
 FEEDBACK = "correction=error_feedback"
+STAGES = (DELAY, "pipeline.num_stages=2", "pipeline.num_microbatches=2")
 IDS = {
     "48a0eba182ade3a2": ("num_updates=400",),  # tiny_trials.csv
     "a749e5e20d48f749": ("num_updates=400", "optimizer=muon", "seed=2"),  # tiny_trials.csv
@@ -110,10 +111,16 @@ def test_the_front_page_keeps_its_table() -> None:
         (("model.tied_embeddings=false",), 3),
         (("model.tied_embeddings=false", "compile=update"), 5),
         (("model=tiny_hybrid",), 2),
+        (("clip_scope=stage",), 2),
+        (("clip_scope=stage", *STAGES), 3),
+        (("clip_scope=stage", "pipeline=wpipe"), 3),
+        (("clip_scope=stage", *STAGES, "clip_norm=null"), 2),
+        (("clip_scope=stage", *STAGES, "model.tied_embeddings=false"), 3),
+        (STAGES, 2),
     ],
 )
 def test_a_fix_of_some_trials_renames_those_alone(words: tuple[str, ...], version: int) -> None:
-    """HEAD_FIXES is 1."""
+    """HEAD_FIXES is 1, TIED_CLIP_FIXES is 1, and one rank of WPipe has two stages."""
     given = {word.partition("=")[0]: word for word in (*TINY, "num_updates=9", *words)}
     assert version_of(compose([*given.values()])) == version
 
