@@ -29,11 +29,11 @@ def compare(gang: Gang, send: Send, m: int, layers: int, rounds: int) -> None:
         return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
 
     given = [gang.place], m, stage
-    feedback = partial(Schedule2BW, error_feedback=1.0)
+    delayed = partial(Schedule2BW, error_feedback=0.0)
     made: dict[str, Flushed | Delayed] = {
         "Schedule1F1B": Flushed(Schedule1F1B, *given),
-        "Schedule2BW": Delayed(Schedule2BW, *given),
-        "Schedule2BW with Error Feedback": Delayed(feedback, *given),
+        "Schedule2BW": Delayed(delayed, *given),
+        "Schedule2BW with Error Feedback": Delayed(Schedule2BW, *given),
     }
     runs = {name: contender.run for name, contender in made.items()}
     calls = in_turn(runs, rounds + WARM_UPS, thread_seconds_of)

@@ -33,8 +33,8 @@ class Schedule2BW(Schedule1F1B):
     """Trains as Schedule1F1B does, but without its bubble: gradients are one update old.
 
     W(t+1) = W(t) − u_t − λ (u_t − u_{t−1}), where u_t is the whole change that `update` makes of
-    W(t), from the gradient of batch t at W(max(0, t − 1)), and λ is `error_feedback`: the update of
-    a trial with `pipeline=pipedream_2bw` (docs/semantics.md), by the same code.
+    W(t), from the gradient of batch t at W(max(0, t − 1)), and λ is `error_feedback`, the paper's 1
+    by default: the update of a trial with `pipeline=pipedream_2bw` (docs/semantics.md).
 
     `step` of batch t returns while some of its microbatches have yet to go backward, on all stages
     but the last; they do so among the forwards of the next call. Losses and outputs are those of
@@ -64,7 +64,7 @@ class Schedule2BW(Schedule1F1B):
         loss_fn: Callable[..., Tensor],
         *,
         update: Callable[[], object] | None = None,
-        error_feedback: float = 0.0,
+        error_feedback: float = 1.0,
         correction: Callable[..., NoCorrection] | None = None,
         num_updates: int | None = None,
         synchronous_start: int = 0,
