@@ -95,7 +95,7 @@ def _leaf(weight: nn.Parameter, data: Tensor, is_new: bool) -> nn.Parameter:
     """A leaf of the weight's class and attributes, also of those that it gets later."""
     data = data.clone() if is_new else data
     if type(data) is not Tensor:
-        return nn.Parameter(data, requires_grad=False)
-    leaf: nn.Parameter = Tensor._make_subclass(type(weight), data)
+        return nn.Parameter(data, weight.requires_grad)
+    leaf: nn.Parameter = Tensor._make_subclass(type(weight), data, weight.requires_grad)
     leaf.__dict__ = weight.__dict__
     return leaf

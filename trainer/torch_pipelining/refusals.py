@@ -67,7 +67,7 @@ def require_eager(device: torch.device) -> None:
         raise RuntimeError("Schedule2BW computes on two sets of weights in turn: no CUDA graphs")
 
 
-SCALED, UNTIED, UNCORRECTED, ONE_WAY = range(4)
+SCALED, UNTIED, UNCORRECTED = range(3)
 FLAWS: Sequence[Callable[[], Exception]] = (
     lambda: BadInput(
         "loss_fn",
@@ -76,10 +76,6 @@ FLAWS: Sequence[Callable[[], Exception]] = (
     ),
     lambda: RuntimeError("a tied weight got no gradient on one of its stages"),
     lambda: RuntimeError("a correction of gradients needs one of every weight that requires one"),
-    lambda: RuntimeError(
-        "a stage requires gradients but did not at the first batch, so that the next stage sends "
-        "none: make the schedule and its stage anew"
-    ),
 )
 """What one rank alone can find: the sum of norms tells the others (`LateSums.tell`)."""
 

@@ -109,6 +109,7 @@ class Schedule2BW(Schedule1F1B):
         try:
             return super().step(*args, **options)
         except BaseException as error:
+            self._internal_losses.clear()
             if self.num_taken > taken:
                 self._note(error)
             raise
@@ -204,8 +205,8 @@ class Schedule2BW(Schedule1F1B):
             if i == self._norm_at and self.num_made < batch:
                 late.begin_norm(self.num_made)
             output = stage.forward_one_chunk(i, args[i], kwargs[i], return_outputs)
-            if i == 0 and not stage.is_last and not self._unseen.is_taken(output, stage):
-                late.sums.tell(refusals.ONE_WAY)
+            if i == 0 and not stage.is_last:
+                self._unseen.require_alike(output, stage)
             self._passes.neighbours.send(FORWARD, i)
             self._maybe_compute_loss(stage, output, target_mbs, i, **of_loss)
 
@@ -238,7 +239,6 @@ class Schedule2BW(Schedule1F1B):
         self.num_taken -= 1
         for weight in self._late.twins.weights(self.num_taken):
             weight.grad = None
-        self._internal_losses.clear()
 
     def _backward(self, batch: int, i: int) -> None:
         stage, is_last = self._stage, i == self._n_microbatches - 1

@@ -20,7 +20,7 @@ class Unseen(nn.Module):
     def __init__(self, *, calls_hooks: bool) -> None:
         super().__init__()
         self._calls_hooks = calls_hooks
-        self._kinds: list[Any] = []
+        self._kinds: list[Any] | None = None  # torch may have them of the user
 
     def of(self, module: nn.Module) -> "Unseen":
         """This, with the module that it calls."""
@@ -49,19 +49,20 @@ class Unseen(nn.Module):
                     pass
         return self.module(*args, **kwargs)
 
-    def is_taken(self, output: Any, stage: Any) -> bool:
-        """Whether the next stage sends back gradients, if what the module returned requires any.
-
-        Raises RuntimeError if it has other shapes or dtypes than the next stage has buffers for.
-        """
+    def require_alike(self, output: Any, stage: Any) -> None:
+        """Raises RuntimeError if the next stage has no buffers for what the module returned, or
+        sends no gradients back that it requires."""
         outputs = _tensors(output)
-        if (kinds := _kinds(outputs)) != self._kinds:
+        if self._kinds not in (None, kinds := _kinds(outputs)):
             raise RuntimeError(
                 f"the stage returns {kinds}, and returned {self._kinds} when torch made buffers, "
                 "without hooks: neither hooks nor a batch may change shapes and dtypes"
             )
-        has_graph = any(tensor.requires_grad for tensor in outputs)
-        return not has_graph or bool(stage.get_bwd_recv_ops(0))
+        if any(tensor.requires_grad for tensor in outputs) and not stage.get_bwd_recv_ops(0):
+            raise RuntimeError(
+                "the stage requires gradients, and did not when torch made buffers: the next stage "
+                "sends none; make the schedule and its stage anew"
+            )
 
 
 def _tensors(output: Any) -> list[Tensor]:
