@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch._dynamo import OptimizedModule
 from torch.amp import GradScaler
 from torch.distributed.tensor import DTensor
+from torch.jit import ScriptModule
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.base.errors import BadInput
@@ -34,7 +35,10 @@ def require_usable(stage: Any, num_microbatches: int, loss_fn: object, per_stage
 
 
 def require_plain(module: nn.Module) -> None:
-    """Raises BadInput if a copy of the module would not be wrapped as the module is."""
+    """Raises BadInput unless the weights of a module can be replaced by others."""
+    scripted = [type(part).__name__ for part in module.modules() if isinstance(part, ScriptModule)]
+    allowed = "must not be of TorchScript, which lets nobody replace a weight"
+    require(not scripted, "stage", scripted[:1], allowed)
     wrapped = DistributedDataParallel | OptimizedModule
     is_wrapped = any(isinstance(m, wrapped) or m._compiled_call_impl for m in module.modules())
     is_cut = any(isinstance(weight, DTensor) for weight in module.parameters())

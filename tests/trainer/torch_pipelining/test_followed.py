@@ -1,5 +1,6 @@
 """What a user does to the stage's module is there at the next batch, as without a schedule."""
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -243,3 +244,47 @@ def test_a_weight_without_a_shape() -> None:
     module = nn.Sequential(nn.LazyLinear(WIDTH))
     with pytest.raises(BadInput, match=r"stage=0\.weight; 0\.bias: must have a shape"):
         trained(module, {}, drains=False, update=print)
+
+
+class Twinned(Block):
+    """With copies that its user made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, width], to the same."""
+        return self.norm(super().forward(x))
+
+
+def _trained_with_twins(module: nn.Module, changes: dict[int, Change]) -> None:
+    twins = [copy.deepcopy(module) for _ in range(2)]
+    trained(module.eval(), changes, drains=False, twins=twins)
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("name", ["mode", "mode of a part", "buffer", "attribute"])
+def test_copies_that_the_user_made_follow(name: str) -> None:
+    """They were copied in another mode, too."""
+    [module], [right] = stages_of(Twinned), stages_of(Twinned)
+    changes = {1: CHANGES["mode of a part"], CHANGED_BEFORE: CHANGES[name], 5: CHANGES["mode"]}
+    _trained_with_twins(module, changes)
+    naive([right.eval()], changes)
+    assert_equal([module], [right])
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("frozen", "twins=up.weight: must require a gradient where"),
+        ("hook", "twins=Twinned: must have the hooks"),
+        ("hook of a part", "twins=Linear: must have the hooks"),
+        ("hook of a weight", "twins=up.weight: must have the hooks"),
+        ("part replaced", "twins=2: must be two modules with the parts"),
+    ],
+)
+def test_copies_that_cannot_follow(name: str, says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        _trained_with_twins(*stages_of(Twinned), {CHANGED_BEFORE: CHANGES[name]})

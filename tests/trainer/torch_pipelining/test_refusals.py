@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
+from torch.jit import ScriptModule
 
 from trainer.base.errors import BadInput
 from trainer.torch_pipelining import Schedule2BW, refusals
@@ -39,6 +40,8 @@ def test_a_wrapped_module_needs_twins() -> None:
     for wrapped in (module, torch.compile(nn.Linear(2, 2))):
         with pytest.raises(BadInput, match="twins=None: is required"):
             refusals.require_plain(wrapped)
+    with pytest.raises(BadInput, match="must not be of TorchScript"):
+        refusals.require_plain(ScriptModule())
     for twins in ([nn.Linear(2, 2)], [nn.Linear(2, 2), nn.Linear(2, 3)]):
         with pytest.raises(BadInput, match="must be two modules"):
             refusals.require_twins(nn.Linear(2, 2), twins)
