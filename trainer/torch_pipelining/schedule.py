@@ -46,7 +46,7 @@ class Schedule2BW(Schedule1F1B):
     - `tied`: names of weights of this stage whose copies another stage has, on the first and the
       last stage, in one order: their gradients are added up, and they count once in the norm.
     - `twins`: two copies of the stage's module, made before it was wrapped and wrapped as it is.
-      For a module that is not compiled, sharded or of DDP they are made here.
+      A module that is not compiled, sharded or of DDP needs none: it shows two sets of weights.
     - `trace`: whether every pass is timed, for `write_trace`.
     - `options`: what else Schedule1F1B takes.
 

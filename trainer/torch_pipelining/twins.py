@@ -41,7 +41,7 @@ class Twins:
 
     @property
     def names(self) -> list[str]:
-        """Of the weights, in their order."""
+        """The names of the weights, in their order."""
         return self._sets.names or [name for name, _ in self.whole.named_parameters()]
 
     def module(self, batch: int) -> nn.Module:

@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
+from typing_extensions import override
 
 HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 
@@ -26,6 +27,12 @@ class Unseen(nn.Module):
         """This, with the module that it calls."""
         self.module = module
         return self
+
+    @override
+    def __getattr__(self, name: str) -> Any:
+        """What the module has: a loss may ask the stage for its head."""
+        own = super().__getattr__
+        return own(name) if name in ("module", "training") else getattr(own("module"), name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the module returns."""

@@ -157,6 +157,21 @@ def test_a_loss_with_the_weights_of_the_module() -> None:
 
 
 @pytest.mark.usefixtures("one_rank")
+def test_a_loss_may_ask_the_stage_for_its_module() -> None:
+    [module] = stages_of(Block)
+    stage = PipelineStage(module, 0, 1, CPU)
+
+    def with_gain(output: Tensor, target: Tensor) -> Tensor:
+        return loss(output, target) * stage.submod.gain
+
+    schedule = Schedule2BW(stage, MICROBATCHES, with_gain, update=print)
+    x, y = batch(0)
+    losses: list[Tensor] = []
+    schedule.step(x, target=y, losses=losses)
+    assert len(losses) == MICROBATCHES
+
+
+@pytest.mark.usefixtures("one_rank")
 def test_every_call_of_a_hook_is_one_of_a_microbatch() -> None:
     """Not those of torch for shapes; and an evaluation, which repeats these, is counted as one."""
     [module] = stages_of(Block)
