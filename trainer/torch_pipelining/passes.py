@@ -59,6 +59,7 @@ class Passes:
         kept: dict[int, Any] = getattr(stage, name)
         kept.update(self._in_flight)
         self.are_known = not self._twins.are_leaves
+        self._twins.forget_gradients()
         try:
             self._make(passes, {FORWARD: forward, BACKWARD: backward})
         except BaseException:

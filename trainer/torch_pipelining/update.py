@@ -60,6 +60,7 @@ class LateUpdate:
             self._has_begun = True
         if version == batch:
             self.prepare(batch, is_synchronous=is_synchronous)
+            self._begun = -1  # this batch may have been trained before the state that was loaded
         self.twins.follow(batch, version)
 
     def prepare(self, batch: int, *, is_synchronous: bool = False) -> None:

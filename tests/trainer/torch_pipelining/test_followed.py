@@ -145,6 +145,17 @@ def test_modules_with_more_than_parameters() -> None:
 
 
 @pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("drains", [False, True])
+def test_gradients_of_the_user_are_none_of_a_batch(drains: bool) -> None:
+    """As of a diagnosis, which calls the module in between."""
+    [module], [right] = stages_of(Block), stages_of(Block)
+    x, _ = batch(0)
+    trained(module, dict.fromkeys((0, 3), lambda of: of(x).sum().backward()), drains)
+    naive([right], {})
+    assert_equal([module], [right])
+
+
+@pytest.mark.usefixtures("one_rank")
 def test_a_loss_with_the_weights_of_the_module() -> None:
     [module], [right] = stages_of(Block), stages_of(Block)
 

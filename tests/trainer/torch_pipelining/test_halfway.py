@@ -1,5 +1,6 @@
 """An exception out of `step` leaves a schedule that can go on, or that says that it cannot."""
 
+import copy
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -19,6 +20,9 @@ from tests.support.torch_naive import (
     stages_of,
 )
 from trainer.torch_pipelining import Schedule2BW
+
+
+CLIP_NORM = 0.05
 
 
 class Once(Exception):
@@ -43,10 +47,15 @@ class Loop:
     def __init__(self) -> None:
         [self.module] = stages_of(Block)
         self.module.dropped.p = 0.0
-        optimizer = torch.optim.SGD(self.module.parameters(), lr=RATE)
+        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=RATE)
         stage = PipelineStage(self.module, 0, 1, torch.device("cpu"))
-        self.schedule = Schedule2BW(stage, MICROBATCHES, self.loss, update=optimizer.step)
+        self.schedule = Schedule2BW(stage, MICROBATCHES, self.loss, update=self.update)
         self.loss_of = loss
+
+    def update(self) -> None:
+        """With a clip that acts."""
+        self.schedule.clip_grad_norm_(CLIP_NORM)
+        self.optimizer.step()
 
     def loss(self, *given: torch.Tensor) -> torch.Tensor:
         """What may be replaced."""
@@ -96,7 +105,28 @@ def test_a_batch_that_is_tried_again(
         loop.step(t)
     assert loop.schedule.num_taken == BATCHES
     with loop.schedule.drained():
-        naive([right], {})
+        naive([right], {}, clip_norm=CLIP_NORM)
+        assert_equal([loop.module], [right])
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_going_back() -> None:
+    """A state of an earlier batch may be loaded into the schedule that went on."""
+    loop, [right] = Loop(), stages_of(Block)
+    right.dropped.p = 0.0
+    parts = loop.module, loop.schedule
+    for t in range(3):
+        if t == 2:
+            with loop.schedule.drained():
+                saved = copy.deepcopy([part.state_dict() for part in parts])
+        loop.step(t)
+    with loop.schedule.drained():
+        for part, state in zip(parts, saved, strict=True):
+            part.load_state_dict(state)
+    for t in range(2, BATCHES):
+        loop.step(t)
+    with loop.schedule.drained():
+        naive([right], {}, clip_norm=CLIP_NORM)
         assert_equal([loop.module], [right])
 
 
