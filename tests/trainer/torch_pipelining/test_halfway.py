@@ -21,7 +21,6 @@ from tests.support.torch_naive import (
 )
 from trainer.torch_pipelining import Schedule2BW
 
-
 CLIP_NORM = 0.05
 
 
