@@ -167,8 +167,7 @@ def contenders(gang: Gang, p: int, m: int, seconds: float) -> dict[str, Flushed 
     looped, folded = [rank, rank + p], [rank, 2 * p - 1 - rank]
     whole, half = (partial(SleepingStage, seconds / parts) for parts in (1, 2))
     delayed = partial(Schedule2BW, trace=True)
-    feedback = partial(delayed, error_feedback=1.0)
-    slack = partial(feedback, slack=True)
+    plain, slack = partial(delayed, error_feedback=0.0), partial(delayed, slack=True)
     return {
         "Schedule1F1B": Flushed(Schedule1F1B, [rank], m, whole),
         "ScheduleInterleaved1F1B": Flushed(ScheduleInterleaved1F1B, looped, m, half),
@@ -178,8 +177,8 @@ def contenders(gang: Gang, p: int, m: int, seconds: float) -> dict[str, Flushed 
             if m >= 2 * p  # torch refuses fewer
             else {}
         ),
-        "Schedule2BW": Delayed(feedback, [rank], m, whole),
-        "Schedule2BW without a clip": Delayed(feedback, [rank], m, whole, clips=False),
-        "Schedule2BW without Error Feedback": Delayed(delayed, [rank], m, whole),
+        "Schedule2BW": Delayed(delayed, [rank], m, whole),
+        "Schedule2BW without a clip": Delayed(delayed, [rank], m, whole, clips=False),
+        "Schedule2BW without Error Feedback": Delayed(plain, [rank], m, whole),
         **({"Schedule2BW with slack": Delayed(slack, [rank], m, whole)} if m > 2 * (p - 1) else {}),
     }

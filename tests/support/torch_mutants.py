@@ -34,13 +34,10 @@ def _scheduler_first(self: Training) -> None:
     self.optimizer.step()
 
 
-TAKE, FACTORS = LateSums.take, ErrorFeedback._factors
+TAKE, FACTORS, MODULE = LateSums.take, ErrorFeedback._factors, Twins.module
 MUTANTS: dict[str, list[tuple[type, str, Callable[..., Any]]]] = {
-    "one version": [(Twins, "module", lambda self, _: self.modules[0])],
-    "versions swapped": [
-        (Twins, "module", lambda self, t: self.modules[(t + 1) % 2]),
-        (Twins, "weights", lambda self, t: list(self.modules[t % 2].parameters())),
-    ],
+    "one version": [(Twins, "module", lambda self, _: MODULE(self, 0))],
+    "versions swapped": [(Twins, "module", lambda self, t: MODULE(self, t + 1))],
     "a twin updated in place": [(Twins, "make_room", lambda self, t: self.weights(t + 1))],
     "the norm of another batch": [(LateSums, "take", _norm_of_the_batch_before)],
     "the other sign": [(ErrorFeedback, "_factors", lambda *given: -FACTORS(*given))],

@@ -61,6 +61,11 @@ class CorrectionInParts(NoCorrection):
         """Whether `apply` does anything."""
         return type(self.inner).apply is not NoCorrection.apply
 
+    @property
+    def changes_gradients(self) -> bool:
+        """Whether `gradient` does anything."""
+        return type(self.inner).gradient is not NoCorrection.gradient
+
     @override
     def gradient(
         self, gradients: Sequence[Tensor], weights: Sequence[Tensor], delays: Sequence[int]
@@ -78,7 +83,7 @@ class CorrectionInParts(NoCorrection):
 
         Raises RuntimeError if the correction changes gradients and a weight has none.
         """
-        if type(self.inner).gradient is NoCorrection.gradient:
+        if not self.changes_gradients:
             return
         present = [gradient for gradient in gradients if gradient is not None]
         if len(present) < len(gradients):

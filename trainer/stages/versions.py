@@ -47,7 +47,7 @@ class Versions:
         self.names = [name for name, _ in module.named_parameters()]
         weights = [weight.detach() for weight in module.parameters()]
         self.newest = 0
-        self._places = _places(module)
+        self._places = places_of(module)
         dtypes = _dtypes(weights, self._places, dtype)
         columns = kinds or [None] * len(weights), lags, [w.dtype for w in weights], dtypes
         keys = list(zip(*columns, strict=True))
@@ -186,7 +186,7 @@ class Versions:
 
 def dtypes_of(module: nn.Module, dtype: torch.dtype) -> list[torch.dtype]:
     """What each weight of `module` is read in: `dtype`, or its own where it is the master's."""
-    return _dtypes([*module.parameters()], _places(module), dtype)
+    return _dtypes([*module.parameters()], places_of(module), dtype)
 
 
 def _dtypes(
@@ -203,7 +203,7 @@ def _reads_master(places: Sequence[tuple[nn.Module, str]]) -> bool:
     return any(isinstance(module, ReadsMaster) and module.reads_master for module, _ in places)
 
 
-def _places(module: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+def places_of(module: nn.Module) -> list[list[tuple[nn.Module, str]]]:
     """For each parameter of `module`, every (submodule, attribute) that holds it: two if tied."""
     places: dict[int, list[tuple[nn.Module, str]]] = {id(p): [] for p in module.parameters()}
     for submodule in module.modules():

@@ -28,15 +28,19 @@ def ranks_of(stage: PipelineStage) -> list[int]:
     return dist.get_process_group_ranks(stage.group or dist.group.WORLD)
 
 
-def new_group(ranks: Sequence[int]) -> Any:
-    """Return a new group of these ranks, None outside of it. All ranks of all pipelines must make
-    this call, and groups of different pipelines do not overlap.
+def new_group(stage: PipelineStage, ranks: Sequence[int]) -> Any:
+    """Return a new group of these ranks, None outside of it, with the timeout of the stage's group.
+    All ranks of all pipelines must make this call, and groups of different pipelines do not
+    overlap.
 
     Without that (`use_local_synchronization`) torch names a group by how many groups a rank has
     seen, which may differ within a pipeline: then its ranks wait for each other for ever.
     """
     groups = [list(group) for group in dict.fromkeys(of_every_rank(tuple(ranks)))]
-    return dist.new_subgroups_by_enumeration(groups)[0]
+    whole: Any = stage.group or dist.group.WORLD
+    options = getattr(whole._get_backend(stage.device), "options", None)
+    timeout = getattr(options, "_timeout", None)
+    return dist.new_subgroups_by_enumeration(groups, timeout=timeout)[0]
 
 
 class Neighbours:
@@ -64,7 +68,7 @@ class Neighbours:
         self._groups: dict[tuple[str, int], Any] = {}
         ranks, me, message = ranks_of(stage), dist.get_rank(), torch.zeros(1, device=stage.device)
         for first, kind in product((0, 1), (FORWARD, BACKWARD)):
-            group = new_group(ranks)
+            group = new_group(stage, ranks)
             for edge in list(pairwise(ranks))[first::2]:
                 if me in edge:
                     peer, sends = sum(edge) - me, edge[kind == BACKWARD] == me

@@ -1,6 +1,6 @@
 """What `Schedule2BW` cannot do, said in one line that names the argument and the mend."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch._dynamo import OptimizedModule
 from torch.amp import GradScaler
 from torch.distributed.tensor import DTensor
+from torch.jit import ScriptModule
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.base.errors import BadInput
@@ -34,7 +35,10 @@ def require_usable(stage: Any, num_microbatches: int, loss_fn: object, per_stage
 
 
 def require_plain(module: nn.Module) -> None:
-    """Raises BadInput if a copy of the module would not be wrapped as the module is."""
+    """Raises BadInput unless the weights of a module can be replaced by others."""
+    scripted = [type(part).__name__ for part in module.modules() if isinstance(part, ScriptModule)]
+    allowed = "must not be of TorchScript, which lets nobody replace a weight"
+    require(not scripted, "stage", scripted[:1], allowed)
     wrapped = DistributedDataParallel | OptimizedModule
     is_wrapped = any(isinstance(m, wrapped) or m._compiled_call_impl for m in module.modules())
     is_cut = any(isinstance(weight, DTensor) for weight in module.parameters())
@@ -43,10 +47,13 @@ def require_plain(module: nn.Module) -> None:
 
 
 def require_twins(newest: nn.Module, twins: Sequence[nn.Module]) -> None:
-    """Raises BadInput unless the two twins have the same weights as the module, by name."""
-    shapes = [{n: w.shape for n, w in module.named_parameters()} for module in (newest, *twins)]
-    is_met = shapes == 3 * shapes[:1]
-    require(is_met, "twins", len(twins), "must be two modules with the weights of the stage's")
+    """Raises BadInput unless the two twins have the parts and weights of the module, by name."""
+    every = newest, *twins
+    shapes = [{n: w.shape for n, w in module.named_parameters()} for module in every]
+    parts = [[n for n, _ in module.named_modules()] for module in every]
+    is_met = shapes == 3 * shapes[:1] and parts == 3 * parts[:1]
+    allowed = "must be two modules with the parts and weights of the stage's"
+    require(is_met, "twins", len(twins), allowed)
 
 
 def require_trainable(update: object, newest: Iterable[Tensor]) -> None:
@@ -62,6 +69,19 @@ def require_eager(device: torch.device) -> None:
     """Raises RuntimeError while a CUDA graph is captured."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise RuntimeError("Schedule2BW computes on two sets of weights in turn: no CUDA graphs")
+
+
+SCALED, UNTIED, UNCORRECTED = range(3)
+FLAWS: Sequence[Callable[[], Exception]] = (
+    lambda: BadInput(
+        "loss_fn",
+        "GradScaler.scale",
+        "must not scale: the clip and the update come a batch later; use bf16 without it",
+    ),
+    lambda: RuntimeError("a tied weight got no gradient on one of its stages"),
+    lambda: RuntimeError("a correction of gradients needs one of every weight that requires one"),
+)
+"""What one rank alone can find: the sum of norms tells the others (`LateSums.tell`)."""
 
 
 class Replaced:
@@ -82,7 +102,7 @@ def unscaled(scalers: list[GradScaler]) -> Replaced:
     """Scales no loss in the context, and adds to `scalers` each GradScaler that would.
 
     The scale would be another one at the update, a batch later, and the norm over all stages knows
-    none. Only the last rank has a loss: the sum of norms tells the others (`LateSums.take`).
+    none. Only the last rank has a loss.
     """
 
     def noted(scaler: GradScaler, outputs: Any) -> Any:
@@ -90,13 +110,3 @@ def unscaled(scalers: list[GradScaler]) -> Replaced:
         return outputs
 
     return Replaced(GradScaler, "scale", noted)
-
-
-def require_stepped(weights: Sequence[Tensor], versions: Sequence[int]) -> None:
-    """Raises RuntimeError if `update` left both the weights, by their `versions`, and gradients."""
-    pairs = [(w, v) for w, v in zip(weights, versions, strict=True) if w.grad is not None]
-    if pairs and all(weight._version == version for weight, version in pairs):
-        raise RuntimeError(
-            "update() made no optimizer step: every batch is one update; for gradients accumulated "
-            "over more of them give the schedule more microbatches"
-        )

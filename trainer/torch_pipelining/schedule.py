@@ -1,10 +1,9 @@
 """`Schedule2BW`: PipeDream-2BW without a flush, for pipelines of torch.distributed.pipelining."""
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from inspect import signature
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,15 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from typing_extensions import override
 
-from trainer.base.errors import BadInput
 from trainer.corrections.none import NoCorrection
 from trainer.delayed.arm import correction_node, require_options
-from trainer.schedules.operations import Op
-from trainer.schedules.orders import by_turns
 from trainer.schedules.recipes import pipedream_2bw
 from trainer.torch_pipelining import refusals
-from trainer.torch_pipelining.messages import BACKWARD, FORWARD, Neighbours, of_every_rank, wait_for
+from trainer.torch_pipelining.messages import BACKWARD, FORWARD
+from trainer.torch_pipelining.passes import Passes
 from trainer.torch_pipelining.sums import way_back
+from trainer.torch_pipelining.unseen import Unseen
 from trainer.torch_pipelining.update import LateUpdate
-from trainer.tracing.clock import Clock
-from trainer.tracing.trace import leave
 
 TAKES_TARGET = "target" in signature(Schedule1F1B._initialize_stage).parameters  # not in 2.11
 
@@ -33,8 +29,8 @@ class Schedule2BW(Schedule1F1B):
     """Trains as Schedule1F1B does, but without its bubble: gradients are one update old.
 
     W(t+1) = W(t) − u_t − λ (u_t − u_{t−1}), where u_t is the whole change that `update` makes of
-    W(t), from the gradient of batch t at W(max(0, t − 1)), and λ is `error_feedback`: the update of
-    a trial with `pipeline=pipedream_2bw` (docs/semantics.md), by the same code.
+    W(t), from the gradient of batch t at W(max(0, t − 1)), and λ is `error_feedback`, the paper's 1
+    by default: the update of a trial with `pipeline=pipedream_2bw` (docs/semantics.md).
 
     `step` of batch t returns while some of its microbatches have yet to go backward, on all stages
     but the last; they do so among the forwards of the next call. Losses and outputs are those of
@@ -50,7 +46,7 @@ class Schedule2BW(Schedule1F1B):
     - `tied`: names of weights of this stage whose copies another stage has, on the first and the
       last stage, in one order: their gradients are added up, and they count once in the norm.
     - `twins`: two copies of the stage's module, made before it was wrapped and wrapped as it is.
-      For a module that is not compiled, sharded or of DDP they are made here.
+      A module that is not compiled, sharded or of DDP needs none: it shows two sets of weights.
     - `trace`: whether every pass is timed, for `write_trace`.
     - `options`: what else Schedule1F1B takes.
 
@@ -64,7 +60,7 @@ class Schedule2BW(Schedule1F1B):
         loss_fn: Callable[..., Tensor],
         *,
         update: Callable[[], object] | None = None,
-        error_feedback: float = 0.0,
+        error_feedback: float = 1.0,
         correction: Callable[..., NoCorrection] | None = None,
         num_updates: int | None = None,
         synchronous_start: int = 0,
@@ -81,18 +77,18 @@ class Schedule2BW(Schedule1F1B):
         self.update, self.newest = update, stage.submod
         self.num_taken = 0  # batches that `step` took, so the number of the next one
         self.num_made = 0  # updates
-        self._lead = per_stage * (stage.num_stages - 1 - stage.stage_index)
         self._divisor = torch.tensor(float(n_microbatches), device=stage.device)
         self._slack, self._synchronous_start = slack, synchronous_start
         node = correction_node(error_feedback, correction)
         self._late = LateUpdate(stage, twins, tied, node, num_updates)
         self.twins = self._late.twins.modules
-        self._neighbours = Neighbours(stage)
-        self._clock = Clock(stage.device, True) if trace else None
+        lead = per_stage * (stage.num_stages - 1 - stage.stage_index)
+        self._passes = Passes(stage, n_microbatches, lead, self._late.twins, trace)
         # Before this forward of the next batch the gradient is whole, with those of tied copies.
-        self._norm_at = max(self._lead, way_back(stage.num_stages)) if tied else self._lead
+        self._norm_at = max(lead, way_back(stage.num_stages)) if tied else lead
         self._drains = [0]  # batches before which the pipeline was drained
-        self._in_flight: dict[int, Any] = {}  # activations, which torch's `step` would drop
+        self._unseen = Unseen(calls_hooks=not self._late.twins.are_leaves)
+        self._failed = ""  # what stopped a batch halfway
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Clips, in `update`, by the norm over all stages, and returns the norm before.
@@ -101,20 +97,45 @@ class Schedule2BW(Schedule1F1B):
         """
         return self._late.clip(max_norm)
 
+    @override
+    def step(self, *args: Any, **options: Any) -> Any:
+        """Trains on a batch, as Schedule1F1B's does.
+
+        After an exception the same batch may be tried again if it did nothing yet; else each later
+        call raises RuntimeError.
+        """
+        self._require_whole()
+        taken = self.num_taken
+        try:
+            return super().step(*args, **options)
+        except BaseException as error:
+            self._internal_losses.clear()
+            if self.num_taken > taken:
+                self._note(error)
+            raise
+
     @contextmanager
     def drained(self) -> Iterator[nn.Module]:
         """Finishes every batch and update in flight; yields the stage's module, the newest weights.
 
         It takes the time of a bubble and changes no number of the training.
         """
-        with torch.enable_grad(), self._clock.between_drains() if self._clock else nullcontext():
-            self._run()
+        self._require_whole()
+        try:
+            self._drain()
+        except BaseException as error:
+            self._note(error)
+            raise
+        yield self.newest
+
+    def _drain(self) -> None:
+        with torch.enable_grad(), self._passes.between_drains():
+            self._passes.run(self._drains[-1], self.num_taken, self._backward)
             if self.num_made < self.num_taken:
                 self._drains.append(self.num_taken)
                 self._late.begin_norm(self.num_made)
                 self._make_update()
-        self._neighbours.flush()
-        yield self.newest
+        self._passes.neighbours.flush()
 
     def state_dict(self) -> dict[str, Any]:
         """What must be saved in `drained()` beside the module and the optimizer: the number of
@@ -140,15 +161,11 @@ class Schedule2BW(Schedule1F1B):
         one writes. Raises BadInput without `trace=True`.
         """
         self._require_drained()
-        if self._clock is None:
-            raise BadInput("trace", False, "must be True for a trace to be written")
-        spans = of_every_rank(self._clock.spans, self._stage.group)
         start = min(self._synchronous_start, self.num_made)
         shape = {"num_stages": self._stage.num_stages, "num_microbatches": self._n_microbatches}
         phases: dict[str, Any] = {"synchronous_start": start, "synchronous_cooldown": 0}
         trial = pipedream_2bw(self.num_made, **shape, **phases, slack=self._slack)
-        if self._stage.is_first:
-            leave(folder, spans, trial, [*pairwise(self._drains)])
+        self._passes.write_trace(folder, trial, [*pairwise(self._drains)])
 
     @override
     def _step_microbatches(
@@ -164,87 +181,88 @@ class Schedule2BW(Schedule1F1B):
         of_loss: dict[str, Any] = {"loss_kwargs": loss_kwargs} if loss_kwargs else {}  # not in 2.11
         if not self._has_backward:
             self._require_drained()
+            if self._passes.posted:
+                raise RuntimeError("try the batch that failed again before you evaluate")
             given = arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs
             super()._step_microbatches(*given, **of_loss)
             # torch 2.11 would never prepare for a backward what it prepared for an evaluation.
             self._stage_forward_initialized = self._stage_backward_initialized
             return
         args, kwargs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
-        stage, batch = self._stage, self.num_taken
+        stage, batch, late = self._stage, self.num_taken, self._late
         refusals.require_eager(stage.device)
-        if self.num_made == batch:
-            self._late.prepare(batch, is_synchronous=batch <= self._synchronous_start)
-            refusals.require_trainable(self.update, self._late.twins.newest)
-        stage.submod = self._late.twins.module(batch)
+        is_synchronous = batch <= self._synchronous_start
+        late.begin(batch, self.num_made, is_synchronous=is_synchronous)
+        refusals.require_trainable(self.update, late.twins.newest)
         target = {"target": target_mbs and target_mbs[0]} if TAKES_TARGET else {}
-        self._initialize_stage(args[0], kwargs[0], **target, **of_loss)
+        try:
+            stage.submod = late.twins.module(batch)
+            self._initialize_stage(args[0], kwargs[0], **target, **of_loss)
+        finally:
+            stage.submod = late.twins.release()
 
         def forward(batch: int, i: int) -> None:
             if i == self._norm_at and self.num_made < batch:
-                self._late.begin_norm(self.num_made)
+                late.begin_norm(self.num_made)
             output = stage.forward_one_chunk(i, args[i], kwargs[i], return_outputs)
-            self._neighbours.send(FORWARD, i)
+            if i == 0 and not stage.is_last:
+                self._unseen.require_alike(output, stage)
+            self._passes.neighbours.send(FORWARD, i)
             self._maybe_compute_loss(stage, output, target_mbs, i, **of_loss)
 
         self.num_taken += 1
-        with self._late.sums.unscaled:
-            self._run(forward)
+        try:
+            with late.sums.unscaled:
+                self._passes.run(self._drains[-1], self.num_taken, self._backward, forward)
+        except BaseException:
+            if not self._passes.are_known:
+                self._give_back()
+            raise
         if self.num_made < batch:
             self._make_update()
         self._update_losses(stage, losses)
         if self.num_taken <= self._synchronous_start:
-            with self.drained():
-                pass
+            self._drain()
 
-    def _run(self, forward: Callable[[int, int], None] | None = None) -> None:
-        """Makes the passes of the last batch that was taken or, without a `forward`, those that are
-        left then: in 1F1B's order without an end.
+    @override
+    def _initialize_stage(self, *given: Any, **named: Any) -> None:
+        """By a forward that the user does not notice."""
+        stage = self._stage
+        now = self._stage_forward_initialized, self._stage_backward_initialized
+        if now == (True, self._has_backward):
+            return
+        with refusals.Replaced(stage, "submod", self._unseen.of(stage.submod)):
+            super()._initialize_stage(*given, **named)
 
-        What a pass receives is posted up to two passes before (AHEAD). No buffer is in use by then:
-        its backward came three passes before a forward, or earlier.
-        """
-        stage, m, first = self._stage, self._n_microbatches, self._drains[-1]
-        taken = (self.num_taken - first) * m  # microbatches
-        steps = range(taken, taken + self._lead) if forward is None else range(taken - m, taken)
-        name = "fwd_cache" if hasattr(stage, "fwd_cache") else "_forward_chunk_states"  # torch 2.15
-        kept: dict[int, Any] = getattr(stage, name)
-        kept.update(self._in_flight)
-        passes = [*by_turns(self._lead, taken, steps)]
-        receives = (self._neighbours.receive(kind, number % m) for kind, _, number in passes)
-        posted = deque(islice(receives, self._neighbours.ahead))
-        make = {FORWARD: forward, BACKWARD: self._backward}
-        for kind, _, number in passes:
-            posted.extend(islice(receives, 1))
-            batch, i = first + number // m, number % m
-            if works := posted.popleft():
-                self._timed(f"wait {kind}", batch, i, wait_for, works)
-            stage.submod = self._late.twins.module(batch)
-            self._timed(kind, batch, i, make[kind], batch, i)
-        self._in_flight = dict(kept)
-        stage.submod = self.newest
+    def _give_back(self) -> None:
+        """Leaves all as it was before the last batch that was taken."""
+        self.num_taken -= 1
+        for weight in self._late.twins.weights(self.num_taken):
+            weight.grad = None
 
     def _backward(self, batch: int, i: int) -> None:
         stage, is_last = self._stage, i == self._n_microbatches - 1
         stage.backward_one_chunk(i, loss=self._maybe_get_loss(stage, i), last_backward=is_last)
-        self._neighbours.send(BACKWARD, i)
+        self._passes.neighbours.send(BACKWARD, i)
         if is_last:
             stage.perform_reduce_grad(1)  # that would divide weight by weight
             self._late.complete(batch, self._divisor if self.scale_grads else None)
 
     def _make_update(self) -> None:
         """At the end of the next batch, on all ranks alike: its forwards needed no new weights."""
-        norm = self._timed("wait U", self.num_made, 0, self._late.sums.take, self.num_made)
-        self._timed("U", self.num_made, 0, self._late, self.num_made, norm, self.update)
+        norm = self._passes.timed("wait U", self.num_made, 0, self._late.sums.take, self.num_made)
+        self._passes.timed("U", self.num_made, 0, self._late, self.num_made, norm, self.update)
         self.num_made += 1
 
-    def _timed(self, kind: str, batch: int, i: int, call: Any, *given: Any) -> Any:
-        """Makes a call, which is an F, a B, a U, or a wait before one ("wait F") in the trace."""
-        if self._clock is None:
-            return call(*given)
-        op = Op("F", self._stage.stage_index, batch, i, version=0, tied_version=0)
-        with self._clock.span(op, kind):
-            return call(*given)
+    def _note(self, error: BaseException) -> None:
+        self._failed = f"batch {self.num_taken - 1} stopped halfway, by {type(error).__name__}"
+
+    def _require_whole(self) -> None:
+        if self._failed:
+            mend = "make the schedule and its stage anew, from a checkpoint"
+            raise RuntimeError(f"{self._failed}, and other ranks may have gone on: {mend}")
 
     def _require_drained(self) -> None:
+        self._require_whole()
         if self.num_made < self.num_taken:
             raise RuntimeError("evaluate, save and load inside `with schedule.drained():`")

@@ -19,6 +19,8 @@ from trainer.executors.gradients import Diverged
 from trainer.torch_pipelining import refusals
 from trainer.torch_pipelining.messages import new_group, of_every_rank, ranks_of
 
+NUM_FLAWS = len(refusals.FLAWS)
+
 
 class LateSums:
     """Sums begin when a stage's gradient of a batch is whole and are read a batch later.
@@ -33,27 +35,43 @@ class LateSums:
     """
 
     def __init__(self, stage: PipelineStage, tied: Sequence[str]) -> None:
-        named = dict(stage.submod.named_parameters())
-        self._tied = [[*named].index(name) for name in tied if name in named]
-        self._counted = [i for i in range(len(named)) if stage.is_first or i not in self._tied]
-        mine = len(self._counted), [getattr(named.get(name), "shape", name) for name in tied]
-        numbers, shapes = zip(*of_every_rank(mine, stage.group), strict=True)
-        are_known = not any(isinstance(shape, str) for of_stage in shapes for shape in of_stage)
-        if not are_known or any(shapes[1:-1]) or shapes[0] != shapes[-1]:
-            allowed = "must name weights of equal shapes on the first and on the last stage alone"
-            raise BadInput("tied", list(tied), allowed)
-        counts = [sum(numbers[: stage.stage_index]), sum(numbers[stage.stage_index + 1 :])]
-        self._others = [torch.zeros(count, device=stage.device) for count in counts]
-        """The slots of the stages before and after this one."""
+        self._stage, self._names = stage, tied
+        self.agree()
         ranks = ranks_of(stage)
         self._first = ranks[0]
-        self._group, self._ends = new_group(ranks), new_group(sorted({ranks[0], ranks[-1]}))
+        ends = sorted({ranks[0], ranks[-1]})
+        self._group, self._ends = (new_group(stage, of) for of in (ranks, ends))
         self._of_tied: list[Any] = []
-        self._zero = torch.zeros(1, device=stage.device)
-        self._scalers: list[GradScaler] = []  # that scaled a loss, which this rank alone may know
+        self._scalers: list[GradScaler] = []  # that scaled a loss
+        self._flaws: set[int] = set()
         self.unscaled = refusals.unscaled(self._scalers)
         # NCCL builds a communicator at its first use.
         dist.all_reduce(self._zero, group=self._group)
+
+    def agree(self) -> None:
+        """All ranks learn how many weights each has, and of which dtypes: at first, and again when
+        the weights that train are known."""
+        stage, named = self._stage, dict(self._stage.submod.named_parameters())
+        self._tied = [[*named].index(name) for name in self._names if name in named]
+        self._counted = [i for i in range(len(named)) if stage.is_first or i not in self._tied]
+        shapes = [named[name].shape if name in named else None for name in self._names]
+        is_wide = any(w.dtype in (torch.float64, torch.complex128) for w in named.values())
+        mine = len(self._counted), shapes, is_wide
+        numbers, tied, are_wide = zip(*of_every_rank(mine, stage.group), strict=True)
+        are_known = all(shape is not None for of_stage in tied for shape in of_stage)
+        if not are_known or any(tied[1:-1]) or tied[0] != tied[-1]:
+            allowed = "must name weights of equal shapes on the first and on the last stage alone"
+            raise BadInput("tied", [*self._names], allowed)
+        dtype = torch.float64 if any(are_wide) else torch.float32
+        self._zero = torch.zeros(1, dtype=dtype, device=stage.device)
+        before = sum(numbers[: stage.stage_index])
+        after = sum(numbers[stage.stage_index + 1 :]) + NUM_FLAWS
+        self._others = self._zero.new_zeros(before), self._zero.new_zeros(after)
+        """The slots of the stages before this one; after it, and those of flaws."""
+
+    def tell(self, flaw: int) -> None:
+        """This rank found one of `refusals.FLAWS`: the next sum tells the others."""
+        self._flaws.add(flaw)
 
     def make_equal(self, weights: Sequence[Tensor]) -> None:
         """Gives the last stage's copies of tied weights the values of the first stage's."""
@@ -61,11 +79,13 @@ class LateSums:
             dist.broadcast(local(weights[i].detach()), self._first, group=self._ends)
 
     def begin_tied(self, weights: Sequence[Tensor]) -> None:
-        """Starts to add up the gradients of tied weights. Raises RuntimeError if there is none."""
+        """Starts to add up the gradients of tied weights."""
         for i in self._tied:
             gradient = weights[i].grad
             if gradient is None:
-                raise RuntimeError("a tied weight got no gradient on this stage")
+                self.tell(refusals.UNTIED)
+                gradient = torch.zeros_like(weights[i])
+            weights[i].grad = gradient = gradient.to_dense()
             work = dist.all_reduce(local(gradient), group=self._ends, async_op=True)
             self._of_tied.append(work)
 
@@ -77,25 +97,28 @@ class LateSums:
     def begin_norm(self, every: Sequence[Tensor | None]) -> None:
         """Starts the sum for this stage's gradients of a batch, one per weight or None."""
         norms = norms_of([self._zero if (g := every[i]) is None else g for i in self._counted])
-        mine = [torch.stack(norms)] if norms else []
+        mine = [torch.stack([norm.to(self._zero.dtype) for norm in norms])] if norms else []
         mine += [self._zero] * (len(self._counted) - len(norms))  # DTensors share a norm
-        before, after = self._others  # of fp32 or wider, as the whole vector is
+        before, after = self._others
         self._norms = torch.cat([before, *mine, after])
         if self._scalers:
-            self._norms.fill_(-torch.inf)  # which no norm is
+            self.tell(refusals.SCALED)
+        for flaw in self._flaws:
+            self._norms[flaw - NUM_FLAWS] = self._norms[:-NUM_FLAWS] = torch.nan
         self._of_norm: Any = dist.all_reduce(self._norms, group=self._group, async_op=True)
 
     def take(self, batch: int) -> Tensor:
         """The norm of the batch's gradient, the same on every rank.
 
-        Raises on every rank alike: Diverged if it is not finite, BadInput for a scaled loss.
+        Raises on every rank alike: Diverged if it is not finite, and what one of them had to
+        `tell`.
         """
         self._of_norm.wait()
-        norm = torch.linalg.vector_norm(self._norms)
+        norm = torch.linalg.vector_norm(self._norms[:-NUM_FLAWS])
         if not isfinite(norm):
-            if -torch.inf in self._norms:
-                allowed = "must not scale: the clip and the update come a batch later; use bf16"
-                raise BadInput("loss_fn", "GradScaler.scale", f"{allowed} without it")
+            for told, error in zip(self._norms[-NUM_FLAWS:], refusals.FLAWS, strict=True):
+                if told.isnan():
+                    raise error()
             raise Diverged(batch)
         return norm
 
@@ -120,10 +143,15 @@ def norms_of(gradients: Sequence[Tensor]) -> list[Tensor]:
             whole = _summed(gradient)
             alike[whole.device_mesh, whole.placements].append(whole)
         else:
-            plain.append(gradient)
+            plain.append(entries(gradient))
     norms = [*torch._foreach_norm(plain)] if plain else []
     totals: list[Any] = [get_total_norm(tensors) for tensors in alike.values()]
     return norms + [total.full_tensor() for total in totals]
+
+
+def entries(gradient: Tensor) -> Tensor:
+    """The entries of a gradient that this rank has, in its memory: of a sparse one if coalesced."""
+    return gradient.coalesce().values() if gradient.is_sparse else local(gradient)
 
 
 def _summed(gradient: DTensor) -> DTensor:

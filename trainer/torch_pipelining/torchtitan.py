@@ -82,18 +82,7 @@ def begin(trainer: Trainer, update: Callable[[], object]) -> None:
         raise BadInput("training.global_batch_size", config.training.global_batch_size, allowed)
     [part] = trainer.model_parts
     for twin in schedule.twins:
-        _make_like(twin, part)
+        twin.to_empty(device=next(part.parameters()).device)  # it follows the part's buffers
     schedule.update = update
     if trainer.checkpointer.enable:
         trainer.checkpointer.states["schedule"] = schedule
-
-
-def _make_like(twin: nn.Module, part: nn.Module) -> None:
-    """Gives the twin memory for weights, and the part's own buffers and mode."""
-    twin.to_empty(device=next(part.parameters()).device)
-    for mine, its in zip(twin.modules(), part.modules(), strict=True):
-        for name, buffer in its.named_buffers(recurse=False):
-            setattr(mine, name, buffer)
-    twin.train(part.training)
-    if hasattr(part, "_skip_lm_head"):
-        twin._skip_lm_head = part._skip_lm_head

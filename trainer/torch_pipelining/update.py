@@ -8,18 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from trainer.base.build import build
-from trainer.base.flat import cloned, local, wholes
+from trainer.base.flat import cloned, wholes
 from trainer.base.ranges import MAX_COUNT
+from trainer.corrections.none import NoCorrection
 from trainer.delayed.arm import Node
 from trainer.delayed.copies import alike, reshard_all
 from trainer.executors.gradients import Clip
 from trainer.optimizers.hyperball import on_spheres
 from trainer.stages.in_parts import CorrectionInParts
 from trainer.torch_pipelining import refusals
-from trainer.torch_pipelining.sums import LateSums
+from trainer.torch_pipelining.steps import Steps
+from trainer.torch_pipelining.sums import LateSums, entries
 from trainer.torch_pipelining.twins import Twins
 
 
@@ -40,6 +41,8 @@ class LateUpdate:
         self.twins = Twins(stage.submod, twins, reads_ahead=self._make([1]).reads_ahead)
         self.sums = LateSums(stage, tied)
         self._norm: Tensor | None = None  # of the batch whose `update` runs
+        self._begun = -1  # the last batch whose norm
+        self._has_begun = self._has_looked = False  # with batches; at gradients around an update
         self.loaded: Mapping[str, Any] | None = None
         """What `state` returned, until a batch needs it: weights may be loaded after it."""
 
@@ -47,7 +50,18 @@ class LateUpdate:
     def _correction(self) -> CorrectionInParts:
         """Made when it is first needed: until then weights may be loaded, moved or sharded."""
         weights = self.twins.newest
-        return CorrectionInParts(self._make, [1] * len(weights), alike(weights))
+        make = self._make if weights else partial(NoCorrection, MAX_COUNT)
+        return CorrectionInParts(make, [1] * len(weights), alike(weights) or [[]])
+
+    def begin(self, batch: int, version: int, *, is_synchronous: bool) -> None:
+        """Before the first forward of a batch, where the newest weights are W(version)."""
+        if not self._has_begun:
+            self.sums.agree()
+            self._has_begun = True
+        if version == batch:
+            self.prepare(batch, is_synchronous=is_synchronous)
+            self._begun = -1  # this batch may have been trained before the state that was loaded
+        self.twins.follow(batch, version)
 
     def prepare(self, batch: int, *, is_synchronous: bool = False) -> None:
         """Begins anew with a batch, after a drain: weights may have been loaded or evaluated.
@@ -66,26 +80,41 @@ class LateUpdate:
     def complete(self, batch: int, divisor: Tensor | None) -> None:
         """Divides the gradient of a batch, which all its microbatches have added to here."""
         weights = self.twins.weights(batch)
-        gradients = [local(weight.grad) for weight in weights if weight.grad is not None]
+        for weight in weights:
+            if weight.grad is not None and weight.grad.is_sparse:
+                dense = self._correction.changes_gradients
+                weight.grad = weight.grad.to_dense() if dense else weight.grad.coalesce()
+        gradients = [entries(weight.grad) for weight in weights if weight.grad is not None]
         if divisor is not None and gradients:
             torch._foreach_div_(gradients, divisor)
         self.sums.begin_tied(weights)
 
     def begin_norm(self, batch: int) -> None:
-        """Starts to add up the norm over the stages. The newest weights must be W(batch)."""
+        """Starts to add up the norm over the stages, once. The newest weights must be W(batch)."""
+        if self._begun == batch:
+            return
+        self._begun = batch
         self.sums.finish_tied()
-        gradients = [weight.grad for weight in self.twins.weights(batch)]
-        delays = self.twins.delays(batch)
-        self._correction.gradient_of_some(gradients, self.twins.newest, delays)
-        self.sums.begin_norm(gradients)
+        if self._correction.changes_gradients:
+            self._correct_gradients(batch)
+        self.sums.begin_norm([weight.grad for weight in self.twins.weights(batch)])
+
+    def _correct_gradients(self, batch: int) -> None:
+        weights, delays = self.twins.weights(batch), self.twins.delays(batch)
+        if any(w.requires_grad and w.grad is None for w in weights):
+            self.sums.tell(refusals.UNCORRECTED)
+        else:  # what is frozen has a delay of 0: the correction leaves its zeros as they are
+            gradients = [torch.zeros_like(w) if w.grad is None else w.grad for w in weights]
+            self._correction.gradient_of_some(gradients, self.twins.newest, delays)
 
     def clip(self, max_norm: float) -> Tensor:
         """Clips the newest weights' gradients in `update`; returns the norm over all stages."""
         norm = self._norm
         if norm is None:
             raise RuntimeError("clip_grad_norm_ belongs into update(), where the gradient is whole")
-        gradients = [weight.grad for weight in self.twins.newest if weight.grad is not None]
-        Clip(max_norm)(gradients, norm)
+        every = [weight.grad for weight in self.twins.newest]
+        if gradients := [entries(gradient) for gradient in every if gradient is not None]:
+            Clip(max_norm)(gradients, norm)
         return norm
 
     def __call__(self, batch: int, norm: Tensor, update: Callable[[], object]) -> None:
@@ -96,26 +125,18 @@ class LateUpdate:
         kept = self.twins.make_room(batch)
         is_copied = correction.needs_update and not kept
         change: Sequence[Tensor] = cloned(weights) if is_copied else []
-        versions = [weight._version for weight in weights]
-        # What a fused or foreach step changes of a DTensor shows in no version of the weight.
-        steps: list[Optimizer] = []
-        hook = register_optimizer_step_post_hook(lambda optimizer, *_: steps.append(optimizer))
-        try:
+        with Steps(weights, looks=not self._has_looked) as steps:
             update()
-        finally:
-            hook.remove()
-            self._norm = None
-        if not steps:
-            refusals.require_stepped(weights, versions)
-        for weight in weights:
-            weight.grad = None
+        self._has_looked |= steps.has_looked
+        self._norm = None
+        self.twins.forget_gradients()
         with torch.no_grad():
             if is_copied:
                 torch._foreach_sub_(*wholes(change, weights))
             elif correction.needs_update:
                 change = torch._foreach_sub(*wholes(kept, weights))
             if correction.moves_weights:
-                with on_spheres(steps):
+                with on_spheres(steps.optimizers):
                     correction.apply(weights, change, self.twins.delays(batch))
             self.twins.show(batch, correction.ahead(weights, change))
 

@@ -50,8 +50,8 @@ PREDICTION = {"correction": partial(WeightPrediction, horizon=1.0), "num_updates
     ("schedule", "options", "held", "peak"),
     [
         (Schedule1F1B, {}, 1, 2),
-        (Schedule2BW, {}, 2, 4),
-        (Schedule2BW, {"error_feedback": 1.0}, 3, 5),
+        (Schedule2BW, {"error_feedback": 0.0}, 2, 4),
+        (Schedule2BW, {}, 3, 5),
         (Schedule2BW, PREDICTION, 3, 7),
     ],
     ids=["1F1B", "2BW", "with Error Feedback", "with weight prediction"],

@@ -1,0 +1,316 @@
+"""What a user does to the stage's module is there at the next batch, as without a schedule."""
+
+import copy
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.nn.utils import parameters_to_vector, parametrizations, prune, vector_to_parameters
+from torch.utils.checkpoint import checkpoint
+
+from tests.support.torch_naive import (
+    BATCHES,
+    MICROBATCHES,
+    RATE,
+    WIDTH,
+    Block,
+    Change,
+    assert_equal,
+    batch,
+    loss,
+    naive,
+    stages_of,
+)
+from trainer.base.errors import BadInput
+from trainer.torch_pipelining import Schedule2BW
+
+CHANGED_BEFORE = 3
+CPU = torch.device("cpu")
+
+
+class Odd(nn.Module):
+    """Modules that keep more than parameters, or their parameters elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+        self.block.dropped.p = 0.0
+        self.recurrent = nn.LSTM(WIDTH, WIDTH, dtype=torch.float64)
+        self.norm = nn.BatchNorm1d(WIDTH, dtype=torch.float64)
+        self.normed = parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH, dtype=torch.float64))
+        self.spectral = parametrizations.spectral_norm(nn.Linear(WIDTH, 3, dtype=torch.float64))
+        self.tied = nn.Linear(3, WIDTH, dtype=torch.float64)
+        self.again = self.tied
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, width], to the same."""
+        x = self.norm(checkpoint(self.block, x, use_reentrant=False))
+        x = x + self.recurrent(x[:, None])[0][:, 0]
+        return self.tied(self.spectral(self.normed(x))) + self.again(x[:, :3])
+
+
+def trained(module: nn.Module, changes: dict[int, Change], drains: bool, **options: Any) -> None:
+    """Trains the module on all batches, by a schedule of one stage."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
+    options = {"loss_fn": loss, "update": optimizer.step, **options}
+    schedule = Schedule2BW(PipelineStage(module, 0, 1, CPU), MICROBATCHES, **options)
+    for t in range(BATCHES):
+        if drains:
+            with schedule.drained():
+                pass
+        if t in changes:
+            changes[t](module)
+        x, y = batch(t)
+        schedule.step(x, target=y)
+    with schedule.drained():
+        pass
+
+
+def _halve_output(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    return output * 0.5
+
+
+def _halve_gradient(module: nn.Module, gradients: Any) -> Any:
+    return (gradients[0] * 0.5,)
+
+
+def _by_attribute(module: nn.Module, args: Any) -> None:
+    module.gain = module.up.weight.gain
+
+
+def _replaced(module: nn.Module) -> None:
+    module.up = nn.Sequential(module.up)
+
+
+def _moved(module: nn.Module) -> None:
+    vector_to_parameters(parameters_to_vector(module.parameters()), module.parameters())
+
+
+def _pruned(module: nn.Module) -> None:
+    mask = torch.arange(WIDTH**2).view(WIDTH, WIDTH) % 3
+    prune.custom_from_mask(module.up, "weight", mask)
+
+
+CHANGES: dict[str, Change] = {
+    "mode": lambda module: module.train(),
+    "frozen": lambda module: module.up.requires_grad_(False),
+    "buffer": lambda module: setattr(module, "shift", torch.ones(WIDTH, dtype=torch.float64)),
+    "attribute": lambda module: setattr(module, "gain", 0.5),
+    "mode of a part": lambda module: module.dropped.train(),
+    "hook": lambda module: module.register_forward_hook(_halve_output),
+    "hook of a part": lambda module: module.up.register_forward_hook(_halve_output),
+    "hook of the backward": lambda module: module.down.register_full_backward_pre_hook(
+        _halve_gradient
+    ),
+    "hook of a weight": lambda module: module.up.weight.register_hook(lambda g: g * 0.5),
+    "attribute of a weight": lambda module: (
+        setattr(module.up.weight, "gain", 0.25),
+        module.register_forward_pre_hook(_by_attribute),
+    ),
+    "part replaced": _replaced,
+    "pruned": _pruned,
+    "memory of weights": _moved,
+}
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("drains", [False, True])
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_between_batches(name: str, drains: bool) -> None:
+    """Without a drain too: the batch in flight began with the module as it was."""
+    changes = {CHANGED_BEFORE: CHANGES[name]}
+    [module], [right], [unchanged] = (stages_of(Block) for _ in range(3))
+    for each in (module, right, unchanged):  # as those of a hub are when they are loaded
+        each.eval()
+    trained(module, changes, drains)
+    naive([right], changes)
+    assert_equal([module], [right])
+    if name not in ("part replaced", "memory of weights"):
+        naive([unchanged], {})
+        with pytest.raises(AssertionError):
+            assert_equal([right], [unchanged])
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_modules_with_more_than_parameters() -> None:
+    """Running statistics are those of the microbatches alone."""
+    [module], [right] = stages_of(Odd), stages_of(Odd)
+    trained(module, {}, drains=False)
+    naive([right], {})
+    assert_equal([module], [right])
+    assert module.norm.num_batches_tracked == BATCHES * MICROBATCHES
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("drains", [False, True])
+def test_gradients_of_the_user_are_none_of_a_batch(drains: bool) -> None:
+    """As of a diagnosis, which calls the module in between."""
+    [module], [right] = stages_of(Block), stages_of(Block)
+    x, _ = batch(0)
+    trained(module, dict.fromkeys((0, 3), lambda of: of(x).sum().backward()), drains)
+    naive([right], {})
+    assert_equal([module], [right])
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_loss_with_the_weights_of_the_module() -> None:
+    [module], [right] = stages_of(Block), stages_of(Block)
+
+    def with_decay(of: nn.Module, output: Tensor, target: Tensor) -> Tensor:
+        return loss(output, target) + sum(weight.square().sum() for weight in of.parameters())
+
+    trained(module, {}, drains=False, loss_fn=partial(with_decay, module))
+    naive([right], {}, loss_of=partial(with_decay, right))
+    assert_equal([module], [right])
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_loss_may_ask_the_stage_for_its_module() -> None:
+    [module] = stages_of(Block)
+    stage = PipelineStage(module, 0, 1, CPU)
+
+    def with_gain(output: Tensor, target: Tensor) -> Tensor:
+        return loss(output, target) * stage.submod.gain
+
+    schedule = Schedule2BW(stage, MICROBATCHES, with_gain, update=print)
+    x, y = batch(0)
+    losses: list[Tensor] = []
+    schedule.step(x, target=y, losses=losses)
+    assert len(losses) == MICROBATCHES
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_every_call_of_a_hook_is_one_of_a_microbatch() -> None:
+    """Not those of torch for shapes; and an evaluation, which repeats these, is counted as one."""
+    [module] = stages_of(Block)
+    optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
+    stage = PipelineStage(module, 0, 1, CPU)
+    schedule = Schedule2BW(stage, MICROBATCHES, loss, update=optimizer.step)
+    calls: list[object] = []
+    module.register_forward_hook(lambda *_: calls.append(module.up.weight))
+    x, y = batch(0)
+    for _ in range(3):
+        schedule.step(x, target=y)
+        with schedule.drained(), torch.no_grad():
+            schedule.eval(x, target=y)
+    assert len(calls) == 6 * MICROBATCHES
+    own = [weight is module.up.weight for weight in calls]
+    assert own == 3 * ([False] * MICROBATCHES + [True] * MICROBATCHES)
+
+
+REFUSED: dict[str, tuple[Change, str]] = {
+    "more weights": (
+        lambda module: setattr(module, "more", nn.Linear(1, 1)),
+        "stage=more.bias; more.weight: must have the weights that it had",
+    ),
+    "another weight": (
+        lambda module: setattr(module.up, "weight", nn.Parameter(module.up.weight.detach())),
+        "stage=up.weight: must have the weights that it had",
+    ),
+    "dtype": (lambda module: module.float(), "stage=up.weight: must keep its shape, dtype"),
+    "a step in the backward": (
+        lambda module: module.up.weight.register_post_accumulate_grad_hook(print),
+        "OptimizersInBackward",
+    ),
+}
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_change_that_is_refused(name: str) -> None:
+    change, says = REFUSED[name]
+    [module] = stages_of(Block)
+    with pytest.raises(BadInput, match=says) as caught:
+        trained(module, {CHANGED_BEFORE: change}, drains=False)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_weights_are_those_of_the_first_batch() -> None:
+    """What is added or frozen after the schedule is made, and before it, trains alike."""
+    [module], [right] = stages_of(Block), stages_of(Block)
+
+    def adapt(of: nn.Module) -> None:
+        of.requires_grad_(False)
+        of.down = nn.Sequential(of.down, nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.float64))
+        nn.init.eye_(of.down[1].weight)
+
+    adapt(right)
+    naive([right], {})
+    stage = PipelineStage(module, 0, 1, CPU)
+    schedule = Schedule2BW(stage, MICROBATCHES, loss)
+    adapt(module)
+    schedule.update = torch.optim.SGD(module.down[1].parameters(), lr=RATE).step
+    for t in range(BATCHES):
+        x, y = batch(t)
+        schedule.step(x, target=y)
+    with schedule.drained():
+        assert_equal([module], [right])
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_weight_that_is_used_beside_its_module() -> None:
+    class Hidden(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.held = [self.up.weight]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) @ self.held[0]
+
+    with pytest.raises(RuntimeError, match=r"up\.weight is used beside the parameters"):
+        trained(Hidden(), {}, drains=False)
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_weight_without_a_shape() -> None:
+    module = nn.Sequential(nn.LazyLinear(WIDTH))
+    with pytest.raises(BadInput, match=r"stage=0\.weight; 0\.bias: must have a shape"):
+        trained(module, {}, drains=False, update=print)
+
+
+class Twinned(Block):
+    """With copies that its user made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, width], to the same."""
+        return self.norm(super().forward(x))
+
+
+def _trained_with_twins(module: nn.Module, changes: dict[int, Change]) -> None:
+    twins = [copy.deepcopy(module) for _ in range(2)]
+    trained(module.eval(), changes, drains=False, twins=twins)
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("name", ["mode", "mode of a part", "buffer", "attribute"])
+def test_copies_that_the_user_made_follow(name: str) -> None:
+    """They were copied in another mode, too."""
+    [module], [right] = stages_of(Twinned), stages_of(Twinned)
+    changes = {1: CHANGES["mode of a part"], CHANGED_BEFORE: CHANGES[name], 5: CHANGES["mode"]}
+    _trained_with_twins(module, changes)
+    naive([right.eval()], changes)
+    assert_equal([module], [right])
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("frozen", "twins=up.weight: must require a gradient where"),
+        ("hook", "twins=Twinned: must have the hooks"),
+        ("hook of a part", "twins=Linear: must have the hooks"),
+        ("hook of a weight", "twins=up.weight: must have the hooks"),
+        ("part replaced", "twins=2: must be two modules with the parts"),
+    ],
+)
+def test_copies_that_cannot_follow(name: str, says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        _trained_with_twins(*stages_of(Twinned), {CHANGED_BEFORE: CHANGES[name]})

@@ -1,0 +1,146 @@
+"""Stages that differ: without gradients or weights, of other dtypes, sparse, or one that fails."""
+
+import pickle
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+
+from tests.support.torch_naive import (
+    BATCHES,
+    MICROBATCHES,
+    RATE,
+    WIDTH,
+    Block,
+    assert_equal,
+    batch,
+    loss,
+    naive,
+    stages_of,
+)
+from trainer.ranks.groups import Heartbeat, joined
+from trainer.ranks.spawn import run_gang
+from trainer.ranks.supervisor import Parent
+from trainer.torch_pipelining import Schedule2BW
+
+CPU, CLIP_NORM, TIMEOUT = torch.device("cpu"), 0.05, 45
+
+
+class Sparse(nn.Module):
+    """Rows by the sign of the inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(2, WIDTH, sparse=True, dtype=torch.float64)
+        self.spread = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, width], to the same."""
+        return self.spread(self.rows((x[:, 0] > 0).long()) + x)
+
+
+class Narrow(nn.Module):
+    """In fp32 between a stage of fp64 and its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Block().float()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, width], to the same."""
+        return self.inner(x.float()).double()
+
+
+class Frozen(Block):
+    """Whose dropout does nothing, as that of `Live`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropped.p = 0.0
+        self.requires_grad_(False)
+
+
+class Live(Frozen):
+    """Which trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requires_grad_(True)
+
+
+class FailsOnce(Live):
+    """In the first microbatch of the third batch."""
+
+    has_failed = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, width], to the same."""
+        if torch.equal(x, batch(2)[0][: len(x)]) and not self.has_failed:
+            self.has_failed = True
+            raise torch.OutOfMemoryError
+        return super().forward(x)
+
+
+CASES: dict[str, tuple[type[nn.Module], type[nn.Module]]] = {
+    "frozen first": (Frozen, Live),
+    "frozen last": (Live, Frozen),
+    "no weights first": (nn.Identity, Live),
+    "no weights last": (Live, nn.Identity),
+    "other dtypes": (Live, Narrow),
+    "sparse": (Sparse, Live),
+    "fails once": (FailsOnce, Live),
+}
+
+
+def train(rank: int, module: nn.Module) -> None:
+    weights = [weight for weight in module.parameters() if weight.requires_grad]
+    step: Callable[[], Any] = torch.optim.SGD(weights, lr=RATE).step if weights else lambda: None
+
+    def update() -> None:
+        schedule.clip_grad_norm_(CLIP_NORM)
+        step()
+
+    stage = PipelineStage(module, rank, 2, CPU)
+    schedule = Schedule2BW(stage, MICROBATCHES, loss, update=update)
+    for t in range(BATCHES):
+        x, y = batch(t)
+        for _ in range(2):
+            with suppress(RuntimeError):  # torch makes one of what a forward raises
+                schedule.step(x) if rank == 0 else schedule.step(target=y)
+                break
+    with schedule.drained():
+        schedule.state_dict()
+    groups = [schedule._late.sums._group, *schedule._passes.neighbours._groups.values()]
+    limits = {group._get_backend(CPU).options._timeout.total_seconds() for group in groups}
+    assert limits == {TIMEOUT}, limits
+
+
+def as_rank(store: dist.Store, heartbeat: Heartbeat, send: Callable[[object], None]) -> None:
+    """Sends the trained stage of each case."""
+    torch.set_num_threads(1)
+    rank = heartbeat.rank
+    with joined(store, rank, 2, 1, CPU, heartbeat, TIMEOUT):
+        for name, makes in CASES.items():
+            module = stages_of(*makes)[rank]
+            train(rank, module)
+            send((name, rank, pickle.dumps(module)))
+
+
+def test_odd_stages_train_by_the_equation() -> None:
+    trained: dict[str, dict[int, nn.Module]] = {name: {} for name in CASES}
+
+    def on_message(message: tuple[str, int, bytes]) -> None:
+        trained[message[0]][message[1]] = pickle.loads(message[2])
+
+    run_gang(as_rank, (), 2, Parent(on_message, timeout=60))
+    for name, makes in CASES.items():
+        right = stages_of(*makes)
+        for stage in right:
+            stage.has_failed = True
+        naive(right, {}, clip_norm=CLIP_NORM)
+        atol = 1e-6 if name == "other dtypes" else 1e-12
+        assert_equal([trained[name][rank] for rank in range(2)], right, atol)
