@@ -62,7 +62,7 @@ def naive(
     for t in range(BATCHES):
         for stage in stages if t in changes else ():
             changes[t](stage)
-        newest = [w.detach().clone() for w in weights]
+        history[t] = newest = [w.detach().clone() for w in weights]
         _set(weights, history[max(0, t - 1)])
         x, y = batch(t)
         for rows, targets in zip(x.chunk(MICROBATCHES), y.chunk(MICROBATCHES), strict=True):
