@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map, tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only, tree_structure
 
 State = dict[str, Any]
 
@@ -69,10 +69,26 @@ def adopt(optimizer: Optimizer, saved: Mapping[nn.Parameter, State]) -> None:
         }
     )
     for weight, state in states.items():
-        loaded = optimizer.state[weight]
-        numbers = {key: value for key, value in state.items() if _stays(key, value)}
-        given = {key: loaded[key] for key in state}
-        loaded.update(tree_map(_exactly, state, given) | numbers)
+        _correct(optimizer.state[weight], state)
+
+
+def load(optimizer: Optimizer, packed: Mapping[str, Any]) -> None:
+    """The optimizer's own `load_state_dict`, but exact to the last bit as `adopt` is."""
+    optimizer.load_state_dict(dict(packed))
+    if {"state", "param_groups"} <= packed.keys():
+        for group, of_group in zip(optimizer.param_groups, packed["param_groups"], strict=True):
+            for weight, id_ in zip(group["params"], of_group["params"], strict=True):
+                if id_ in packed["state"] and weight in optimizer.state:
+                    _correct(optimizer.state[weight], packed["state"][id_])
+
+
+def _correct(loaded: State, saved: State) -> None:
+    """Gives a loaded state the saved numbers that torch has cast or moved."""
+    kept = {key: value for key, value in saved.items() if key in loaded}
+    numbers = {key: value for key, value in kept.items() if _stays(key, value)}
+    given = {key: loaded[key] for key in kept}
+    if tree_structure(kept) == tree_structure(given):
+        loaded.update(tree_map(_exactly, kept, given) | numbers)
 
 
 def _stays(key: str, value: Any) -> bool:
@@ -83,8 +99,8 @@ def _stays(key: str, value: Any) -> bool:
 
 def _exactly(saved: Any, loaded: Any) -> Any:
     """The saved value, on the device that torch's `load_state_dict` chose for `loaded`."""
-    if not isinstance(saved, Tensor):
-        return saved
+    if not isinstance(saved, Tensor) or not isinstance(loaded, Tensor):
+        return loaded
     return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
 
 
