@@ -98,7 +98,8 @@ def require_plain(optimizer: object, wrapper: type[Optimizer], delay: int) -> No
     if needs_arguments(optimizer):
         allowed = "needs a closure, or more, in step(): it takes other gradients than a batch's one"
         raise BadInput("optimizer", name, allowed)
-    if delay and any(group.get("differentiable") for group in optimizer.param_groups):
+    recorded = [group for group in optimizer.param_groups if group.get("differentiable")]
+    if delay and any(weight.requires_grad for group in recorded for weight in group["params"]):
         raise BadInput("differentiable", True, "must be False with a delay: no step is recorded")
     if isinstance(optimizer, Observer):
         allowed = "takes gradients of its own beside those of step(): only trials can delay it"

@@ -217,8 +217,8 @@ class DelayedOptimizer(Around):
         It takes weights that were added to the optimizer since.
         """
         known = set() if self._keeper is None else {id(weight) for weight in self._keeper.weights}
-        groups = [group["params"] for group in self.param_groups]
-        weights = [weight for group in groups for weight in group if id(weight) not in known]
+        present = {id(w): w for group in self.param_groups for w in group["params"]}
+        weights = [weight for id_, weight in present.items() if id_ not in known]
         lags, numbers = [self.delay] * len(weights), alike(weights)
         if self._keeper is None:
             made = CorrectionInParts(self._make_correction, lags, numbers)

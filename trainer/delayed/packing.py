@@ -97,7 +97,7 @@ def take_apart(packed: Mapping[str, Any]) -> Saved:
     by_group = zip(*(group["options"] for group in ours), strict=True)
     waiting = Waiting(ours[0]["delays"], [list(of_batch) for of_batch in by_group])
     own = []
-    for id_ in (id_ for group in copy["param_groups"] for id_ in group["params"]):
+    for id_ in dict.fromkeys(id_ for group in copy["param_groups"] for id_ in group["params"]):
         state = states.get(id_, {})
         names = [name for name in state if _is_text(name) and name.startswith(OWN)]
         own.append({name.removeprefix(OWN): state.pop(name) for name in names})
