@@ -34,9 +34,11 @@ def nothing(optimizer: Any, weights: list[nn.Parameter], t: int) -> None:
     """What a loop does that only trains."""
 
 
-def _give(weights: Sequence[nn.Parameter], at: Sequence[Tensor], t: int) -> None:
+def give(weights: Sequence[nn.Parameter], at: Sequence[Tensor], t: int) -> None:
+    """The gradients of batch t at these versions; sparse ones of weights that are marked so."""
     for weight, gradient in zip(weights, gradients(at, t), strict=True):
-        weight.grad = gradient if weight.requires_grad else None
+        form = gradient.to_sparse() if hasattr(weight, "is_looked_up") else gradient
+        weight.grad = form if weight.requires_grad else None
 
 
 def _copies(weights: Sequence[Tensor]) -> list[Tensor]:
@@ -56,7 +58,7 @@ def naive(make: Make, delay: int, coefficient: float, does: Does = nothing) -> l
         for version in versions:  # weights that come later have always been what they are now
             version.extend(first[len(version) :])
         versions.append(first)
-        _give(live, versions[max(0, t - delay)], t)
+        give(live, versions[max(0, t - delay)], t)
         optimizer.step()
         update = [a - b for a, b in zip(first, _copies(live), strict=True)]
         for weight, now, before in zip(live, update, earlier, strict=False):
@@ -76,7 +78,7 @@ def delayed(
     for t in range(T):
         optimizer.zero_grad()
         does(optimizer, own, t)
-        _give(own, own, t)
+        give(own, own, t)
         optimizer.step()
     optimizer.finish()
     return _copies(own)

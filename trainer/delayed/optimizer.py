@@ -38,13 +38,20 @@ class DelayedOptimizer(Around):
     it is: `zero_grad`, forward, backward, clip, `step`, schedulers. A `delay` of 0 is the bare
     optimizer, for the synchronous run of a comparison.
 
+    It is the wrapped optimizer to everybody who looks: groups, state and defaults are the same
+    objects, the weights that it steps are the loop's own, and hooks, copies, pickles, closures and
+    groups added later do as torch promises.
+
     `keep` says how the delay is made. Both ways make the same updates, to the bit:
 
     - "weights": `step` leaves W(t + 1 − delay) in the model, for the next forward and backward, and
       keeps W(t + 1) itself. It takes `delay` more sets of weights. Evaluate and save between
-      `eval()` and `train()`, or in `with newest():`, where the model has W(t + 1).
+      `eval()` and `train()`, or in `with newest():`, where the model has W(t + 1). The next step
+      refuses what others wrote to weights; writes to `weight.data`, which torch does not count, are
+      lost.
     - "gradients": for loops and optimizers whose weights must not be exchanged. Gradients wait and
-      are applied `delay` steps later, with the learning rate that they came with. It takes `delay`
+      are applied `delay` steps later, with the options of groups and `requires_grad` that they came
+      with; all else that a loop sets counts from the next update that is made. It takes `delay`
       sets of gradients, what you evaluate is W(t + 1 − delay), and the last updates are made by
       `finish()`. (A learning rate that depends on the loss sees the older weights' loss.)
 
@@ -56,7 +63,8 @@ class DelayedOptimizer(Around):
     The first `synchronous_start` and the last `synchronous_cooldown` updates are not delayed: a
     number of updates, or, as a float, a share of `num_updates`, all updates of the training.
 
-    Raises BadInput, a ValueError, in one line that names the argument, for what cannot be used.
+    Raises BadInput, a ValueError, in one line that names the argument, for what cannot be used; an
+    optimizer whose `step` needs a closure is such, as it takes more gradients than a batch's one.
     """
 
     def __init__(
