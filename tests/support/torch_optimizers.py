@@ -1,54 +1,55 @@
-"""torch's own list of its optimizers, with the options that torch's tests try."""
+"""Optimizers of torch and of trials for a stage's module, by name."""
 
-import sys
-import unittest
-from collections.abc import Callable, Iterator
-from copy import deepcopy
+from collections.abc import Callable
 from functools import partial
-from types import ModuleType
-from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-expecttest = ModuleType("expecttest")  # torch's list asks for it, and for no more than this of it
-vars(expecttest)["TestCase"] = unittest.TestCase
-sys.modules.setdefault("expecttest", expecttest)
-
-from torch.testing._internal import common_optimizers as listed  # noqa: E402
-
-Make = Callable[[list[nn.Parameter]], Optimizer]
+from tests.support import every_optimizer
+from trainer.optimizers.routing import kinds
+from trainer.optimizers.together import Together
 
 
-def every(*, once: bool = False) -> dict[str, Make]:
-    """Name and options → what makes the optimizer of weights; with `once`, one of each optimizer.
-
-    Those that need a closure are left out, and options that record the step (`differentiable`).
-    """
-    found: dict[str, Make] = {}
-    for info in listed.optim_db:
-        if not info.step_requires_closure:
-            numbered = list(_options(info))[-1:] if once else _options(info)
-            for options in numbered:
-                name = " ".join(
-                    [info.optim_cls.__name__, *(f"{k}={v}" for k, v in options.items())]
-                )
-                found[name] = partial(_made, info, options)
-    return found
+def sgd(stage: nn.Module) -> Optimizer:
+    return torch.optim.SGD(stage.parameters(), lr=0.3, momentum=0.9)
 
 
-def _options(info: Any) -> Iterator[dict[str, Any]]:
-    device, dtype = torch.device("cpu"), torch.float64
-    for given in listed._get_optim_inputs_including_global_cliquey_kwargs(device, dtype, info):
-        if not given.kwargs.get("differentiable"):
-            yield given.kwargs
+def adamw(stage: nn.Module) -> Optimizer:
+    return torch.optim.AdamW(stage.parameters(), lr=0.02)
 
 
-def _made(info: Any, options: dict[str, Any], weights: list[nn.Parameter]) -> Optimizer:
-    if info.optim_cls is torch.optim.Muon:  # takes matrices alone
-        weights = [weight for weight in weights if weight.dim() == 2]
-    if info.optim_cls is torch.optim.Adafactor:  # divides by the number of entries
-        weights = [weight for weight in weights if weight.numel()]
-    made: Optimizer = info.optim_cls(weights, **deepcopy(options))
-    return made
+def torch_muon(stage: nn.Module) -> Optimizer:
+    matrices = [w for w in stage.parameters() if w.ndim == 2]
+    rest = [w for w in stage.parameters() if w.ndim != 2]
+    parts: list[Optimizer] = [torch.optim.Muon(matrices, lr=0.02)]
+    return Together([*parts, torch.optim.AdamW(rest, lr=0.02)] if rest else parts)
+
+
+def of_torch(name: str, stage: nn.Module) -> Optimizer:
+    optimizer: Optimizer = getattr(torch.optim, name)(stage.parameters(), lr=0.01)
+    return optimizer
+
+
+def ours(name: str, stage: nn.Module) -> Optimizer:
+    kind = kinds(stage)
+    weights = [(kind[n], w) for n, w in stage.named_parameters()]
+    optimizer: Optimizer = every_optimizer.maker(name, lr=0.02)(weights)
+    return optimizer
+
+
+OF_TORCH = sorted(
+    name
+    for name, made in vars(torch.optim).items()
+    if isinstance(made, type) and issubclass(made, Optimizer) and made is not Optimizer
+    # LBFGS needs a closure, SparseAdam sparse gradients, and Muon is beside AdamW in `torch_muon`.
+    if name not in ("LBFGS", "SparseAdam", "Muon")
+)
+OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
+    "sgd": sgd,
+    "adamw": adamw,
+    "torch_muon": torch_muon,
+    **{f"torch_{name}": partial(of_torch, name) for name in OF_TORCH},
+    **{f"our_{name}": partial(ours, name) for name in every_optimizer.NAMES},
+}

@@ -62,7 +62,7 @@ class Around(Optimizer):
 
     @override
     def zero_grad(self, *args: Any, **options: Any) -> None:
-        """As the wrapped optimizer does."""
+        """Resets gradients as the wrapped optimizer does."""
         self.optimizer.zero_grad(*args, **options)
 
     @override

@@ -17,13 +17,13 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from tests.support import naive_loop, torch_optimizers
+from tests.support import listed_optimizers, naive_loop
 from tests.support.naive_loop import T, are_equal, gradients, weights
 from trainer.delayed import DelayedOptimizer
 
 KEEP = ("weights", "gradients")
-EVERY = torch_optimizers.every()
-EACH = torch_optimizers.every(once=True)
+EVERY = listed_optimizers.every()
+EACH = listed_optimizers.every(once=True)
 MOST = [name for name in EACH if not name.startswith("SparseAdam")]  # which takes no dense gradient
 WRAPS: dict[str, Callable[[Optimizer], Optimizer]] = {
     "bare": lambda optimizer: optimizer,
