@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from itertools import chain
+from numbers import Number
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -83,12 +84,12 @@ def load(optimizer: Optimizer, packed: Mapping[str, Any]) -> None:
 
 
 def _correct(loaded: State, saved: State) -> None:
-    """Gives a loaded state the saved numbers that torch has cast or moved."""
-    kept = {key: value for key, value in saved.items() if key in loaded}
-    numbers = {key: value for key, value in kept.items() if _stays(key, value)}
-    given = {key: loaded[key] for key in kept}
-    if tree_structure(kept) == tree_structure(given):
-        loaded.update(tree_map(_exactly, kept, given) | numbers)
+    """Gives a loaded state what torch has cast, moved or spoiled, as it was saved."""
+    for key, value in saved.items():
+        if key in loaded and _stays(key, value):
+            loaded[key] = value
+        elif key in loaded and tree_structure(value) == tree_structure(loaded[key]):
+            loaded[key] = tree_map(_exactly, value, loaded[key])
 
 
 def _stays(key: str, value: Any) -> bool:
@@ -98,9 +99,12 @@ def _stays(key: str, value: Any) -> bool:
 
 
 def _exactly(saved: Any, loaded: Any) -> Any:
-    """The saved value, on the device that torch's `load_state_dict` chose for `loaded`."""
+    """The saved value, on the device that torch's `load_state_dict` chose for `loaded`.
+
+    Numbers stay as loaded: hooks of the optimizer may have set them. Torch spoils words.
+    """
     if not isinstance(saved, Tensor) or not isinstance(loaded, Tensor):
-        return loaded
+        return loaded if isinstance(loaded, Number) else saved
     return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
 
 
