@@ -141,3 +141,20 @@ def test_what_is_attached(case: str, delay: int, coefficient: float) -> None:
     assert not are_equal(right[:4], naive(make, delay, coefficient)[:4]) or "group" in case
     for keep in ("weights", "gradients") if case in BOTH else ("weights",):
         assert are_equal(delayed(make, delay, coefficient, does, keep=keep), right), keep
+
+
+@pytest.mark.parametrize("keep", ["weights", "gradients"])
+def test_a_loop_sees_what_the_optimizer_sets(keep: str) -> None:
+    """As much of it as is made, beside what it sets itself."""
+    own = [nn.Parameter(torch.ones(2))]
+    optimizer = DelayedOptimizer(Marked(own, torch.tensor(1.0), falls=0.5), keep=keep)  # type: ignore[arg-type]
+    [group] = optimizer.param_groups
+    rate = group["lr"]
+    for t in range(3):
+        own[0].grad = torch.ones(2)
+        group["shrink"] = 0.1 * t
+        optimizer.step()
+        made = t + 1 if keep == "weights" else t
+        assert (group["steps"], group["shrink"]) == (made, 0.1 * t)
+        assert group["lr"] is rate
+        assert rate.item() == 0.5**made
