@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from typing_extensions import override
 
 from trainer.base.flat import Layout, Vector, storage
@@ -92,12 +91,6 @@ class Joined(Wrapper):
             for whole, (vector, weights) in self._vectors.items()
             for weight, part in zip(weights, vector.parts(averages[whole]), strict=True)
         }
-
-    @property
-    def is_watched(self) -> bool:
-        """Whether hooks, its own or those of all optimizers, wait for calls of `step`."""
-        own = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
-        return bool(own or _global_optimizer_pre_hooks or _global_optimizer_post_hooks)
 
     @override
     def step(self, closure: None = None) -> None:  # type: ignore[override]

@@ -50,7 +50,7 @@ def step(optimizer: Optimizer, weights: Weights, gradients: Gradients) -> None:
 
     A gradient is lent to its weight for the step, unless it is the weight's own.
     """
-    if isinstance(optimizer, Joined) and not optimizer.is_watched:
+    if isinstance(optimizer, Joined):
         optimizer.step_by(gradients)
         return
     pairs = zip(weights, gradients, strict=True)
