@@ -14,6 +14,7 @@ from trainer.base.ranges import MAX_COUNT
 from trainer.config.schema import check_choice
 from trainer.corrections.error_feedback import ErrorFeedback
 from trainer.corrections.none import NoCorrection
+from trainer.delayed.closure import needs_arguments
 from trainer.optimizers.averaging import averages
 from trainer.schedules.operations import Schedule
 
@@ -85,13 +86,20 @@ def _check_phase(name: str, value: object) -> None:
         raise BadInput(name, value, allowed)
 
 
-def require_plain(optimizer: object, wrapper: type[Optimizer]) -> None:
-    """Raises BadInput unless it is a plain torch optimizer: no `wrapper` of one."""
+def require_plain(optimizer: object, wrapper: type[Optimizer], delay: int) -> None:
+    """Raises BadInput unless it is a plain torch optimizer: no `wrapper` of one, and one that takes
+    all its gradients in `step`, as they are there before."""
     name = type(optimizer).__name__
     if not isinstance(optimizer, Optimizer):
         raise BadInput("optimizer", name, "must be a torch.optim.Optimizer")
     if isinstance(optimizer, wrapper):
         raise BadInput("optimizer", name, "is delayed already: pass the optimizer that it wraps")
+    if needs_arguments(optimizer):
+        allowed = "needs a closure, or more, in step(): it takes other gradients than a batch's one"
+        raise BadInput("optimizer", name, allowed)
+    recorded = [group for group in optimizer.param_groups if group.get("differentiable")]
+    if delay and any(weight.requires_grad for group in recorded for weight in group["params"]):
+        raise BadInput("differentiable", True, "must be False with a delay: no step is recorded")
 
 
 def require_options(

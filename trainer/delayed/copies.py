@@ -1,10 +1,11 @@
-"""Copies the content of a loop's weights, sharded or not."""
+"""Copies and exchanges the content of a loop's weights, sharded or not."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from trainer.base.flat import local
 
@@ -25,6 +26,36 @@ def copy_into(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
         torch._foreach_copy_(
             [local(into[i]) for i in numbers], [local(tensors[i]) for i in numbers]
         )
+
+
+@torch.no_grad()
+def exchange(weights: Sequence[Tensor], others: Sequence[Tensor]) -> None:
+    """Exchanges the content of each tensor with that of its counterpart, which is sharded alike.
+
+    Memory changes hands where it is nobody else's. Where it may be, as in a part of a flat vector,
+    numbers are copied.
+    """
+    for weight, other in zip(_plain(weights), _plain(others), strict=True):
+        if type(weight) in (Tensor, nn.Parameter) and _is_whole(weight):
+            weight.data, other.data = other.data, weight.data
+        else:
+            content = weight.clone()
+            weight.copy_(other)
+            other.copy_(content)
+
+
+def _plain(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The tensors themselves, or what a wrapper as DTensor has inside."""
+    for tensor in tensors:
+        if is_traceable_wrapper_subclass(tensor):
+            inside = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+            yield from _plain([part for part in inside if isinstance(part, Tensor)])
+        else:
+            yield tensor
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
 
 
 def reshard_all() -> None:

@@ -3,26 +3,24 @@
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 from torch import Tensor, nn
 from typing_extensions import override
 
 from trainer.delayed.copies import copy_into, reshard_all
-
-Options = list[dict[str, Any]]
-"""What a scheduler may set, such as the learning rate, of each parameter group."""
+from trainer.delayed.settings import Options, Settings
 
 
 class Gradient(NamedTuple):
-    """The gradient of a batch, one tensor per weight or None, and the options it came with.
+    """The gradient of a batch, one tensor per weight or None.
 
     `delay` is its counted delay: the batch's number minus the version that it was taken at.
     """
 
     batch: int
     tensors: Sequence[Tensor | None]
-    options: Options
     delay: int
 
 
@@ -39,25 +37,31 @@ Update = Callable[[Gradient], Sequence[Tensor]]
 
 
 class Keeper(ABC):
-    """Keeps what a delay needs beside the loop's own `weights`.
+    """Keeps what a delay needs beside the loop's own `weights`, which the optimizer steps.
 
-    `version(t)` is the version that batch t reads. The optimizer steps `newest`.
+    `version(t)` is the version that batch t reads.
     """
 
-    def __init__(self, weights: Sequence[nn.Parameter], version: Callable[[int], int]) -> None:
-        self.weights, self._version = list(weights), version
-        self.newest = self.weights
+    def __init__(self, version: Callable[[int], int]) -> None:
+        self.weights: list[nn.Parameter] = []
+        self._version = version
         self._hidden: list[Tensor] = []
         """What the next batch reads, while the loop's weights show others."""
 
     @abstractmethod
-    def take(
-        self, batch: int, gradient: Sequence[Tensor | None], options: Options, update: Update
-    ) -> None:
+    def add(self, weights: Sequence[nn.Parameter]) -> None:
+        """Takes more weights, whose versions have all been what they are now."""
+
+    @abstractmethod
+    def take(self, batch: int, gradient: Sequence[Tensor | None], update: Update) -> None:
         """Takes the gradient of `batch`, the next one, and makes the updates that are due.
 
         Afterwards the loop has the weights that the next batch reads.
         """
+
+    @abstractmethod
+    def at_newest(self) -> AbstractContextManager[None]:
+        """The loop's weights have the newest content while it lasts; nobody may run the model."""
 
     def show(self, weights: Sequence[Tensor]) -> None:
         """Puts the `weights` to evaluate into the loop's own until `hide`."""
@@ -105,32 +109,40 @@ class KeptGradients(Keeper):
     sets of gradients, and a delay of 0 nothing.
     """
 
-    def __init__(
-        self, weights: Sequence[nn.Parameter], version: Callable[[int], int], lag: int
-    ) -> None:
-        super().__init__(weights, version)
-        self._lag = lag
-        self._waiting: deque[Gradient] = deque()
+    def __init__(self, version: Callable[[int], int], lag: int, settings: Settings) -> None:
+        super().__init__(version)
+        self._lag, self._settings = lag, settings
+        self._waiting: deque[tuple[Gradient, Options]] = deque()
         self._made = 0
 
     @override
-    def take(
-        self, batch: int, gradient: Sequence[Tensor | None], options: Options, update: Update
-    ) -> None:
+    def add(self, weights: Sequence[nn.Parameter]) -> None:
+        self.weights += weights
+        none = [None] * len(weights)
+        pairs = [(g._replace(tensors=[*g.tensors, *none]), written) for g, written in self._waiting]
+        self._waiting = deque(pairs)
+        if self._hidden:
+            self._hidden += [weight.detach().clone() for weight in weights]
+
+    @override
+    def take(self, batch: int, gradient: Sequence[Tensor | None], update: Update) -> None:
         delay, following = batch - self._made, self._version(batch + 1)
         if following <= batch:  # it waits, and the loop's next backward may write to its tensors
             gradient = [None if tensor is None else tensor.detach().clone() for tensor in gradient]
-        self._waiting.append(Gradient(batch, gradient, options, delay))
+        self._waiting.append((Gradient(batch, gradient, delay), self._settings.written()))
         self._make(following, update)
 
     def _make(self, version: int, update: Update) -> None:
-        """Makes the updates up to `version`; the loop's own gradients stay as they are."""
-        own = [weight.grad for weight in self.weights]
+        """Makes the updates up to `version`."""
         while self._made < version:
-            update(self._waiting.popleft())
+            gradient, written = self._waiting.popleft()
+            with self._settings.seen_with(written):
+                update(gradient)
             self._made += 1
-        for weight, gradient in zip(self.weights, own, strict=True):
-            weight.grad = gradient
+
+    @override
+    def at_newest(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     @override
     def finish(self, update: Update) -> None:
@@ -142,7 +154,7 @@ class KeptGradients(Keeper):
             [weight.detach().clone() for weight in self.weights]
             for _ in range(self._lag - len(self._waiting))
         ]  # see KeptWeights
-        tensors_of = [*(gradient.tensors for gradient in self._waiting), *unused]
+        tensors_of = [*(gradient.tensors for gradient, _ in self._waiting), *unused]
         sets = {f"waiting_{i}": tensors for i, tensors in enumerate(tensors_of)}
         if self._hidden:  # else the loop's own weights are a checkpoint's
             sets["read"] = self._hidden
@@ -154,9 +166,10 @@ class KeptGradients(Keeper):
     @property
     @override
     def waiting(self) -> Waiting:
-        waiting = list(self._waiting)
-        delays = [gradient.delay for gradient in waiting]
-        return Waiting(delays, [gradient.options for gradient in waiting])
+        written = [written for _, written in self._waiting]
+        if written:
+            written[0] = self._settings.unseen(written[0])
+        return Waiting([gradient.delay for gradient, _ in self._waiting], written)
 
     @override
     def restore(
@@ -164,8 +177,9 @@ class KeptGradients(Keeper):
     ) -> None:
         self._made = num_taken - len(waiting.delays)
         self._waiting.clear()
-        for i, (delay, options) in enumerate(zip(*waiting, strict=True)):
+        self._settings.begin(waiting.options)
+        for i, (delay, written) in enumerate(zip(*waiting, strict=True)):
             tensors = [None if (g := s.get(f"waiting_{i}")) is None else g.clone() for s in state]
-            self._waiting.append(Gradient(self._made + i, tensors, options, delay))
+            self._waiting.append((Gradient(self._made + i, tensors, delay), written))
         if all("read" in saved for saved in state):
             self._write([saved["read"] for saved in state])

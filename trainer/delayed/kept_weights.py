@@ -1,14 +1,16 @@
 """The loop reads older weights: forward and backward at W(t − τ), while W(t) lies beside."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
 from trainer.base.flat import local
-from trainer.delayed.copies import copy_into
-from trainer.delayed.keeper import Gradient, Keeper, Options, Update, Waiting
+from trainer.delayed.copies import copy_into, exchange
+from trainer.delayed.keeper import Gradient, Keeper, Update, Waiting
 
 
 class KeptWeights(Keeper):
@@ -16,35 +18,36 @@ class KeptWeights(Keeper):
 
     `stages.versions.Versions` binds another leaf to the module for each version. A loop that is not
     ours needs the same parameters at the same addresses all the time (DDP's hooks, FSDP's shards,
-    its own references), so that here their content changes between a step and the next forward.
+    its own references), so that here their content changes between a step and the next forward. The
+    optimizer knows these very parameters too: for its step they exchange memory with the newest.
 
     A lag of 1 takes one more set of weights, and each further one another. With `reads_ahead` late
     batches see what the correction predicted, which takes one set more.
     """
 
-    def __init__(
-        self,
-        weights: Sequence[nn.Parameter],
-        version: Callable[[int], int],
-        lag: int,
-        *,
-        reads_ahead: bool,
-    ) -> None:
-        super().__init__(weights, version)
-        self.newest = [nn.Parameter(w.detach().clone(), requires_grad=False) for w in weights]
+    def __init__(self, version: Callable[[int], int], lag: int, *, reads_ahead: bool) -> None:
+        super().__init__(version)
+        self._newest: list[Tensor] = []
         self._lag, self._reads_ahead = lag, reads_ahead
         self._num_taken = self._read = 0
-        self._late: Sequence[Tensor] = self.newest
+        self._late = self._newest
         """What late reads of the newest version see."""
         self._kept: dict[int, list[Tensor]] = {}
         self._loaded: list[Tensor] = []
         """What was restored for the next batch to read, until its step."""
-        self._note_writes()
+        self._written: list[int] = []
 
     @override
-    def take(
-        self, batch: int, gradient: Sequence[Tensor | None], options: Options, update: Update
-    ) -> None:
+    def add(self, weights: Sequence[nn.Parameter]) -> None:
+        self.weights += weights
+        self._written += [weight._version for weight in weights]
+        sets = [self._newest, *self._kept.values()]
+        sets += [of for of in (self._hidden, self._loaded) if of]
+        for tensors in sets if self._late is self._newest else [*sets, self._late]:
+            tensors += [weight.detach().clone() for weight in weights]
+
+    @override
+    def take(self, batch: int, gradient: Sequence[Tensor | None], update: Update) -> None:
         self._refuse_writes_of_others()
         following = max(self._version(batch + 1), self._read)  # after a drain it is newer
         delay = batch - self._read
@@ -54,14 +57,31 @@ class KeptWeights(Keeper):
             self._keep(batch)
         if self._read < following < batch:
             copy_into(self.weights, self._kept[following])
-        ahead = update(Gradient(batch, gradient, options, delay))
-        self._late = ahead if self._reads_ahead else self.newest
+        with self._exchanged():  # if it fails, the writes above are refused by the next step
+            ahead = update(Gradient(batch, gradient, delay))
+        self._late = list(ahead) if self._reads_ahead else self._newest
         if following > batch:
-            copy_into(self.weights, self.newest)
+            copy_into(self.weights, self._newest)
         self._read, self._num_taken = following, batch + 1
         self._kept = {v: tensors for v, tensors in self._kept.items() if v > following}
         self._loaded = []
         self._note_writes()
+
+    @override
+    @contextmanager
+    def at_newest(self) -> Iterator[None]:
+        self._refuse_writes_of_others()
+        with self._exchanged():
+            yield
+        self._note_writes()
+
+    @contextmanager
+    def _exchanged(self) -> Iterator[None]:
+        exchange(self.weights, self._newest)
+        try:
+            yield
+        finally:
+            exchange(self.weights, self._newest)
 
     def _keep(self, version: int) -> None:
         """Keeps the newest version for the batches that read it after the next one, if any do."""
@@ -88,7 +108,8 @@ class KeptWeights(Keeper):
     @override
     def show(self, weights: Sequence[Tensor]) -> None:
         self._refuse_writes_of_others()
-        super().show(weights)
+        rows = zip(weights, self.weights, self._newest, strict=True)
+        super().show([newest if shown is weight else shown for shown, weight, newest in rows])
 
     @override
     def hide(self) -> None:
@@ -98,16 +119,16 @@ class KeptWeights(Keeper):
     @override
     def finish(self, update: Update) -> None:
         self._read, self._kept = self._num_taken, {}
-        self._write(self.newest)
+        self._write(self._newest)
 
     @override
     def state(self) -> list[dict[str, Tensor]]:
         sets: dict[str, Sequence[Tensor]] = {
-            "newest": self.newest,
+            "newest": self._newest,
             "read": self._hidden or self.weights,
         }
-        if self._late is not self.newest:
-            sets["late"] = list(self._late)
+        if self._late is not self._newest:
+            sets["late"] = self._late
         for age in range(1, self._lag):  # always all names: distributed checkpoints need that
             kept = self._kept.get(self._num_taken - age)
             # A copy where there is none: what is loaded in place must not be shared.
@@ -127,7 +148,7 @@ class KeptWeights(Keeper):
         self, num_taken: int, state: Sequence[Mapping[str, Tensor]], waiting: Waiting
     ) -> None:
         self._num_taken, self._read = num_taken, num_taken - waiting.delays[0]
-        copy_into(self.newest, [saved["newest"] for saved in state])
+        copy_into(self._newest, [saved["newest"] for saved in state])
         self._loaded = [saved["read"] for saved in state]
         self._write(self._loaded)
         if "late" in state[0]:
@@ -136,6 +157,17 @@ class KeptWeights(Keeper):
         self._kept = {
             num_taken - age: [saved[f"kept_{age}"].clone() for saved in state] for age in ages
         }
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy's weights count their writes anew: what matters is how many were not noted."""
+        now = [weight._version for weight in self.weights]
+        unnoted = [count - noted for count, noted in zip(now, self._written, strict=True)]
+        return {**vars(self), "_written": unnoted}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        pairs = zip(self.weights, self._written, strict=True)
+        self._written = [weight._version - unnoted for weight, unnoted in pairs]
 
     @override
     def _write(self, tensors: Sequence[Tensor]) -> None:

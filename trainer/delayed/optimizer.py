@@ -14,10 +14,12 @@ from trainer.base.build import build
 from trainer.base.ranges import MAX_COUNT
 from trainer.corrections.none import NoCorrection
 from trainer.delayed import arm, packing
+from trainer.delayed.around import Around
 from trainer.delayed.copies import alike
 from trainer.delayed.keeper import Gradient, Keeper, KeptGradients, Waiting
 from trainer.delayed.kept_weights import KeptWeights
-from trainer.delayed.update import has_average, make_update, options_of, stepping, to_evaluate
+from trainer.delayed.settings import Settings
+from trainer.delayed.update import clip, has_average, make_update, to_evaluate
 from trainer.optimizers import state as optimizer_state
 from trainer.optimizers.averaging import HasModes
 from trainer.stages.in_parts import CorrectionInParts
@@ -28,7 +30,7 @@ COUNTED = ("num_taken", "largest_delay")
 """Attributes that a state restores."""
 
 
-class DelayedOptimizer(Optimizer):
+class DelayedOptimizer(Around):
     """Makes the updates of `optimizer`, any torch optimizer, from gradients that are `delay` old.
 
     Update t is W(t+1) = W(t) − u_t − λ (u_t − u_{t−1}), where u_t is the whole change that
@@ -37,13 +39,20 @@ class DelayedOptimizer(Optimizer):
     it is: `zero_grad`, forward, backward, clip, `step`, schedulers. A `delay` of 0 is the bare
     optimizer, for the synchronous run of a comparison.
 
+    It is the wrapped optimizer to everybody who looks: groups, state and defaults are the same
+    objects, the weights that it steps are the loop's own, and hooks, copies, pickles, closures and
+    groups added later do as torch promises.
+
     `keep` says how the delay is made. Both ways make the same updates, to the bit:
 
     - "weights": `step` leaves W(t + 1 − delay) in the model, for the next forward and backward, and
       keeps W(t + 1) itself. It takes `delay` more sets of weights. Evaluate and save between
-      `eval()` and `train()`, or in `with newest():`, where the model has W(t + 1).
+      `eval()` and `train()`, or in `with newest():`, where the model has W(t + 1). The next step
+      refuses what others wrote to weights; writes to `weight.data`, which torch does not count, are
+      lost.
     - "gradients": for loops and optimizers whose weights must not be exchanged. Gradients wait and
-      are applied `delay` steps later, with the learning rate that they came with. It takes `delay`
+      are applied `delay` steps later, with the options of groups and `requires_grad` that they came
+      with; all else that a loop sets counts from the next update that is made. It takes `delay`
       sets of gradients, what you evaluate is W(t + 1 − delay), and the last updates are made by
       `finish()`. (A learning rate that depends on the loss sees the older weights' loss.)
 
@@ -55,7 +64,8 @@ class DelayedOptimizer(Optimizer):
     The first `synchronous_start` and the last `synchronous_cooldown` updates are not delayed: a
     number of updates, or, as a float, a share of `num_updates`, all updates of the training.
 
-    Raises BadInput, a ValueError, in one line that names the argument, for what cannot be used.
+    Raises BadInput, a ValueError, in one line that names the argument, for what cannot be used; an
+    optimizer whose `step` needs a closure is such, as it takes more gradients than a batch's one.
     """
 
     def __init__(
@@ -71,16 +81,16 @@ class DelayedOptimizer(Optimizer):
         synchronous_cooldown: float = 0,
         num_updates: int | None = None,
     ) -> None:
-        arm.require_plain(optimizer, DelayedOptimizer)
+        arm.require_plain(optimizer, DelayedOptimizer, delay)
         arm.require_options(keep, clip_norm, correction, num_updates)
-        self.optimizer, self.delay, self.keep = optimizer, delay, keep
+        super().__init__(optimizer)
+        self.delay, self.keep = delay, keep
         self.pipeline = arm.pipeline_node(delay, synchronous_start, synchronous_cooldown)
         self.correction = arm.correction_node(error_feedback, correction)
         if delay == 0:  # nothing to correct, so nothing to remember
             self.correction = arm.correction_node(0, None)
         self.num_updates, self._clip_norm = num_updates, clip_norm
         self._schedule = arm.schedule_of(self.pipeline, num_updates)
-        self._make_correction = partial(build, self.correction, num_updates or MAX_COUNT)
         made, coefficient = self._make_correction([delay]), self.correction.get("coefficient")
         arm.require_fitting(made, optimizer, keep, coefficient)
         self.num_taken = 0
@@ -89,27 +99,36 @@ class DelayedOptimizer(Optimizer):
         """The largest delay of an update so far, counted."""
         self._keeper: Keeper | None = None
         self._is_shown = False
-        super().__init__(optimizer.param_groups, optimizer.defaults)
-        self.param_groups = optimizer.param_groups
 
-    @torch.no_grad()
+    def _make_correction(self, lags: Sequence[int]) -> NoCorrection:
+        return build(self.correction, self.num_updates or MAX_COUNT, lags)
+
     @override
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes the gradients of a batch and makes the update that is due.
 
         Afterwards the model has the weights that the next forward and backward are to read. Returns
-        what `closure` returns, which may compute the gradients. Raises RuntimeError between
-        `eval()` and `train()`, after `num_updates` steps, and if somebody else changed the weights.
+        what `closure` returns, which may compute the gradients and is called once. Raises
+        RuntimeError between `eval()` and `train()`, after `num_updates` steps, and if somebody else
+        changed the weights.
         """
         if self._is_shown:
             raise RuntimeError("the model has the weights to evaluate: call train() before step()")
         if self.num_updates is not None and self.num_taken >= self.num_updates:
             raise RuntimeError(f"num_updates={self.num_updates} are made: the training was longer")
-        with torch.enable_grad():
-            result = None if closure is None else closure()
-        keeper = self._begin()
-        gradient = [weight.grad for weight in keeper.weights]
-        keeper.take(self.num_taken, gradient, options_of(self.optimizer), self._update)
+        keeper, result = self._begin(), None
+        is_bare = self.delay == 0 and self._clip_norm is None
+        if closure is not None and not is_bare:
+            with torch.enable_grad():
+                result = closure()
+        if is_bare:
+            result = self.optimizer.step(*([] if closure is None else [closure]))
+        elif self.delay == 0:
+            clip([weight.grad for weight in keeper.weights], self._clip_norm)
+            self.optimizer.step()
+        else:
+            keeper.take(self.num_taken, [weight.grad for weight in keeper.weights], self._update)
+            self.optimizer._opt_called = True  # type: ignore[attr-defined]  # for its schedulers
         self.num_taken += 1
         return result
 
@@ -123,7 +142,10 @@ class DelayedOptimizer(Optimizer):
             return
         self.train()
         keeper = self._begin()
-        keeper.show(to_evaluate(self.optimizer, keeper.newest, self.num_taken - self.num_waiting))
+        with keeper.at_newest():
+            num_made = self.num_taken - self.num_waiting
+            weights = to_evaluate(self.optimizer, keeper.weights, num_made)
+        keeper.show(weights)
         self._is_shown = True
 
     def train(self) -> None:
@@ -160,30 +182,23 @@ class DelayedOptimizer(Optimizer):
         if self._keeper is not None:
             self._keeper.finish(self._update)
 
-    @property
-    def state(self) -> Any:
-        """The state of each weight: the wrapped optimizer's, and the delay's as `delay_…`."""
-        keeper = self._keeper
-        if keeper is None:
-            return dict(self.optimizer.state)
-        own = zip(keeper.state(), self._correction.state(), strict=True)
-        return {
-            weight: packing.joined(self.optimizer.state.get(newest, {}), tensors)
-            for weight, newest, tensors in zip(keeper.weights, keeper.newest, own, strict=True)
-        }
-
-    @state.setter
-    def state(self, state: object) -> None:
-        """Ignores what torch's own constructor sets: the state is held in two places."""
-
     @override
     def state_dict(self) -> dict[str, Any]:
-        """In torch's format: see `state`. Each group has a key `delayed` beside its options."""
-        packed = super().state_dict()
-        waiting = Waiting([], []) if self._keeper is None else self._keeper.waiting
-        names = {name for tensors in self.state.values() for name in tensors}
-        packing.add_delayed(packed, names, self._attributes(SAME + COUNTED), waiting)
-        return packed
+        """The wrapped optimizer's, and the delay's: as `delay_…` in the state of each weight, and
+        as `delayed` in each group."""
+        self._before_state_dict()
+        keeper, own = self._keeper, dict[Tensor, dict[str, Tensor]]()
+        if keeper is not None:
+            of_weights = zip(self._begin().state(), self._correction.state(), strict=True)
+            own = {w: {**a, **b} for w, (a, b) in zip(keeper.weights, of_weights, strict=True)}
+        packed = packing.add_delayed(
+            self.optimizer.state_dict(),
+            self.param_groups,
+            own,
+            self._attributes(SAME + COUNTED),
+            Waiting([], []) if keeper is None else keeper.waiting,
+        )
+        return self._after_state_dict(packed)
 
     @override
     @torch.no_grad()
@@ -193,58 +208,56 @@ class DelayedOptimizer(Optimizer):
         The state of a bare optimizer is taken too: then the delay begins with the next step. Raises
         BadInput for a state with another delay or `keep`, and ValueError as torch does.
         """
-        packing.require_alike(state_dict, self.param_groups, self._attributes(SAME))
-        self._keeper, self._is_shown = None, False
-        for name in COUNTED:
-            setattr(self, name, packing.delayed_of(state_dict).get(name, 0))
-        if self.num_taken or packing.has_own(state_dict):
-            self._restore(state_dict)
+        packed = self._before_loading(state_dict)
+        packing.require_alike(packed, self.param_groups, self._attributes(SAME))
+        counted = {name: packing.delayed_of(packed).get(name, 0) for name in COUNTED}
+        saved = (
+            packing.take_apart(packed) if packing.has_own(packed) or counted["num_taken"] else None
+        )
+        if saved is None:
+            self.optimizer.load_state_dict(dict(packing.without_delayed(packed)))
         else:
-            self.optimizer.load_state_dict(packing.without_delayed(state_dict))
-        self.param_groups = self.optimizer.param_groups  # it made new ones
+            optimizer_state.load(self.optimizer, saved.wrapped)
+        vars(self).update(counted, _keeper=None, _is_shown=False)
+        if saved is not None:
+            self._begin().restore(self.num_taken, saved.own, saved.waiting)
+            self._correction.restore(saved.own)
+        self._after_loading()
 
-    def _restore(self, state_dict: Mapping[str, Any]) -> None:
-        saved, keeper = packing.take_apart(state_dict), self._begin()
-        with stepping(self.optimizer, keeper.newest):
-            wrapped = dict(zip(keeper.newest, saved.wrapped, strict=True))
-            optimizer_state.restore(self.optimizer, wrapped)
-        keeper.restore(self.num_taken, saved.own, saved.waiting)
-        self._correction.restore(saved.own)
+    @property
+    @override
+    def _has_begun(self) -> bool:
+        return self._keeper is not None
 
     def _attributes(self, names: Sequence[str]) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names}
 
-    @override
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group as torch does. Raises RuntimeError after the first step."""
-        if self._keeper is not None:
-            raise RuntimeError("weights can be added before the first step only")
-        # The constructor adds those of the wrapped optimizer. `in` would compare their tensors.
-        if any(param_group is group for group in self.optimizer.param_groups):
-            super().add_param_group(param_group)
-        else:
-            self.optimizer.add_param_group(param_group)
-
     def _begin(self) -> Keeper:
-        """The keeper, made at the first step: until then weights may be loaded, moved, sharded."""
+        """The keeper, made at the first step: until then weights may be loaded, moved, sharded.
+
+        It takes weights that were added to the optimizer since.
+        """
+        known = set() if self._keeper is None else {id(weight) for weight in self._keeper.weights}
+        present = {id(w): w for group in self.param_groups for w in group["params"]}
+        weights = [weight for id_, weight in present.items() if id_ not in known]
+        lags, numbers = [self.delay] * len(weights), alike(weights)
         if self._keeper is None:
-            weights = [weight for group in self.param_groups for weight in group["params"]]
-            lag, version = self.delay, partial(self._schedule.version, lag=self.delay)
-            lags, kinds = [lag] * len(weights), alike(weights)
-            self._correction = CorrectionInParts(self._make_correction, lags, kinds)
-            if self.keep == "gradients" or lag == 0:
-                self._keeper = KeptGradients(weights, version, lag)
-            else:
-                ahead = self._correction.reads_ahead
-                self._keeper = KeptWeights(weights, version, lag, reads_ahead=ahead)
-            state = self.optimizer.state
-            for weight, newest in zip(weights, self._keeper.newest, strict=True):
-                if weight is not newest and weight in state:
-                    state[newest] = state.pop(weight)
+            made = CorrectionInParts(self._make_correction, lags, numbers)
+            self._correction, self._keeper = made, self._make_keeper(made.reads_ahead)
+        elif weights:
+            following = [[len(known) + i for i in of_kind] for of_kind in numbers]
+            self._correction.add(self._make_correction, lags, following)
+        self._keeper.add(weights)
         return self._keeper
+
+    def _make_keeper(self, reads_ahead: bool) -> Keeper:
+        version = partial(self._schedule.version, lag=self.delay)
+        if self.keep == "gradients" or self.delay == 0:
+            return KeptGradients(version, self.delay, Settings(self.optimizer))
+        return KeptWeights(version, self.delay, reads_ahead=reads_ahead)
 
     def _update(self, gradient: Gradient) -> Sequence[Tensor]:
         """Makes W(t + 1) of the newest weights; returns what late reads of it see."""
         self.largest_delay = max(self.largest_delay, gradient.delay)
-        newest = self._begin().newest
-        return make_update(self.optimizer, self._correction, newest, gradient, self._clip_norm)
+        weights = self._begin().weights
+        return make_update(self.optimizer, self._correction, weights, gradient, self._clip_norm)

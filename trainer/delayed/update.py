@@ -2,29 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
-from itertools import islice
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from trainer.delayed.keeper import Gradient, Options
+from trainer.delayed.keeper import Gradient
 from trainer.optimizers.averaging import averages, evaluated
 from trainer.stages.in_parts import CorrectionInParts
 from trainer.stages.probe import NoProbe
 from trainer.stages.update import corrected_update
-
-SCHEDULED = ("lr", "betas", "momentum", "weight_decay")
-"""Options of a group that schedulers set. A gradient that waits keeps those of its own batch."""
-
-
-def options_of(optimizer: Optimizer) -> Options:
-    """A copy of what schedulers set, of each group."""
-    return [
-        {key: deepcopy(group[key]) for key in SCHEDULED if key in group}
-        for group in optimizer.param_groups
-    ]
 
 
 def make_update(
@@ -38,13 +26,11 @@ def make_update(
 
     The correction and the clip change the gradient in place.
     """
-    batch, tensors, options, delay = gradient
+    batch, tensors, delay = gradient
     delays = [delay] * len(tensors)
     correction.gradient_of_some(tensors, weights, delays)
-    if clip_norm is not None:
-        _clip([tensor for tensor in tensors if tensor is not None], clip_norm)
-    factor = correction.lr_factor(batch, delay)
-    with stepping(optimizer, weights), _using(optimizer, options, factor):
+    clip(tensors, clip_norm)
+    with _scaled(optimizer, correction.lr_factor(batch, delay)):
         return corrected_update(optimizer, correction, weights, tensors, delays, NoProbe())
 
 
@@ -56,47 +42,44 @@ def has_average(optimizer: Optimizer) -> bool:
 def to_evaluate(
     optimizer: Optimizer, weights: Sequence[nn.Parameter], num_made: int
 ) -> Sequence[Tensor]:
-    """The tensors to evaluate in place of `weights`, of which the optimizer made `num_made` updates
-    here."""
+    """The tensors to evaluate in place of `weights`, the newest ones, of which the optimizer made
+    `num_made` updates here."""
     if not num_made and not has_average(optimizer):
         return weights  # an average of nothing: some optimizers raise there
-    with stepping(optimizer, weights):
-        return evaluated(optimizer, weights)
+    return evaluated(optimizer, weights)
 
 
 @contextmanager
-def stepping(optimizer: Optimizer, weights: Sequence[nn.Parameter]) -> Iterator[None]:
-    """The optimizer has these weights while the context lasts, else the loop's."""
-    own = [group["params"] for group in optimizer.param_groups]
-    following = iter(weights)
-    for group, params in zip(optimizer.param_groups, own, strict=True):
-        group["params"] = list(islice(following, len(params)))
+def _scaled(optimizer: Optimizer, factor: float) -> Iterator[None]:
+    """The groups have `factor` times their learning rate for one update.
+
+    Raises RuntimeError if the optimizer sets the rate itself: of what, nobody could say.
+    """
+    if factor == 1.0:
+        yield
+        return
+    own = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = group["lr"] * factor
+    scaled = [group["lr"] for group in optimizer.param_groups]
     try:
         yield
-    finally:  # its load_state_dict makes new groups
-        for group, params in zip(optimizer.param_groups, own, strict=True):
-            group["params"] = params
-
-
-@contextmanager
-def _using(optimizer: Optimizer, options: Options, factor: float) -> Iterator[None]:
-    """The groups have these options, and `factor` times the learning rate, for one update."""
-    current = options_of(optimizer)
-    for group, scheduled in zip(optimizer.param_groups, options, strict=True):
-        group.update(scheduled)
-        if factor != 1.0:
-            group["lr"] = group["lr"] * factor
-    try:
-        yield
+        if any(g["lr"] is not lr for g, lr in zip(optimizer.param_groups, scaled, strict=True)):
+            raise RuntimeError("the optimizer sets its own learning rate, as the correction does")
     finally:
-        for group, scheduled in zip(optimizer.param_groups, current, strict=True):
-            group.update(scheduled)
+        for group, lr in zip(optimizer.param_groups, own, strict=True):
+            group["lr"] = lr
 
 
-def _clip(gradients: Sequence[Tensor], norm: float) -> None:
+@torch.no_grad()
+def clip(gradients: Sequence[Tensor | None], norm: float | None) -> None:
+    """Clips gradients in place by the norm of them all, unless the `norm` is None."""
+    if norm is None:
+        return
     holders = []
     for gradient in gradients:
-        holder = nn.Parameter(gradient, requires_grad=False)
-        holder.grad = gradient
-        holders.append(holder)
+        if gradient is not None:
+            holder = nn.Parameter(gradient, requires_grad=False)
+            holder.grad = gradient
+            holders.append(holder)
     clip_grad_norm_(holders, norm)

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from itertools import chain
+from numbers import Number
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map, tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only, tree_structure
 
 State = dict[str, Any]
 
@@ -69,10 +70,26 @@ def adopt(optimizer: Optimizer, saved: Mapping[nn.Parameter, State]) -> None:
         }
     )
     for weight, state in states.items():
-        loaded = optimizer.state[weight]
-        numbers = {key: value for key, value in state.items() if _stays(key, value)}
-        given = {key: loaded[key] for key in state}
-        loaded.update(tree_map(_exactly, state, given) | numbers)
+        _correct(optimizer.state[weight], state)
+
+
+def load(optimizer: Optimizer, packed: Mapping[str, Any]) -> None:
+    """The optimizer's own `load_state_dict`, but exact to the last bit as `adopt` is."""
+    optimizer.load_state_dict(dict(packed))
+    if {"state", "param_groups"} <= packed.keys():
+        for group, of_group in zip(optimizer.param_groups, packed["param_groups"], strict=True):
+            for weight, id_ in zip(group["params"], of_group["params"], strict=True):
+                if id_ in packed["state"] and weight in optimizer.state:
+                    _correct(optimizer.state[weight], packed["state"][id_])
+
+
+def _correct(loaded: State, saved: State) -> None:
+    """Gives a loaded state what torch has cast, moved or spoiled, as it was saved."""
+    for key, value in saved.items():
+        if key in loaded and _stays(key, value):
+            loaded[key] = value
+        elif key in loaded and tree_structure(value) == tree_structure(loaded[key]):
+            loaded[key] = tree_map(_exactly, value, loaded[key])
 
 
 def _stays(key: str, value: Any) -> bool:
@@ -82,7 +99,10 @@ def _stays(key: str, value: Any) -> bool:
 
 
 def _exactly(saved: Any, loaded: Any) -> Any:
-    """The saved value, on the device that torch's `load_state_dict` chose for `loaded`."""
-    if not isinstance(saved, Tensor):
-        return saved
+    """The saved value, on the device that torch's `load_state_dict` chose for `loaded`.
+
+    Numbers stay as loaded: hooks of the optimizer may have set them. Torch spoils words.
+    """
+    if not isinstance(saved, Tensor) or not isinstance(loaded, Tensor):
+        return loaded if isinstance(loaded, Number) else saved
     return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)

@@ -56,6 +56,13 @@ class CorrectionInParts(NoCorrection):
         self.needs_update = self.inner.needs_update  # type: ignore[misc]
         self.reads_ahead = self.inner.reads_ahead  # type: ignore[misc]
 
+    def add(
+        self, make: MakeCorrection, lags: Sequence[int], groups: Iterable[Sequence[int]]
+    ) -> None:
+        """Corrects more weights, whose numbers follow, by corrections of their own."""
+        self.lags, self._num_parts = [*self.lags, *lags], [*self._num_parts, *[None] * len(lags)]
+        self._groups += [(group, make(self._parts(group, self.lags))) for group in groups]
+
     @property
     def moves_weights(self) -> bool:
         """Whether `apply` does anything."""

@@ -46,15 +46,20 @@ def corrected_update(
 
 
 def step(optimizer: Optimizer, weights: Weights, gradients: Gradients) -> None:
-    """Steps `weights` in place by one gradient per weight; the optimizer has no other weights."""
+    """Steps `weights` in place by one gradient per weight; the optimizer has no other weights.
+
+    A gradient is lent to its weight for the step, unless it is the weight's own.
+    """
     if isinstance(optimizer, Joined):
         optimizer.step_by(gradients)
         return
+    pairs = zip(weights, gradients, strict=True)
+    own = [(weight, weight.grad) for weight, gradient in pairs if weight.grad is not gradient]
     for weight, gradient in zip(weights, gradients, strict=True):
         weight.grad = gradient
     optimizer.step()
-    for weight in weights:
-        weight.grad = None
+    for weight, gradient in own:
+        weight.grad = gradient
 
 
 def update_of(optimizer: Optimizer, weights: Weights, gradients: Gradients) -> Sequence[Tensor]:

@@ -1,16 +1,31 @@
-"""Loops of libraries, not ours: accelerate, and the Trainer of transformers."""
+"""Loops of libraries, not ours, by the blocks of docs/trainers.md; beside a loop by hand."""
 
+import json
+import logging
 import shutil
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.support.markdown import ROOT, blocks
 from trainer.delayed import DelayedOptimizer
 
 pytest.importorskip("accelerate")
 NUM, BATCH = 6, 4
+
+
+def block(contains: str) -> dict[str, Any]:
+    """The names that a block of the page defines."""
+    texts = [b.text for b in blocks(ROOT / "docs" / "trainers.md") if b.language == "python"]
+    [text] = [text for text in texts if contains in text]
+    names: dict[str, Any] = {}
+    exec(text, names)
+    return names
 
 
 class Tiny(nn.Module):
@@ -64,41 +79,192 @@ def test_accelerate() -> None:
     assert torch.equal(own.weight, by_hand())
 
 
-def test_the_trainer_of_transformers(tmp_path: Path) -> None:
-    from transformers import Trainer, TrainingArguments
+def groups(model: nn.Module) -> list[dict[str, Any]]:
+    """As transformers divides weights: biases do not decay."""
+    return [
+        {"params": [model.weight], "weight_decay": 0.3},
+        {"params": [model.bias], "weight_decay": 0.0},
+    ]
 
-    class InOrder(Trainer):
+
+def by_hand_as_arguments_say(delay: int) -> list[list[Tensor]]:
+    """W(1) … W(NUM) with a rate that falls linearly, betas, decay and a clip."""
+    model = Named()
+    adamw = torch.optim.AdamW(groups(model), lr=0.1, betas=(0.8, 0.9), eps=1e-6)
+    optimizer = DelayedOptimizer(adamw, delay)
+    versions = []
+    for t in range(NUM):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 * ((NUM - t) / NUM)
+        optimizer.zero_grad()
+        model(**batch(t))["loss"].backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        with optimizer.newest():
+            versions.append([w.detach().clone() for w in (model.weight, model.bias)])
+    return versions
+
+
+class Named(Tiny):
+    """With a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return super().forward(x, labels - self.bias)
+
+
+def hugging_face(folder: Path, delay: int = 1) -> Any:
+    from transformers import TrainingArguments
+
+    class InOrder(block("class DelayedTrainer")["DelayedTrainer"]):  # type: ignore[misc]
         def _get_train_sampler(self, *_: object) -> torch.utils.data.Sampler:
             return torch.utils.data.SequentialSampler(self.train_dataset)
 
-    def arguments(**more: object) -> TrainingArguments:
-        return TrainingArguments(
-            output_dir=str(tmp_path),
-            per_device_train_batch_size=BATCH,
-            num_train_epochs=1,
-            max_grad_norm=0,
-            lr_scheduler_type="constant",
-            report_to=[],
-            use_cpu=True,
-            save_steps=4,
-            disable_tqdm=True,
-            **more,
-        )
+    InOrder.delay = delay
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=BATCH,
+        per_device_eval_batch_size=NUM * BATCH,
+        num_train_epochs=1,
+        learning_rate=0.1,
+        optim="adamw_torch",
+        adam_beta1=0.8,
+        adam_beta2=0.9,
+        adam_epsilon=1e-6,
+        weight_decay=0.3,
+        max_grad_norm=0.5,
+        lr_scheduler_type="linear",
+        report_to=[],
+        use_cpu=True,
+        save_steps=4,
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        eval_strategy="steps",
+        eval_steps=NUM,
+        disable_tqdm=True,
+    )
+    return InOrder(Named(), arguments, train_dataset=examples(), eval_dataset=examples())
 
-    def trained(resume: bool) -> Tensor:
-        model = Tiny()
-        optimizer = wrapped(model)
-        trainer = InOrder(
-            model,
-            arguments(),
-            train_dataset=examples(),
-            eval_dataset=examples(),
-            optimizers=(optimizer, None),
-        )
-        trainer.train(resume_from_checkpoint=resume)
-        optimizer.eval()
-        return model.weight.detach().clone()
 
-    assert torch.equal(trained(resume=False), by_hand())
-    shutil.rmtree(tmp_path / f"checkpoint-{NUM}")
-    assert torch.equal(trained(resume=True), by_hand()), "from the checkpoint after 4 updates"
+@pytest.mark.parametrize("delay", [0, 1, 2])
+def test_the_trainer_of_transformers(delay: int, tmp_path: Path) -> None:
+    """All arguments count; a checkpoint has the newest weights, and resumes."""
+    right = by_hand_as_arguments_say(delay)
+    trainer = hugging_face(tmp_path, delay)
+    for resumes in (False, True):
+        trainer = hugging_face(tmp_path, delay)
+        trainer.train(resume_from_checkpoint=resumes)
+        trainer.save_model(str(tmp_path / "last"))
+        for folder, version in (("checkpoint-4", 3), ("last", NUM - 1)):
+            saved = load(tmp_path / folder)
+            pairs = zip((saved["weight"], saved["bias"]), right[version], strict=True)
+            assert all(torch.equal(a, b) for a, b in pairs), (folder, resumes)
+        if not resumes:
+            shutil.rmtree(tmp_path / f"checkpoint-{NUM}")
+
+
+def load(folder: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+def test_a_training_of_transformers_is_recorded(tmp_path: Path) -> None:
+    """One row per step, also when it goes on from a checkpoint."""
+    from transformers import TrainerCallback
+
+    class Stops(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: object) -> None:
+            control.should_training_stop = state.global_step == 4
+
+    words = {"model": "m", "data": "d", "optimizer": "adamw", "seed": 0}
+    words |= {"batch_size": BATCH, "seq_len": 1, "num_updates": NUM}
+    for stops in (True, False):
+        trainer = hugging_face(tmp_path / "trainer")
+        trainer.add_callback(Stops() if stops else TrainerCallback())
+        with ExitStack() as stack:
+            make = block("class Recording")["Recording"]
+            trainer.add_callback(make(stack, str(tmp_path / "results"), words))
+            trainer.train(resume_from_checkpoint=not stops)
+        assert bool(list(tmp_path.glob("results/trials/*/result.json"))) != stops
+    [metrics] = tmp_path.glob("results/trials/*/metrics.jsonl")
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [row["update"] for row in rows] == [*range(NUM)]
+    model, right = Named(), by_hand_as_arguments_say(1)
+    for t, row in enumerate(rows):
+        if t > 1:  # batch t reads W(t − 1)
+            put(model, right[t - 2])
+        assert row["train_loss"] == pytest.approx(model(**batch(t))["loss"].item(), abs=1e-6)
+    put(model, right[-1])
+    every = {name: torch.stack([e[name] for e in examples()]) for name in ("x", "labels")}
+    assert rows[-1]["val_loss"] == pytest.approx(model(**every)["loss"].item(), abs=1e-6)
+
+
+def put(model: nn.Module, weights: list[Tensor]) -> None:
+    with torch.no_grad():
+        for weight, value in zip((model.weight, model.bias), weights, strict=True):
+            weight.copy_(value)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("delay", [0, 1, 2])
+def test_lightning(delay: int, tmp_path: Path) -> None:
+    """It validates and saves the newest weights, and resumes."""
+    lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+    class Module(lightning.LightningModule):  # type: ignore[name-defined,misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.seen = Named(), dict[int, list[Tensor]]()
+
+        def training_step(self, *_: object) -> Tensor:
+            """Of its own batch: within an epoch lightning resumes with the first batch again."""
+            loss: Tensor = self.model(**batch(self.global_step))["loss"]
+            return loss
+
+        def validation_step(self, *_: object) -> None:
+            self.seen[self.global_step] = [w.detach().clone() for w in self.model.parameters()]
+
+        def configure_optimizers(self) -> Any:
+            adamw = torch.optim.AdamW(groups(self.model), lr=0.1, betas=(0.8, 0.9), eps=1e-6)
+            optimizer = DelayedOptimizer(adamw, delay)
+            fall = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: (NUM - t) / NUM)
+            return [optimizer], [{"scheduler": fall, "interval": "step"}]
+
+    loader = partial(torch.utils.data.DataLoader, examples(), BATCH)
+
+    def fit(folder: Path, alone: bool, resumed: Path | None = None) -> Module:
+        saving = lightning.callbacks.ModelCheckpoint(
+            folder,
+            filename="{step}",
+            every_n_train_steps=4,
+            save_top_k=-1,
+            save_weights_only=alone,
+        )
+        trainer = lightning.Trainer(
+            accelerator="cpu",
+            max_epochs=1,
+            val_check_interval=2,
+            gradient_clip_val=0.5,
+            callbacks=[block("class Newest")["Newest"](), saving],
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        module = Module()
+        trainer.fit(module, loader(), loader(), ckpt_path=resumed, weights_only=False)
+        assert all(map(torch.equal, module.model.parameters(), right[-1]))
+        return module
+
+    right = by_hand_as_arguments_say(delay)
+    for alone in (False, True):
+        module = fit(tmp_path / str(alone), alone)
+        for step in (2, 4, 6):
+            assert all(map(torch.equal, module.seen[step], right[step - 1])), step
+        checkpoint = torch.load(tmp_path / str(alone) / "step=4.ckpt", weights_only=False)
+        assert all(map(torch.equal, checkpoint["state_dict"].values(), right[3])), alone
+    fit(tmp_path, False, tmp_path / "False" / "step=4.ckpt")

@@ -1,5 +1,7 @@
 """What else a loop of one's own does: evaluate, scale losses, schedule, leave weights unused."""
 
+import copy
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -10,8 +12,10 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from tests.support import toy
 from tests.support.delayed import ADAMW, T
+from tests.support.markdown import ROOT
 from tests.support.own_loop import KEEP, Loop
 from trainer.base.errors import BadInput
+from trainer.corrections.learning_rate import LearningRate
 from trainer.corrections.none import NoCorrection
 from trainer.corrections.taylor import Taylor
 from trainer.corrections.weight_prediction import WeightPrediction
@@ -69,6 +73,54 @@ def test_weights_that_somebody_else_changed_are_not_lost_in_silence() -> None:
         loop.delayed.step()
 
 
+def test_writes_that_were_not_noticed_yet_are_noticed_by_a_copy() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    delayed = DelayedOptimizer(torch.optim.SGD([weight], lr=0.1))
+    weight.grad = torch.ones(2)
+    for is_written in (False, True):
+        delayed.step()
+        if is_written:
+            with torch.no_grad():
+                weight.mul_(2)
+        copied = copy.deepcopy(delayed)
+        with pytest.raises(RuntimeError, match="changed since") if is_written else nullcontext():
+            copied.step()
+
+
+def test_a_write_to_data_is_lost_as_the_documents_say() -> None:
+    """torch counts none, so nobody can notice it."""
+    found = []
+    for writes in (False, True):
+        weight = nn.Parameter(torch.ones(2))
+        delayed = DelayedOptimizer(torch.optim.SGD([weight], lr=0.1))
+        for _ in range(3):
+            weight.grad = torch.ones(2)
+            delayed.step()
+            if writes:
+                weight.data.mul_(2)
+                weight.data = torch.zeros(2)
+        delayed.finish()
+        found.append(weight.detach())
+    assert torch.equal(*found)
+    for text in (DelayedOptimizer.__doc__, (ROOT / "docs" / "delayed.md").read_text()):
+        assert ".data`" in str(text)
+
+
+def test_a_step_that_failed_is_not_taken_for_none() -> None:
+    """The model reads W(t) by then: a batch that is tried again would not be late."""
+    weight = nn.Parameter(torch.ones(2))
+    delayed = DelayedOptimizer(torch.optim.SGD([weight], lr=0.1))
+    weight.grad = torch.ones(2)
+    delayed.step()
+    delayed.step()
+    failing = delayed.register_step_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        delayed.step()
+    failing.remove()
+    with pytest.raises(RuntimeError, match="changed since the last step"):
+        delayed.step()
+
+
 def test_an_unused_weight_is_left_alone() -> None:
     loop = Loop(ADAMW)
     loop.module.register_parameter("unused", unused := nn.Parameter(torch.ones(3)))
@@ -77,8 +129,6 @@ def test_an_unused_weight_is_left_alone() -> None:
     loop.scheduler.lr_lambdas.append(toy.lr_factor)
     loop.run(range(3))
     assert torch.equal(unused, torch.ones(3))
-    with pytest.raises(RuntimeError, match="before the first step"):
-        loop.delayed.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
 
 
 WRONG: dict[str, dict[str, Any]] = {
@@ -122,6 +172,88 @@ def test_what_cannot_be_wrapped_is_refused() -> None:
         DelayedOptimizer(weights)  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="delayed already"):
         DelayedOptimizer(DelayedOptimizer(inner))
+
+
+class Asserts(torch.optim.SGD):
+    """Needs its closure and says so on its own, as many that step twice do."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        assert closure is not None, "a closure, please"
+        closure()
+        super().step()
+
+
+class Asks(torch.optim.SGD):
+    """Calls its closure where there is one."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        if closure is not None:
+            closure()
+        super().step()
+
+
+class Steps(torch.optim.SGD):
+    """Has another one step, and asks for a number."""
+
+    def step(self, scale: float) -> None:  # type: ignore[override]
+        super().step()
+
+
+class Holds(torch.optim.SGD):
+    """Steps by an optimizer that it holds."""
+
+    def __init__(self, weights: list[nn.Parameter]) -> None:
+        super().__init__(weights)
+        self.held = torch.optim.LBFGS(weights)
+
+
+def of_library(name: str) -> Any:
+    import pytorch_optimizer
+
+    make = getattr(pytorch_optimizer, name)
+    return partial(make, base_optimizer=torch.optim.SGD) if name.endswith("SAM") else make
+
+
+NEEDS = {"LBFGS": lambda: torch.optim.LBFGS, "asserts": lambda: Asserts, "scale": lambda: Steps}
+NEEDS |= {"holds": lambda: Holds}
+NEEDS |= {name: partial(of_library, name) for name in ("SAM", "LookSAM", "FriendlySAM", "AliG")}
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("name", NEEDS)
+def test_an_optimizer_that_needs_a_closure_is_refused(name: str, delay: int) -> None:
+    make = NEEDS[name]()
+    optimizer = make([nn.Parameter(torch.ones(2))])
+    with pytest.raises(BadInput, match=r"needs a closure, or more, in step\(\)") as caught:
+        DelayedOptimizer(optimizer, delay)
+    assert "\n" not in str(caught.value)
+    DelayedOptimizer(Asks([nn.Parameter(torch.ones(2))]), delay)
+
+
+def test_a_step_that_is_to_be_recorded_is_refused() -> None:
+    made = torch.optim.Adam([nn.Parameter(torch.ones(2))], differentiable=True)
+    DelayedOptimizer(made, 0)
+    with pytest.raises(BadInput, match="differentiable=True: must be False with a delay"):
+        DelayedOptimizer(made)
+
+
+class Falls(torch.optim.SGD):
+    """Sets its own rate."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step()
+        self.param_groups[0]["lr"] *= 0.5
+
+
+def test_two_that_set_one_rate_are_refused() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    correction = partial(LearningRate, anneal=4)
+    delayed = DelayedOptimizer(Falls([weight], lr=0.1), 2, correction=correction, num_updates=9)
+    weight.grad = torch.ones(2)
+    delayed.step()
+    delayed.step()  # whose delay is 1: the correction leaves its rate
+    with pytest.raises(RuntimeError, match="the optimizer sets its own learning rate, as the"):
+        delayed.step()
 
 
 def test_more_steps_than_were_said_are_refused() -> None:

@@ -1,14 +1,21 @@
 """A loop resumes from its checkpoints to the bit; a state that does not fit is refused."""
 
 import copy
+import io
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.optim import SGD, AdamW, Optimizer
 
+from tests.support import naive_loop
 from tests.support.delayed import ADAMW, T
+from tests.support.naive_loop import are_equal
 from tests.support.own_loop import Loop
 from trainer.base.errors import BadInput
 from trainer.corrections.weight_prediction import WeightPrediction
@@ -114,3 +121,117 @@ def test_a_state_whose_groups_lost_the_delay_is_refused() -> None:
         del group["delayed"]
     with pytest.raises(ValueError, match="the state lost what its groups have as 'delayed'"):
         Loop(ADAMW).delayed.load_state_dict(state)
+
+
+class Whole(Optimizer):
+    """Plain descent whose rate falls by a count that lies at itself, in a state of its own form."""
+
+    def __init__(self, weights: list[nn.Parameter]) -> None:
+        super().__init__(weights, {})
+        self.count = 0
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.count += 1
+        for weight in self.param_groups[0]["params"]:
+            weight.sub_(weight.grad, alpha=0.1 / self.count)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.count = state_dict["count"]
+
+
+def of_library(name: str, **options: Any) -> Callable[[list[nn.Parameter]], Optimizer]:
+    def make(weights: list[nn.Parameter]) -> Optimizer:
+        import pytorch_optimizer
+
+        given = [w for w in weights if w.numel()]
+        if name in ("Lookahead", "Magma"):  # which have another optimizer step
+            given = AdamW(given, lr=0.05)  # type: ignore[assignment]
+        made: Optimizer = getattr(pytorch_optimizer, name)(given, **options)
+        return made
+
+    return make
+
+
+ELSEWHERE = {
+    "at itself": Whole,
+    "under a name": of_library("MADGRAD", lr=0.01),
+    "under names": of_library("SPAM", lr=0.01),
+    "beside both": of_library("StableSPAM", lr=0.01),
+    "in groups": of_library("Ranger21", num_iterations=20, lr=0.01),
+    "in a state within one": of_library("Lookahead", k=2),
+    "by address": of_library("Magma"),
+}
+"""Where an optimizer keeps what belongs to no single weight → what makes it."""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("keep", ["weights", "gradients"])
+@pytest.mark.parametrize("place", ELSEWHERE)
+def test_a_state_of_no_single_weight_is_restored(place: str, keep: str) -> None:
+    make = ELSEWHERE[place]
+
+    def resumes(optimizer: Any, weights: list[nn.Parameter], t: int) -> None:
+        if t == 3:  # by a file, into an optimizer that is new
+            file = io.BytesIO()
+            torch.save(optimizer.state_dict(), file)
+            file.seek(0)
+            other = naive_loop.weights()
+            again = DelayedOptimizer(make(other), keep=keep)  # type: ignore[arg-type]
+            again.load_state_dict(torch.load(file, weights_only=True))
+            mine = [w.detach().clone() for w in weights]
+            assert keep == "gradients" or are_equal(other, mine)
+            vars(optimizer).update(vars(again))
+            for i, weight in enumerate(other):
+                weight.data = weights[i].data
+            weights[:] = other
+
+    ours = naive_loop.delayed(make, 1, 1.0, resumes, keep=keep)
+    assert are_equal(ours, naive_loop.delayed(make, 1, 1.0, keep=keep))
+    assert are_equal(ours, naive_loop.naive(make, 1, 1.0))
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_the_state_of_a_bare_optimizer_of_its_own_form_is_taken(delay: int) -> None:
+    weights = naive_loop.weights()
+    bare = Whole(weights)
+    bare.count = 7
+    optimizer = DelayedOptimizer(Whole(weights), delay)
+    optimizer.load_state_dict(bare.state_dict())
+    assert optimizer.optimizer.count == 7  # type: ignore[attr-defined]
+
+
+def test_a_state_of_the_first_releases_is_taken() -> None:
+    """Each waiting gradient had all options that schedulers set, whether they had changed or not;
+    the state had no key beside torch's own."""
+    weights = [nn.Parameter(torch.ones(2))]
+    gradient = torch.tensor([1.0, 2.0])
+    optimizer = DelayedOptimizer(SGD(weights, lr=0.5, momentum=0.5), keep="gradients")
+    settings = {name: getattr(optimizer, name) for name in ("delay", "pipeline", "correction")}
+    state = {"momentum_buffer": gradient.clone(), "delay_waiting_0": gradient.clone()}
+    state["delay_update_1"] = gradient / 4
+    delayed = {**settings, "keep": "gradients", "num_taken": 2, "largest_delay": 0}
+    options = [{"lr": 0.25, "momentum": 0.5, "weight_decay": 0}]
+    delayed |= {"names": sorted(state), "delays": [1], "options": options}
+    [group] = copy.deepcopy(optimizer.optimizer.state_dict()["param_groups"])
+    optimizer.load_state_dict(
+        {"state": {0: state}, "param_groups": [{**group, "delayed": delayed}]}
+    )
+    weights[0].grad = torch.zeros(2)
+    optimizer.step()  # u = 0.25 · 1.5 g at the rate that came with it, and λ (g / 4 − u) is added
+    assert torch.equal(weights[0], 1 - 0.375 * gradient + (0.25 - 0.375) * gradient)
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_a_state_that_is_asked_for_takes_no_step() -> None:
+    """torch.distributed.checkpoint steps an optimizer whose state is empty, as plain SGD's is."""
+    module = nn.Linear(2, 2)
+    optimizer = DelayedOptimizer(SGD(module.parameters(), lr=0.1))
+    optimizer.step()
+    get_optimizer_state_dict(module, optimizer)
+    assert optimizer.num_taken == 1
+    optimizer.state[module.weight]["mine"] = 1
+    assert optimizer.optimizer.state[module.weight] == {"mine": 1}
