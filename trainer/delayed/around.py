@@ -25,18 +25,15 @@ class Around(Optimizer):
 
     def __init__(self, optimizer: Optimizer) -> None:  # not torch's, which makes groups and state
         self.optimizer = optimizer
+        self.num_taken = 0
+        """Batches whose gradient was taken: calls of `step`."""
         vars(self).update({name: OrderedDict() for name in HOOKS})
-
-    @property
-    def _has_begun(self) -> bool:
-        """Whether it has stepped."""
-        raise NotImplementedError
 
     @property
     def state(self) -> Any:
         """The wrapped optimizer's own."""
         state = self.optimizer.state
-        return _Begun(state) if self._has_begun and not state else state
+        return _Begun(state) if self.num_taken and not state else state
 
     @state.setter
     def state(self, state: Any) -> None:

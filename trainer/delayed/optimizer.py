@@ -93,8 +93,6 @@ class DelayedOptimizer(Around):
         self._schedule = arm.schedule_of(self.pipeline, num_updates)
         made, coefficient = self._make_correction([delay]), self.correction.get("coefficient")
         arm.require_fitting(made, optimizer, keep, coefficient)
-        self.num_taken = 0
-        """Batches whose gradient was taken: calls of `step`."""
         self.largest_delay = 0
         """The largest delay of an update so far, counted."""
         self._keeper: Keeper | None = None
@@ -116,11 +114,10 @@ class DelayedOptimizer(Around):
             raise RuntimeError("the model has the weights to evaluate: call train() before step()")
         if self.num_updates is not None and self.num_taken >= self.num_updates:
             raise RuntimeError(f"num_updates={self.num_updates} are made: the training was longer")
-        keeper, result = self._begin(), None
+        keeper = self._begin()
         is_bare = self.delay == 0 and self._clip_norm is None
-        if closure is not None and not is_bare:
-            with torch.enable_grad():
-                result = closure()
+        with torch.enable_grad():
+            result = None if closure is None or is_bare else closure()
         if is_bare:
             result = self.optimizer.step(*([] if closure is None else [closure]))
         elif self.delay == 0:
@@ -223,11 +220,6 @@ class DelayedOptimizer(Around):
             self._begin().restore(self.num_taken, saved.own, saved.waiting)
             self._correction.restore(saved.own)
         self._after_loading()
-
-    @property
-    @override
-    def _has_begun(self) -> bool:
-        return self._keeper is not None
 
     def _attributes(self, names: Sequence[str]) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names}
