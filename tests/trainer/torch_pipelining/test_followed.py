@@ -303,7 +303,7 @@ def _trained_with_twins(module: nn.Module, changes: dict[int, Change]) -> None:
 def test_copies_that_the_user_made_follow(name: str) -> None:
     """They were copied in another mode, too."""
     [module], [right] = stages_of(Twinned), stages_of(Twinned)
-    changes = {1: CHANGES["mode of a part"], CHANGED_BEFORE: CHANGES[name], 5: CHANGES["mode"]}
+    changes = {CHANGED_BEFORE: CHANGES[name], 5: CHANGES["mode"]}
     _trained_with_twins(module, changes)
     naive([right.eval()], changes)
     assert_equal([module], [right])

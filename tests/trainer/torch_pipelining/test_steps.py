@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.pipelining import PipelineStage
 from torch.optim import SGD, Optimizer
 
+from trainer.torch_pipelining import Schedule2BW
 from trainer.torch_pipelining.steps import Steps
 
 Update = Callable[[nn.Module], object]
@@ -66,6 +69,21 @@ def test_what_an_update_may_do(update: Update, says: str | None) -> None:
     refused = pytest.raises(RuntimeError, match=says) if says else nullcontext()
     with refused, Steps([*module.parameters()], looks=True):
         update(module)
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("to_none", [True, False])
+def test_an_update_that_begins_with_zero_grad(to_none: bool) -> None:
+    """A schedule refuses it at its first update, before any weight is stepped."""
+    module, x = nn.Linear(2, 2), torch.ones(2, 2)
+    optimizer, before = SGD(module.parameters()), module.weight.detach().clone()
+    stage = PipelineStage(module, 0, 1, torch.device("cpu"))
+    update = partial(_cleared, optimizer, to_none=to_none)
+    schedule = Schedule2BW(stage, 2, nn.MSELoss(), update=update)
+    schedule.step(x, target=x)
+    with pytest.raises(RuntimeError, match=CLEARED), schedule.drained():
+        pass
+    assert torch.equal(module.weight, before)
 
 
 def test_gradients_that_were_zero() -> None:
