@@ -16,7 +16,6 @@ from trainer.base.code import use_code
 from trainer.base.errors import BadInput
 from trainer.compiled.passes import StagePlace, loss_of
 from trainer.compiled.stage import CompiledStage
-from trainer.config.names import data_place
 from trainer.data.batches import Batches, Prefetched, Windows
 from trainer.data.tokens import Dataset, KnowsVocabulary
 from trainer.executors.emulated import Emulated
@@ -160,8 +159,9 @@ def open_data(config: Config) -> tuple[Batches, Windows]:
 def _require_vocabulary(config: Config, of_data: int) -> None:
     """Raises BadInput unless the model has the vocabulary of the data."""
     if (vocab_size := build(config["model"]).vocab_size) != of_data:
-        key = "data.path" if "path" in config["data"] else "data"
-        allowed = f"must be that of {key}={data_place(config)}, {of_data}"
+        path = config["data"].get("path")
+        data = "the data" if path is None else f"data.path={path}"
+        allowed = f"must be that of {data}, {of_data}"
         raise BadInput("model.vocab_size", vocab_size, allowed)
 
 

@@ -60,7 +60,9 @@ def load(
         rows = _of_folders(path, trial_ids, stacklevel + 1)
     names = dict.fromkeys([*TRIAL, *(name for row in rows for name in row)])
     columns = {name: _column(name, [row.get(name) for row in rows]) for name in names}
-    return with_one_name(pd.DataFrame(columns | {PATH: _paths(rows)}))
+    if rows:
+        columns[PATH] = _paths(rows)
+    return with_one_name(pd.DataFrame(columns))
 
 
 def _paths(rows: Sequence[Row]) -> pd.Series:

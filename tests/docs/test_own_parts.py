@@ -124,7 +124,7 @@ def test_data_without_a_path_is_named(
 ) -> None:
     words = [f"code={code}", "data=own", "model.vocab_size=99", f"results={tmp_path / 'r'}"]
     assert trainer(words) == 2
-    assert "must be that of data=own, 257" in capsys.readouterr().err
+    assert "must be that of the data, 257" in capsys.readouterr().err
     shutil.rmtree(tmp_path / "corpus")
     assert sweeps(["sweep=main", "scale=micro", "dry_run=true", *words[:2], words[3]]) == 0
     assert "data      own is not prepared here" in capsys.readouterr().out
