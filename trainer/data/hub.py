@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.base.errors import BadInput, first_line
 from trainer.data.readers import State
-from trainer.data.rows import Cell, no_field, texts
+from trainer.data.rows import Found, no_field, texts
 
 PATTERN = re.compile(r"[*?\[\]]")
 ROWS = "rows_read"
@@ -55,12 +55,12 @@ class HubDocuments:
         """Raises BadInput where the field is missing, or the hub no longer answers."""
         return texts(self._fields(iter(self._rows)), self._field, skip=self._skip)
 
-    def _fields(self, rows: Iterator[dict[str, Any]]) -> Iterator[Cell]:
+    def _fields(self, rows: Iterator[dict[str, Any]]) -> Iterator[Found]:
         while (row := self._next(rows)) is not None:
             self._num_read += 1
             if self._field not in row:
                 raise no_field(self._field, self._name, ", ".join(row))
-            yield Cell(f"row {self._num_read} of {self._name}", row[self._field])
+            yield Found(f"row {self._num_read} of {self._name}", row[self._field])
 
     def _next(self, rows: Iterator[dict[str, Any]]) -> dict[str, Any] | None:
         try:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from trainer.base.errors import BadInput
-from trainer.data.rows import LONGEST, Cell, is_utf8, no_field, texts, too_long
+from trainer.data.rows import LONGEST, Found, is_utf8, no_field, texts, too_long
 
-Reader = Callable[[Path, str], Iterator[Cell]]
+Reader = Callable[[Path, str], Iterator[Found]]
 """(file, field) → the values of the field, in order; a .txt has no fields."""
 
 DOCUMENTS_AT_ONCE, CHARACTERS_AT_ONCE = 1000, 2**20
@@ -34,7 +34,7 @@ def documents(paths: Iterable[Path], field: str, *, skip: bool = False) -> Itera
     return texts(_rows(paths, field), field, skip=skip)
 
 
-def _rows(paths: Iterable[Path], field: str) -> Iterator[Cell]:
+def _rows(paths: Iterable[Path], field: str) -> Iterator[Found]:
     for path in paths:
         try:
             yield from READERS[path.suffix.lower()](path, field)
@@ -55,7 +55,7 @@ def _numbered(path: Path) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
-def _paragraphs(path: Path, field: str) -> Iterator[Cell]:
+def _paragraphs(path: Path, field: str) -> Iterator[Found]:
     """What empty lines separate."""
     lines: list[str] = []
     size, wrong = 0, 0
@@ -73,18 +73,20 @@ def _paragraphs(path: Path, field: str) -> Iterator[Cell]:
         yield _paragraph(path, lines, wrong)
 
 
-def _paragraph(path: Path, lines: list[str], wrong: int) -> Cell:
+def _paragraph(path: Path, lines: list[str], wrong: int) -> Found:
     place = f"line {wrong} of {path}"
     if wrong:
-        return Cell(place, BadInput("data.path", path, f"must be a file of text in UTF-8: {place}"))
-    return Cell(place, "".join(lines).rstrip("\n"))
+        return Found(
+            place, BadInput("data.path", path, f"must be a file of text in UTF-8: {place}")
+        )
+    return Found(place, "".join(lines).rstrip("\n"))
 
 
-def _lines(path: Path, field: str) -> Iterator[Cell]:
+def _lines(path: Path, field: str) -> Iterator[Found]:
     for number, line in _numbered(path):
         if line.strip():
             place = f"line {number} of {path}"
-            yield Cell(place, _field_of(line, field, path, number))
+            yield Found(place, _field_of(line, field, path, number))
 
 
 def _field_of(line: str, field: str, path: Path, number: int) -> object:
@@ -100,7 +102,7 @@ def _field_of(line: str, field: str, path: Path, number: int) -> object:
     return row[field]
 
 
-def _column(path: Path, field: str) -> Iterator[Cell]:
+def _column(path: Path, field: str) -> Iterator[Found]:
     import pyarrow
     from pyarrow import parquet
 
@@ -114,7 +116,7 @@ def _column(path: Path, field: str) -> Iterator[Cell]:
     batches = file.iter_batches(batch_size=ROWS_AT_ONCE, columns=[field])
     values = (value for batch in batches for value in _values(batch.column(0)))
     for number, value in enumerate(values, 1):
-        yield Cell(f"row {number} of {path}", value)
+        yield Found(f"row {number} of {path}", value)
 
 
 def _values(column: Any) -> Iterator[object]:

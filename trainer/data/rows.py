@@ -14,7 +14,7 @@ HALF = re.compile(r"[\ud800-\udfff]")
 ADVICE = "data.skip_bad_rows=true leaves such rows out"
 
 
-class Cell(NamedTuple):
+class Found(NamedTuple):
     """What a source has at a place, such as `line 7 of a.jsonl`: a text, or something else.
 
     A refusal stands for itself.
@@ -24,7 +24,7 @@ class Cell(NamedTuple):
     value: object
 
 
-def texts(rows: Iterable[Cell], field: str, *, skip: bool) -> Iterator[str]:
+def texts(rows: Iterable[Found], field: str, *, skip: bool) -> Iterator[str]:
     """The texts that are not empty.
 
     Raises BadInput for a row that is no text, or if `skip`, says at the end how many there were.
@@ -46,7 +46,7 @@ def texts(rows: Iterable[Cell], field: str, *, skip: bool) -> Iterator[str]:
             print(line, file=sys.stderr, flush=True)
 
 
-def _fault(row: Cell, field: str) -> BadInput:
+def _fault(row: Found, field: str) -> BadInput:
     place, value = row
     if isinstance(value, BadInput):
         return value

@@ -168,6 +168,7 @@ HAVE = {
     "pipeline.recompute": ["pipeline=paci"],
     "optimizer.orthogonalisation": ["optimizer=muon"],
     "optimizer.cautious_decay": ["optimizer=muon"],
+    "data.end_of_document": ["data=text", "data.path=a.txt"],
 }
 """Key → words of a config that has it, if DELAYED has not."""
 

@@ -77,12 +77,13 @@ def test_patterns(path: str, files: list[str]) -> None:
         ("b[1]/*.txt", ["b[1]/a.txt"]),
         ("b[1]", ["b[1]/a.txt"]),
         ("b[12]/a.txt", ["b1/a.txt"]),
+        ("d/b[1]/*.txt", ["d/b[1]/a.txt"]),
         ("x*y.txt", ["x*y.txt"]),
         ("[x]*.txt", ["x*y.txt", "xzy.txt"]),
     ],
 )
 def test_a_path_that_exists_is_no_pattern(path: str, files: list[str]) -> None:
-    make("b[1]/a.txt", "b1/a.txt", "x*y.txt", "xzy.txt")
+    make("b[1]/a.txt", "b1/a.txt", "d/b[1]/a.txt", "d/b1/a.txt", "x*y.txt", "xzy.txt")
     assert found(path) == files
 
 
