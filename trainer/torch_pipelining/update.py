@@ -13,7 +13,7 @@ from trainer.base.build import build
 from trainer.base.flat import cloned, wholes
 from trainer.base.ranges import MAX_COUNT
 from trainer.corrections.none import NoCorrection
-from trainer.delayed.arm import Node
+from trainer.delayed.arm import Node, require_fitting
 from trainer.delayed.copies import alike, reshard_all
 from trainer.executors.gradients import Clip
 from trainer.optimizers.hyperball import on_spheres
@@ -38,6 +38,7 @@ class LateUpdate:
         num_updates: int | None,
     ) -> None:
         self._make = partial(build, correction, num_updates or MAX_COUNT)
+        self._coefficient = correction.get("coefficient")
         self.twins = Twins(stage.submod, twins, reads_ahead=self._make([1]).reads_ahead)
         self.sums = LateSums(stage, tied)
         self._norm: Tensor | None = None  # of the batch whose `update` runs
@@ -127,6 +128,8 @@ class LateUpdate:
         change: Sequence[Tensor] = cloned(weights) if is_copied else []
         with Steps(weights, looks=not self._has_looked) as steps:
             update()
+        for optimizer in steps.optimizers:
+            require_fitting(correction, optimizer, "weights", self._coefficient)
         self._has_looked |= steps.has_looked
         self._norm = None
         self.twins.forget_gradients()

@@ -6,10 +6,12 @@ from functools import partial
 
 import pytest
 import torch
+from schedulefree import AdamWScheduleFree
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.optim import SGD, Optimizer
 
+from trainer.base.errors import BadInput
 from trainer.torch_pipelining import Schedule2BW
 from trainer.torch_pipelining.steps import Steps
 
@@ -84,6 +86,22 @@ def test_an_update_that_begins_with_zero_grad(to_none: bool) -> None:
     with pytest.raises(RuntimeError, match=CLEARED), schedule.drained():
         pass
     assert torch.equal(module.weight, before)
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("coefficient", [1.0, 0.0])
+def test_an_optimizer_that_averages_takes_no_error_feedback(coefficient: float) -> None:
+    """What is evaluated is an average of its own, to which no update belongs."""
+    module, x = nn.Linear(2, 2), torch.ones(2, 2)
+    optimizer = AdamWScheduleFree(module.parameters())
+    optimizer.train()
+    stage = PipelineStage(module, 0, 1, torch.device("cpu"))
+    loss, feedback = nn.MSELoss(), {"error_feedback": coefficient}
+    schedule = Schedule2BW(stage, 2, loss, update=optimizer.step, **feedback)
+    schedule.step(x, target=x)
+    allowed = pytest.raises(BadInput, match="must be 0 with an optimizer that averages")
+    with allowed if coefficient else nullcontext(), schedule.drained():
+        pass
 
 
 def test_gradients_that_were_zero() -> None:
