@@ -10,13 +10,13 @@ from findings import front
 
 RECORDS = sorted(front.FINDINGS.rglob("*.md"))
 DATED = "\n\n*A dated record: pipegap 0.2.0, 26 November 2026. "
-NUMBER = "+0.0349 [+0.0210, +0.0489]"
+NUMBER = "+0.0295 [+0.0154, +0.0437]"
 
 
 def test_the_answer_and_the_table_are_what_the_trials_say() -> None:
     text = front.README.read_text()
     assert front.front_page(text) == text, "make docs"
-    changed = text.replace(NUMBER, "+0.0349 [+0.0210, +0.0488]").replace("**Yes,", "**No,")
+    changed = text.replace(NUMBER, "+0.0295 [+0.0154, +0.0438]").replace("**Yes,", "**No,")
     assert changed.count("**No,") == 1
     assert front.front_page(changed) == text
 
