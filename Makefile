@@ -46,13 +46,13 @@ $(TITAN)/.ready: tests/torchtitan.txt | $(READY)
 	touch $@
 
 $(WIKI): | $(READY)
-	$(BIN)/python -m trainer.data wiki
+	$(BIN)/pipegap data wiki
 
 data-%: $(READY)  ## prepare a corpus: data-wiki, data-gcide, data-fineweb_edu
-	$(BIN)/python -m trainer.data $* $(ARGS)
+	$(BIN)/pipegap data $* $(ARGS)
 
 # $(call sweep,SCALE,NAME)
-sweep = $(BIN)/python -m sweeps sweep=$(2) scale=$(1) $(if $(DRY_RUN),dry_run=true) $(ARGS)
+sweep = $(BIN)/pipegap sweep sweep=$(2) scale=$(1) $(if $(DRY_RUN),dry_run=true) $(ARGS)
 # $(call corpus,SCALES): the wiki text, if one of the scales trains on it.
 corpus = $(if $(shell grep -ls 'data=wiki' $(patsubst %,conf/scale/%.yaml,$(1))),$(WIKI))
 stem = $(subst -, ,$*)
@@ -72,7 +72,7 @@ figures: $(READY) $(call corpus,$(FIGURE_SCALES))  ## every figure and table of 
 	@code=0; for scale in $(FIGURE_SCALES); do \
 	    echo "scale     $$scale"; $(call sweep,$$scale,paper) || code=$$?; \
 	done; \
-	$(if $(DRY_RUN),,[ $$code -eq 2 ] || $(BIN)/python -m analysis $(STORE) out=report || code=$$?;) exit $$code
+	$(if $(DRY_RUN),,[ $$code -eq 2 ] || $(BIN)/pipegap report $(STORE) out=report || code=$$?;) exit $$code
 
 docs: $(READY)  ## the answer, table and picture of README.md and docs/gaps.ipynb, from the published trials of its job
 	$(BIN)/python -m findings
@@ -81,7 +81,7 @@ site: $(READY)  ## the documentation as a site, in site/; REPO_URL=<URL> links t
 	$(BIN)/python -m mkdocs build
 
 submit: $(READY)  ## a sweep on a Ray cluster: SWEEP=main SCALE=135m ARGS="results=/… data.path=/…"
-	$(BIN)/python -m sweeps submit sweep=$(or $(SWEEP),main) scale=$(or $(SCALE),tiny) $(ARGS)
+	$(BIN)/pipegap submit sweep=$(or $(SWEEP),main) scale=$(or $(SCALE),tiny) $(ARGS)
 
 test test-slow: export PATH := $(PATH):$(abspath $(MOTO)/bin)
 

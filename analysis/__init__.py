@@ -5,21 +5,24 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+if __name__ == "analysis":  # found beside the package, in a checkout
+    raise ImportError("pipegap: its packages have one name: import pipegap.analysis")
+
 if TYPE_CHECKING:
     import pandas as pd
 
-    from analysis.advice.advise import advise
-    from analysis.statistics.best import best
-    from analysis.statistics.downstream import downstream
-    from analysis.statistics.gaps import gaps
+    from pipegap.analysis.advice.advise import advise
+    from pipegap.analysis.statistics.best import best
+    from pipegap.analysis.statistics.downstream import downstream
+    from pipegap.analysis.statistics.gaps import gaps
 
 __all__ = ["advise", "best", "downstream", "gaps", "load"]
 
 WHERE = {
-    "advise": "analysis.advice.advise",
-    "best": "analysis.statistics.best",
-    "downstream": "analysis.statistics.downstream",
-    "gaps": "analysis.statistics.gaps",
+    "advise": "pipegap.analysis.advice.advise",
+    "best": "pipegap.analysis.statistics.best",
+    "downstream": "pipegap.analysis.statistics.downstream",
+    "gaps": "pipegap.analysis.statistics.gaps",
 }
 """Name → its module, which is imported when it is asked for: a trial that talks to a bucket needs
 neither pandas nor scipy."""
@@ -31,8 +34,8 @@ def load(results: str | Path, trial_ids: Collection[str] | None = None) -> "pd.D
     `results` may also be the URL of an object store: what changed there is fetched first. Raises
     StoreAway if the store does not answer.
     """
-    from analysis.objects.mirror import pulled
-    from analysis.table.load import load as load_folder
+    from pipegap.analysis.objects.mirror import pulled
+    from pipegap.analysis.table.load import load as load_folder
 
     return load_folder(pulled(results), trial_ids, stacklevel=3)
 

@@ -1,45 +1,43 @@
-"""`python -m analysis [COMMAND] [key=value …]`; without a command, it writes a report."""
+"""`pipegap COMMAND [key=value …]`, for the commands about results."""
 
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 
-from analysis.commands import COMMANDS
-
-try:
-    from trainer.base.cli import (
-        DONE,
-        Given,
-        end_with,
-        exit_code,
-        parse,
-        refuse_others,
-        split_command,
-    )
-except ModuleNotFoundError as error:  # PyPI has a package of that name too
-    sys.exit(f"python -m analysis: another package is named trainer: uninstall it ({error})")
+from pipegap.analysis.commands import COMMANDS
+from pipegap.trainer.base.cli import (
+    DONE,
+    Given,
+    end_with,
+    exit_code,
+    parse,
+    refuse_others,
+    split_command,
+)
 
 
-def _given(words: Sequence[str], name: str, does: str, keys: Mapping[str, str]) -> Given:
+def _given(words: Sequence[str], command: str, does: str, keys: Mapping[str, str]) -> Given:
     """Values by key. A key in capitals among `keys` allows any other key."""
-    command = f"python -m analysis {name}"
-    shown = [*keys.items(), ("", ""), ("commands:", ""), *COMMANDS.items()]
-    given = parse(words, command, does, "\n".join(f"{k:<15}{what}".rstrip() for k, what in shown))
+    shown = "\n".join(f"{key:<15}{what}".rstrip() for key, what in keys.items())
+    given = parse(words, command, does, shown)
     if not any(key.isupper() for key in keys):
         refuse_others({key: given[key] for key in given if key not in keys}, command)
     return given
 
 
 def main(words: Sequence[str]) -> int:
-    """Exit code: 0 done (also for an empty store), 2 bad input, 1 anything else."""
+    """Run the command that the first word names; without one, write a report.
 
-    def command() -> int:
-        name, rest = split_command(words, COMMANDS, "report")
-        module = import_module(f"analysis.commands.{name}")
-        module.main(_given(rest, name, module.__doc__ or "", module.KEYS))
+    Exit code: 0 done (also for an empty store), 2 bad input, 1 anything else.
+    """
+    name, rest = split_command(words, COMMANDS, "report")
+    module, command = import_module(f"pipegap.analysis.commands.{name}"), f"pipegap {name}"
+
+    def run() -> int:
+        module.main(_given(rest, command, module.__doc__ or "", module.KEYS))
         return DONE
 
-    return exit_code("python -m analysis", command)
+    return exit_code(command, run)
 
 
 if __name__ == "__main__":

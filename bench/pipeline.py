@@ -22,6 +22,10 @@ from torch.distributed.pipelining import (
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from bench.timing import medians_of_all, options, table
+from pipegap.trainer.base.build import build
+from pipegap.trainer.models.loss import cross_entropy
+from pipegap.trainer.optimizers.routing import kinds
+from pipegap.trainer.ranks.groups import Gang
 from tests.support.ranks import (
     CPU,
     IN_A_ROW,
@@ -33,10 +37,6 @@ from tests.support.ranks import (
     ours,
     prepare,
 )
-from trainer.base.build import build
-from trainer.models.loss import cross_entropy
-from trainer.optimizers.routing import kinds
-from trainer.ranks.groups import Gang
 
 
 def theirs(

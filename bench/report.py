@@ -25,8 +25,8 @@ from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
 
-from analysis.report.report import report
-from trainer.base.status import ENDED, Status
+from pipegap.analysis.report.report import report
+from pipegap.trainer.base.status import ENDED, Status
 
 NUM_EVALUATIONS = 4
 PATIENT = 300
@@ -42,7 +42,7 @@ LEARNING_RATES = 100
 
 
 def _configs() -> Iterator[dict[str, Any]]:
-    from trainer.config.compose import compose  # the workers import this module too
+    from pipegap.trainer.config.compose import compose  # the workers import this module too
 
     composed = [
         compose([f"optimizer={optimizer}", *arm])

@@ -20,17 +20,17 @@ from torch.distributed.pipelining import (
 )
 
 from bench.pipeline import clip
+from pipegap.trainer.corrections.none import NoCorrection
+from pipegap.trainer.executors.gradients import Clip
+from pipegap.trainer.executors.pipelined import Pipelined
+from pipegap.trainer.models.loss import cross_entropy
+from pipegap.trainer.optimizers.routing import kinds
+from pipegap.trainer.ranks.groups import Gang
+from pipegap.trainer.schedules.operations import Schedule
+from pipegap.trainer.stages.stage import Stage
+from pipegap.trainer.torch_pipelining import Schedule2BW
+from pipegap.trainer.tracing.clock import Clock
 from tests.support.ranks import CPU
-from trainer.corrections.none import NoCorrection
-from trainer.executors.gradients import Clip
-from trainer.executors.pipelined import Pipelined
-from trainer.models.loss import cross_entropy
-from trainer.optimizers.routing import kinds
-from trainer.ranks.groups import Gang
-from trainer.schedules.operations import Schedule
-from trainer.stages.stage import Stage
-from trainer.torch_pipelining import Schedule2BW
-from trainer.tracing.clock import Clock
 
 BATCHES, WIDTH, CLIP = 8, 16, 1e-3
 """Batches from one drain to the next; features of a stage; a norm above which gradients are cut."""

@@ -11,10 +11,10 @@ from collections.abc import Callable
 import torch
 
 from bench.timing import medians, options, table
+from pipegap.trainer.base.build import build
+from pipegap.trainer.base.resources import reproducible
+from pipegap.trainer.models.llama import Llama
 from tests.support.steps import ours, resolved, theirs, words_of_scale
-from trainer.base.build import build
-from trainer.base.resources import reproducible
-from trainer.models.llama import Llama
 
 AT_ONCE = 10
 """Updates of a call, as a trial makes many from one drain to the next."""

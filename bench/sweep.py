@@ -1,4 +1,4 @@
-"""What `python -m sweeps` costs beside training, to plan and to start, and whether it survives.
+"""What `pipegap sweep` costs beside training, to plan and to start, and whether it survives.
 
     python -m bench.sweep planning [rounds=3]
     python -m bench.sweep first_update [rounds=3] [scale=few_updates]
@@ -23,7 +23,7 @@ import yaml
 from bench.kills import kills
 from bench.timing import options
 
-COMMAND = (sys.executable, "-m", "sweeps")
+COMMAND = (sys.executable, "-m", "pipegap", "sweep")
 POINTS, SEEDS = 1_000, 5
 LARGE_SWEEP = {
     "grid": {

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import torch.distributed as dist
 
-from trainer.base.cli import split_word
-from trainer.ranks.groups import Gang
+from pipegap.trainer.base.cli import split_word
+from pipegap.trainer.ranks.groups import Gang
 
 Call = Callable[[], object]
 WARM_UPS = 2

@@ -48,7 +48,7 @@ if [ -n "$workers" ]; then
 fi
 
 # In the background: bash runs a trap only once the command in front has ended.
-RAY_ADDRESS="$head_ip:$port" python -m sweeps results="$SHARED/results" "$@" &
+RAY_ADDRESS="$head_ip:$port" python -m pipegap sweep results="$SHARED/results" "$@" &
 sweep=$!
 trap 'kill -TERM $sweep' TERM
 until wait $sweep; code=$?; ! kill -0 $sweep 2>/dev/null; do

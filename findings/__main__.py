@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis import load
-from analysis.objects.mirror import pulled
-from analysis.report.report import PLACES
-from analysis.table.records import records
-from sweeps.request.files import known
-from trainer.base.atomic import write_atomically
-from trainer.base.cli import (
+from pipegap.analysis import load
+from pipegap.analysis.objects.mirror import pulled
+from pipegap.analysis.report.report import PLACES
+from pipegap.analysis.table.records import records
+from pipegap.sweeps.request.files import known
+from pipegap.trainer.base.atomic import write_atomically
+from pipegap.trainer.base.cli import (
     DONE,
     end_with,
     exit_code,
@@ -26,7 +26,7 @@ from trainer.base.cli import (
     split_command,
     take_flag,
 )
-from trainer.base.errors import BadInput
+from pipegap.trainer.base.errors import BadInput
 
 FINDINGS = Path(__file__).parent
 COMMANDS = ("front", "publish")

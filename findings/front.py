@@ -14,19 +14,19 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
-from analysis import gaps, load
-from analysis.advice.advice import sentence
-from analysis.advice.rows import advices
-from analysis.advice.verdict import GO, Rival
-from analysis.figures import BY_NAME
-from analysis.figures.figure import Spec, plot, whole
-from analysis.figures.files import picture
-from analysis.figures.fonts import with_font
-from analysis.report.answer import MICROBATCHES, STAGES
-from analysis.statistics.text import gap_table
-from analysis.table.names import minus
-from analysis.table.names import optimizer as name
-from trainer.base.atomic import write_atomically
+from pipegap.analysis import gaps, load
+from pipegap.analysis.advice.advice import sentence
+from pipegap.analysis.advice.rows import advices
+from pipegap.analysis.advice.verdict import GO, Rival
+from pipegap.analysis.figures import BY_NAME
+from pipegap.analysis.figures.figure import Spec, plot, whole
+from pipegap.analysis.figures.files import picture
+from pipegap.analysis.figures.fonts import with_font
+from pipegap.analysis.report.answer import MICROBATCHES, STAGES
+from pipegap.analysis.statistics.text import gap_table
+from pipegap.analysis.table.names import minus
+from pipegap.analysis.table.names import optimizer as name
+from pipegap.trainer.base.atomic import write_atomically
 
 FINDINGS = Path(__file__).parent
 ROOT = FINDINGS.parent

@@ -4,22 +4,25 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+if __name__ == "sweeps":  # found beside the package, in a checkout
+    raise ImportError("pipegap: its packages have one name: import pipegap.sweeps")
+
 if TYPE_CHECKING:
-    from sweeps.__main__ import main
-    from sweeps.plan.sweep_plan import SweepPlan, plan_sweeps
-    from sweeps.request.command_line import parse_request
-    from sweeps.request.expand import Trial
-    from sweeps.request.schema import Sweep
+    from pipegap.sweeps.__main__ import main
+    from pipegap.sweeps.plan.sweep_plan import SweepPlan, plan_sweeps
+    from pipegap.sweeps.request.command_line import parse_request
+    from pipegap.sweeps.request.expand import Trial
+    from pipegap.sweeps.request.schema import Sweep
 
 __all__ = ["Sweep", "SweepPlan", "Trial", "main", "parse_request", "plan_sweeps"]
 
 PLACES = {
-    "Sweep": "sweeps.request.schema",
-    "SweepPlan": "sweeps.plan.sweep_plan",
-    "Trial": "sweeps.request.expand",
-    "main": "sweeps.__main__",
-    "parse_request": "sweeps.request.command_line",
-    "plan_sweeps": "sweeps.plan.sweep_plan",
+    "Sweep": "pipegap.sweeps.request.schema",
+    "SweepPlan": "pipegap.sweeps.plan.sweep_plan",
+    "Trial": "pipegap.sweeps.request.expand",
+    "main": "pipegap.sweeps.__main__",
+    "parse_request": "pipegap.sweeps.request.command_line",
+    "plan_sweeps": "pipegap.sweeps.plan.sweep_plan",
 }
 """Name → its module, which is imported when the name is used: a worker needs few of them."""
 

@@ -1,25 +1,21 @@
-"""`python -m sweeps [COMMAND] [key=value …]`; without a command, it runs a sweep."""
+"""`pipegap COMMAND [key=value …]`, for the commands about sweeps."""
 
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from sweeps.commands import COMMANDS
-
-try:
-    from trainer.base.cli import end_with, exit_code, split_command
-except ModuleNotFoundError as error:  # PyPI has a package of that name too
-    sys.exit(f"python -m sweeps: another package is named trainer: uninstall it ({error})")
+from pipegap.sweeps.commands import COMMANDS
+from pipegap.trainer.base.cli import end_with, exit_code, split_command
 
 
 def main(words: Sequence[str]) -> int:
-    """Exit code: 0 done, 2 bad input, 1 anything else."""
+    """Run the command that the first word names; without one, the sweep that the words ask for.
 
-    def command() -> int:
-        name, rest = split_command(words, COMMANDS, "run")
-        return import_module(f"sweeps.commands.{name}").main(rest)
-
-    return exit_code("python -m sweeps", command)
+    Exit code: 0 done, 2 bad input, 1 anything else.
+    """
+    name, rest = split_command(words, COMMANDS, "sweep")
+    command = import_module(f"pipegap.sweeps.commands.{'run' if name == 'sweep' else name}")
+    return exit_code(f"pipegap {name}", lambda: command.main(rest))
 
 
 if __name__ == "__main__":

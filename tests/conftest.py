@@ -10,11 +10,11 @@ import pytest
 import torch
 from hypothesis import settings
 
-import sweeps  # noqa: F401  before Ray, which reads variables that it sets when it is imported
-from trainer.config import compose
-from trainer.config.compose import Node
-from trainer.config.words import ParsedWords
-from trainer.ranks import spawn
+from pipegap import sweeps  # noqa: F401  before Ray, which reads variables that it sets when it is imported
+from pipegap.trainer.config import compose
+from pipegap.trainer.config.compose import Node
+from pipegap.trainer.config.words import ParsedWords
+from pipegap.trainer.ranks import spawn
 
 pytest_plugins = ["tests.support.one_rank", "tests.support.refusals"]
 

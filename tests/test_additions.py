@@ -86,9 +86,11 @@ STORES = """    "muon_is_robust": {
         OPEN: of({"adamw": 0.3}),
     },
 """
-CORRECTION_YAML = example("mine/correction/smaller_steps.yaml", smaller_steps="trainer.corrections")
+CORRECTION_YAML = example(
+    "mine/correction/smaller_steps.yaml", smaller_steps="pipegap.trainer.corrections"
+)
 PIPELINE_YAML = example(
-    "mine/pipeline/half_delayed.yaml", half_delayed="trainer.schedules.recipes"
+    "mine/pipeline/half_delayed.yaml", half_delayed="pipegap.trainer.schedules.recipes"
 ).replace("recipes.half_delayed.half", "recipes.half")
 SCALE = """# As few_updates, with eight layers.
 base: [model=tiny_deep, data=wiki, num_updates=400, batch_size=16, seq_len=128, eval_every=100]
@@ -103,7 +105,11 @@ ADDITIONS: Mapping[str, Mapping[str, Sequence[Edit]]] = {
     "optimizer": {
         "trainer/optimizers/sign_descent.py": [Edit(EXAMPLES["mine/sign_descent.py"])],
         "conf/optimizer/sign_descent.yaml": [
-            Edit(example("mine/optimizer/sign_descent.yaml", sign_descent="trainer.optimizers"))
+            Edit(
+                example(
+                    "mine/optimizer/sign_descent.yaml", sign_descent="pipegap.trainer.optimizers"
+                )
+            )
         ],
         "tests/oracles/optimizers.py": [
             Edit(ORACLE.lstrip() + "\n\n", "Reference = Callable"),

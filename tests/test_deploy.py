@@ -16,12 +16,12 @@ import pytest
 import ray.autoscaler
 import yaml
 
-from sweeps.cluster.package import STOP_WAIT, require_shared
-from sweeps.cluster.tune_hooks import GRACE
-from sweeps.request.command_line import parse_request
+from pipegap.sweeps.cluster.package import STOP_WAIT, require_shared
+from pipegap.sweeps.cluster.tune_hooks import GRACE
+from pipegap.sweeps.request.command_line import parse_request
+from pipegap.trainer.base.places import CODE_ROOT
 from tests.support import small
 from tests.support.ray_head import ended_by_mark, marked
-from trainer.base.places import CODE_ROOT
 
 DEPLOY = CODE_ROOT / "deploy"
 
@@ -52,7 +52,7 @@ def test_the_rayjob_runs_a_sweep_that_can_be_a_job() -> None:
     job = load("rayjob.yaml")
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     words = shlex.split(job["spec"]["entrypoint"])
-    assert words[:4] == ["exec", "python", "-m", "sweeps"]
+    assert words[:4] == ["exec", "pipegap", "sweep"]
     require_shared(parse_request(words[4:]))
     assert job["spec"]["rayClusterSpec"]["rayVersion"] == ray.__version__
     assert job["spec"]["rayClusterSpec"]["authOptions"] == {"mode": "token"}

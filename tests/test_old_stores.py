@@ -6,9 +6,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.__main__ import main as analysis
-from sweeps.__main__ import main as sweeps
-from trainer.base.places import CODE_ROOT
+from pipegap.analysis.__main__ import main as analysis
+from pipegap.sweeps.__main__ import main as sweeps
+from pipegap.trainer.base.places import CODE_ROOT
 
 FILES = CODE_ROOT / "tests" / "stores" / "v0_2.jsonl"
 """The text files of its store: five sweeps of tiny models, their records and finished trials."""

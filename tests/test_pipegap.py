@@ -4,12 +4,11 @@ import sys
 
 import pytest
 
-import analysis
 import pipegap
-import trainer
-from analysis.commands import COMMANDS as OF_ANALYSIS
+from pipegap import analysis, trainer
 from pipegap.__main__ import DOES, PLACES, run
-from sweeps.commands import COMMANDS as OF_SWEEPS
+from pipegap.analysis.commands import COMMANDS as OF_ANALYSIS
+from pipegap.sweeps.commands import COMMANDS as OF_SWEEPS
 
 
 @pytest.mark.parametrize("name", pipegap.__all__)
@@ -36,7 +35,7 @@ def test_every_command_has_its_own_name_here() -> None:
         (["status", "sweep=main"], ("sweeps", ["status", "sweep=main"])),
         (["report"], ("analysis", [])),
         (["advise", "stages=4"], ("analysis", ["advise", "stages=4"])),
-        (["data", "wiki"], ("trainer.data", ["wiki"])),
+        (["data", "wiki"], ("pipegap.trainer.data", ["wiki"])),
     ],
 )
 def test_a_command_runs_with_its_words(
@@ -65,7 +64,7 @@ def test_it_ends_as_the_command_does(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["pipegap", "trial", "optimizer.lr=-1"])
-    monkeypatch.delitem(sys.modules, "trainer.__main__", raising=False)  # of another test
+    monkeypatch.delitem(sys.modules, "pipegap.trainer.__main__", raising=False)  # of another test
     with pytest.raises(SystemExit, match="2"):
         run()
     assert "optimizer.lr=-1" in capsys.readouterr().err

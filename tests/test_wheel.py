@@ -12,8 +12,8 @@ from zipfile import ZipFile
 import pytest
 from ray._private.runtime_env.packaging import create_package
 
+from pipegap.trainer.base.places import CODE_ROOT, CONF
 from tests.support import small
-from trainer.base.places import CODE_ROOT, CONF
 
 PACKAGES = ("pipegap", "trainer", "sweeps", "analysis")
 SOURCE = ("setup.py", "pyproject.toml", "README.md", "conf", *PACKAGES)
@@ -87,7 +87,7 @@ def files(folder: Path) -> set[str]:
 
 def test_a_trial_runs_and_names_the_release_that_made_it(site: Path, tmp_path: Path) -> None:
     words = small.overrides(tmp_path, "num_updates=4", f"out={tmp_path / 'out'}")
-    run(site, tmp_path, "-m", "trainer", *words)
+    run(site, tmp_path, "-m", "pipegap", "trial", *words)
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["status"] == "completed"
     assert result["git"] == RELEASE
@@ -96,11 +96,11 @@ def test_a_trial_runs_and_names_the_release_that_made_it(site: Path, tmp_path: P
 def test_sweeps_are_planned_by_name_and_by_path(site: Path, tmp_path: Path) -> None:
     own = shutil.copy(CONF / "sweep" / "main.yaml", tmp_path / "mine.yaml")
     words = ("scale=micro", "dry_run=true", f"data.path={small.corpus(tmp_path)}")
-    told = run(site, tmp_path, "-m", "sweeps", f"sweep=main,{own}", *words)
+    told = run(site, tmp_path, "-m", "pipegap", "sweep", f"sweep=main,{own}", *words)
     assert "48 asked, 24 unique" in told
 
 
-@pytest.mark.parametrize("command", ["trainer.data", "analysis"])
+@pytest.mark.parametrize("command", ["pipegap.trainer.data", "analysis"])
 def test_commands_explain_themselves(site: Path, tmp_path: Path, command: str) -> None:
     assert f"python -m {command}" in run(site, tmp_path, "-m", command, "--help")
 
@@ -108,7 +108,7 @@ def test_commands_explain_themselves(site: Path, tmp_path: Path, command: str) -
 def test_one_program_has_every_command(site: Path, tmp_path: Path) -> None:
     program = str(site / "bin" / "pipegap")
     composed = run(site, tmp_path, program, "trial", "--cfg", "optimizer=muon")
-    assert composed == run(site, tmp_path, "-m", "trainer", "--cfg", "optimizer=muon")
+    assert composed == run(site, tmp_path, "-m", "pipegap", "trial", "--cfg", "optimizer=muon")
     told = run(site, tmp_path, program, "--help")
     assert told == run(site, tmp_path, "-m", "pipegap")
 
@@ -124,7 +124,7 @@ def test_another_package_named_trainer_is_named(site: Path, tmp_path: Path, uses
 
 def test_a_job_takes_the_installed_code_along(site: Path, tmp_path: Path) -> None:
     ask = (
-        "import json; from sweeps.cluster.package import runtime_env; "
+        "import json; from pipegap.sweeps.cluster.package import runtime_env; "
         "print(json.dumps(runtime_env()))"
     )
     asked = json.loads(run(site, tmp_path, "-c", ask))
@@ -134,5 +134,5 @@ def test_a_job_takes_the_installed_code_along(site: Path, tmp_path: Path) -> Non
     create_package(asked["working_dir"], package, include_gitignore=False, excludes=excludes)
     ZipFile(package).extractall(node)
     assert {path.name for path in node.iterdir()} == {"trainer", "sweeps", "analysis"}
-    composed = run(node, node, "-m", "trainer", "--cfg", "optimizer=muon")
+    composed = run(node, node, "-m", "pipegap", "trial", "--cfg", "optimizer=muon")
     assert json.loads(composed)["optimizer"]["_target_"].endswith("muon")

@@ -3,26 +3,29 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+if __name__ == "trainer":  # found beside the package, in a checkout
+    raise ImportError("pipegap: its packages have one name: import pipegap.trainer")
+
 if TYPE_CHECKING:
-    from trainer.base.errors import BadInput, Stopped
-    from trainer.config.compose import compose
-    from trainer.config.plan import plan_trial
-    from trainer.delayed import DelayedOptimizer, record
-    from trainer.torch_pipelining import Schedule2BW
-    from trainer.trial import run_trial
+    from pipegap.trainer.base.errors import BadInput, Stopped
+    from pipegap.trainer.config.compose import compose
+    from pipegap.trainer.config.plan import plan_trial
+    from pipegap.trainer.delayed import DelayedOptimizer, record
+    from pipegap.trainer.torch_pipelining import Schedule2BW
+    from pipegap.trainer.trial import run_trial
 
 __all__ = ["BadInput", "DelayedOptimizer", "Schedule2BW", "Stopped"]
 __all__ += ["compose", "plan_trial", "record", "run_trial"]
 
 _HOMES = {
-    "BadInput": "trainer.base.errors",
-    "DelayedOptimizer": "trainer.delayed",
-    "Schedule2BW": "trainer.torch_pipelining",
-    "Stopped": "trainer.base.errors",
-    "compose": "trainer.config.compose",
-    "plan_trial": "trainer.config.plan",
-    "record": "trainer.delayed",
-    "run_trial": "trainer.trial",
+    "BadInput": "pipegap.trainer.base.errors",
+    "DelayedOptimizer": "pipegap.trainer.delayed",
+    "Schedule2BW": "pipegap.trainer.torch_pipelining",
+    "Stopped": "pipegap.trainer.base.errors",
+    "compose": "pipegap.trainer.config.compose",
+    "plan_trial": "pipegap.trainer.config.plan",
+    "record": "pipegap.trainer.delayed",
+    "run_trial": "pipegap.trainer.trial",
 }
 """Name → its module, imported at the first use of the name: a reader of results needs no torch."""
 

@@ -1,4 +1,4 @@
-"""Runs one trial: `python -m trainer [key=value …]`."""
+"""Runs one trial: `pipegap trial [key=value …]`."""
 
 import argparse
 import json
@@ -9,14 +9,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from trainer.base.cli import DONE, FAILED, FULL, INTERRUPTED, Parser, end_with, parser, split_word
-from trainer.base.errors import BadInput, GangFailed, LeaseLost, Stopped
-from trainer.base.places import CONF
+from pipegap.trainer.base.cli import (
+    DONE,
+    FAILED,
+    FULL,
+    INTERRUPTED,
+    Parser,
+    end_with,
+    parser,
+    split_word,
+)
+from pipegap.trainer.base.errors import BadInput, GangFailed, LeaseLost, Stopped
+from pipegap.trainer.base.places import CONF
 
 
 def _choices() -> str:
     """The groups of conf/ with their choices, one line per group."""
-    from trainer.config.names import GROUPS, yamls
+    from pipegap.trainer.config.names import GROUPS, yamls
 
     names = {group: " | ".join(path.stem for path in yamls(group)) for group in sorted(GROUPS)}
     return "\n".join(f"  {group + '=':<14}{known}" for group, known in names.items())
@@ -25,7 +34,7 @@ def _choices() -> str:
 def _parser() -> Parser:
     keys = (CONF / "config.yaml").read_text().partition("# Training")[2]
     options = parser(
-        "python -m trainer",
+        "pipegap trial",
         "Runs or resumes one trial, and records it in its folder.",
         f"choices:\n{_choices()}\n\nkeys and their defaults:{keys}\n"
         "The keys of a choice are in conf/<group>/<choice>.yaml: optimizer.lr=0.004",
@@ -45,10 +54,10 @@ def _parser() -> Parser:
 
 def _config(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.config is None:
-        from trainer.config.compose import compose
+        from pipegap.trainer.config.compose import compose
 
         return compose(arguments.keys)
-    from trainer.config.schema import validate
+    from pipegap.trainer.config.schema import validate
 
     config = _read(arguments.config)
     for key, value in map(split_word, arguments.keys):
@@ -91,7 +100,7 @@ def _say(message: str, file: TextIO) -> None:
 
 
 def _summary(config: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    from trainer.folder.record import trial_folder
+    from pipegap.trainer.folder.record import trial_folder
 
     return (
         f"{result['status']} trial {result['trial_id']}: final_val_loss "
@@ -109,23 +118,23 @@ def main(words: Sequence[str]) -> int:
         if arguments.cfg:
             print(json.dumps(config, indent=1))
             return DONE
-        from trainer.base.stopping import stopping
-        from trainer.trial import finished_result, run_trial
+        from pipegap.trainer.base.stopping import stopping
+        from pipegap.trainer.trial import finished_result, run_trial
 
         before = finished_result(config)
         with stopping("stops at the next drain, with a checkpoint") as asked_to_stop:
             result = run_trial(config, _show, asked_to_stop)
     except (BadInput, GangFailed, LeaseLost, Stopped) as error:
-        _say(f"python -m trainer: {error}", sys.stderr)
+        _say(f"pipegap trial: {error}", sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        _say("python -m trainer: interrupted: the same command goes on", sys.stderr)
+        _say("pipegap trial: interrupted: the same command goes on", sys.stderr)
         return INTERRUPTED
     except OSError as error:
         if error.errno not in FULL:
             raise
         goes_on = "make room, or raise the limit; the same command resumes"
-        _say(f"python -m trainer: {error}: {goes_on}", sys.stderr)
+        _say(f"pipegap trial: {error}: {goes_on}", sys.stderr)
         return FAILED
     _say(
         ("" if before is None else "done before, not run: ") + _summary(config, result), sys.stdout

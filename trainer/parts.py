@@ -11,29 +11,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.base.build import build, label, locate, made
-from trainer.base.code import use_code
-from trainer.base.errors import BadInput
-from trainer.compiled.passes import StagePlace, loss_of
-from trainer.compiled.stage import CompiledStage
-from trainer.data.batches import Batches, Prefetched, Windows
-from trainer.data.tokens import Dataset, KnowsVocabulary
-from trainer.executors.emulated import Emulated
-from trainer.executors.gradients import Clip
-from trainer.executors.passes import Loss, practise
-from trainer.executors.pipelined import Pipelined
-from trainer.models.export import start_from
-from trainer.models.loss import loss_by
-from trainer.models.recipe import Recipe, compiled, compiled_stage
-from trainer.models.split import Split
-from trainer.optimizers.in_parts import optimizer_in_parts
-from trainer.optimizers.joined import joined
-from trainer.optimizers.routing import Parameters, is_entrywise
-from trainer.ranks.groups import Gang
-from trainer.schedules.operations import Schedule
-from trainer.stages.backward import microbatches_of
-from trainer.stages.stage import Stage
-from trainer.tracing.clock import Clock
+from pipegap.trainer.base.build import build, label, locate, made
+from pipegap.trainer.base.code import use_code
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.compiled.passes import StagePlace, loss_of
+from pipegap.trainer.compiled.stage import CompiledStage
+from pipegap.trainer.data.batches import Batches, Prefetched, Windows
+from pipegap.trainer.data.tokens import Dataset, KnowsVocabulary
+from pipegap.trainer.executors.emulated import Emulated
+from pipegap.trainer.executors.gradients import Clip
+from pipegap.trainer.executors.passes import Loss, practise
+from pipegap.trainer.executors.pipelined import Pipelined
+from pipegap.trainer.models.export import start_from
+from pipegap.trainer.models.loss import loss_by
+from pipegap.trainer.models.recipe import Recipe, compiled, compiled_stage
+from pipegap.trainer.models.split import Split
+from pipegap.trainer.optimizers.in_parts import optimizer_in_parts
+from pipegap.trainer.optimizers.joined import joined
+from pipegap.trainer.optimizers.routing import Parameters, is_entrywise
+from pipegap.trainer.ranks.groups import Gang
+from pipegap.trainer.schedules.operations import Schedule
+from pipegap.trainer.stages.backward import microbatches_of
+from pipegap.trainer.stages.stage import Stage
+from pipegap.trainer.tracing.clock import Clock
 
 Config = Mapping[str, Any]
 

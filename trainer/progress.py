@@ -8,11 +8,11 @@ from heapq import merge
 from itertools import groupby
 from typing import Any
 
-from trainer.base.status import Status
-from trainer.config.identity import provenance
-from trainer.config.plan import Plan
-from trainer.executors.gradients import Update
-from trainer.schedules.operations import Schedule, delays
+from pipegap.trainer.base.status import Status
+from pipegap.trainer.config.identity import provenance
+from pipegap.trainer.config.plan import Plan
+from pipegap.trainer.executors.gradients import Update
+from pipegap.trainer.schedules.operations import Schedule, delays
 
 Row = dict[str, Any]
 

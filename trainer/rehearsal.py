@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trainer.base.atomic import file_hash
-from trainer.base.build import build
-from trainer.base.errors import Stopped
-from trainer.data.tokens import Dataset, Source, Tokens
-from trainer.folder.record import Row
-from trainer.models.export import FINAL
-from trainer.ranks.spawn import run_gang
-from trainer.ranks.supervisor import Launch
-from trainer.trial import run_trial
+from pipegap.trainer.base.atomic import file_hash
+from pipegap.trainer.base.build import build
+from pipegap.trainer.base.errors import Stopped
+from pipegap.trainer.data.tokens import Dataset, Source, Tokens
+from pipegap.trainer.folder.record import Row
+from pipegap.trainer.models.export import FINAL
+from pipegap.trainer.ranks.spawn import run_gang
+from pipegap.trainer.ranks.supervisor import Launch
+from pipegap.trainer.trial import run_trial
 
 UPDATES, STOPS_AFTER = 6, 3
 SHORT = {

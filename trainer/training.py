@@ -9,26 +9,26 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trainer.base.errors import BadInput, Stopped
-from trainer.base.resources import (
+from pipegap.trainer.base.errors import BadInput, Stopped
+from pipegap.trainer.base.resources import (
     device_name,
     peak_memory_bytes,
     random_state,
     restore_random_state,
 )
-from trainer.base.status import Status
-from trainer.config.identity import made_by
-from trainer.config.plan import Plan
-from trainer.data.chosen import tokenizer_of, write_tokenizer
-from trainer.executors.executor import Executor
-from trainer.executors.gradients import Diverged, Update
-from trainer.folder import checkpoint
-from trainer.folder.record import Row, TrialFolder, trial_folder
-from trainer.models.export import save_final
-from trainer.parts import Parts
-from trainer.progress import Agenda, TrialProgress, outcome
-from trainer.ranks.supervisor import AskedToStop
-from trainer.stages.probe import summary
+from pipegap.trainer.base.status import Status
+from pipegap.trainer.config.identity import made_by
+from pipegap.trainer.config.plan import Plan
+from pipegap.trainer.data.chosen import tokenizer_of, write_tokenizer
+from pipegap.trainer.executors.executor import Executor
+from pipegap.trainer.executors.gradients import Diverged, Update
+from pipegap.trainer.folder import checkpoint
+from pipegap.trainer.folder.record import Row, TrialFolder, trial_folder
+from pipegap.trainer.models.export import save_final
+from pipegap.trainer.parts import Parts
+from pipegap.trainer.progress import Agenda, TrialProgress, outcome
+from pipegap.trainer.ranks.supervisor import AskedToStop
+from pipegap.trainer.stages.probe import summary
 
 Config = Mapping[str, Any]
 Report = Callable[[Row], None]

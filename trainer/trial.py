@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainer.base.compiler import compiling, require_compiler
-from trainer.base.errors import BadInput, LeaseLost, Stopped
-from trainer.base.randomness import stream_seed
-from trainer.base.resources import (
+from pipegap.trainer.base.compiler import compiling, require_compiler
+from pipegap.trainer.base.errors import BadInput, LeaseLost, Stopped
+from pipegap.trainer.base.randomness import stream_seed
+from pipegap.trainer.base.resources import (
     device_name,
     rank_device,
     reproducible,
@@ -21,18 +21,18 @@ from trainer.base.resources import (
     require_memory,
     reset_peak_memory,
 )
-from trainer.base.status import Status
-from trainer.config.identity import made_by
-from trainer.config.plan import Plan, plan_trial
-from trainer.executors.executor import Executor
-from trainer.folder import checkpoint
-from trainer.folder.record import ReadOnlyFolder, Row, TrialFolder, tidy
-from trainer.parts import Parts, build_emulated, build_parts, build_pipelined, open_data
-from trainer.progress import outcome
-from trainer.ranks.groups import Heartbeat, joined
-from trainer.ranks.spawn import run_gang
-from trainer.ranks.supervisor import AskedToStop, Launch, Parent
-from trainer.training import Job, Report, Training, never, nowhere, restored_other
+from pipegap.trainer.base.status import Status
+from pipegap.trainer.config.identity import made_by
+from pipegap.trainer.config.plan import Plan, plan_trial
+from pipegap.trainer.executors.executor import Executor
+from pipegap.trainer.folder import checkpoint
+from pipegap.trainer.folder.record import ReadOnlyFolder, Row, TrialFolder, tidy
+from pipegap.trainer.parts import Parts, build_emulated, build_parts, build_pipelined, open_data
+from pipegap.trainer.progress import outcome
+from pipegap.trainer.ranks.groups import Heartbeat, joined
+from pipegap.trainer.ranks.spawn import run_gang
+from pipegap.trainer.ranks.supervisor import AskedToStop, Launch, Parent
+from pipegap.trainer.training import Job, Report, Training, never, nowhere, restored_other
 
 Config = Mapping[str, Any]
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isnan
 
-from analysis.advice.evidence import Evidence, Gap
-from analysis.advice.speed import Costs, equal_stages
-from analysis.advice.verdict import (
+from pipegap.analysis.advice.evidence import Evidence, Gap
+from pipegap.analysis.advice.speed import Costs, equal_stages
+from pipegap.analysis.advice.verdict import (
     BY_UPDATES,
     UNDECIDED,
     Decision,
@@ -15,11 +15,11 @@ from analysis.advice.verdict import (
     listed,
     loss_text,
 )
-from analysis.statistics.intervals import ends_text
-from analysis.statistics.tax import Tax
-from analysis.statistics.text import tax_text
-from analysis.table import names
-from analysis.table.text import aligned
+from pipegap.analysis.statistics.intervals import ends_text
+from pipegap.analysis.statistics.tax import Tax
+from pipegap.analysis.statistics.text import tax_text
+from pipegap.analysis.table import names
+from pipegap.analysis.table.text import aligned
 
 LITTLE = 0.05
 """The share of a step below which the text says that 2BW can win little."""

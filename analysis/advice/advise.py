@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.advice.advice import Advice
-from analysis.advice.evidence import Evidence, Gap, evidence
-from analysis.advice.speed import (
+from pipegap.analysis.advice.advice import Advice
+from pipegap.analysis.advice.evidence import Evidence, Gap, evidence
+from pipegap.analysis.advice.speed import (
     CHUNKS,
     NEARLY,
     TWO_BUFFERED,
@@ -20,7 +20,7 @@ from analysis.advice.speed import (
     flushed_speeds,
     speed,
 )
-from analysis.advice.verdict import (
+from pipegap.analysis.advice.verdict import (
     BY_UPDATES,
     UNDECIDED,
     Decision,
@@ -30,9 +30,9 @@ from analysis.advice.verdict import (
     recommended,
     without_candidate,
 )
-from analysis.statistics.gaps import gaps
-from analysis.table.records import Record
-from trainer.base.errors import BadInput
+from pipegap.analysis.statistics.gaps import gaps
+from pipegap.analysis.table.records import Record
+from pipegap.trainer.base.errors import BadInput
 
 MOST = 16_384
 """Stages times microbatches: simulating more takes minutes and changes nothing."""
@@ -128,7 +128,7 @@ def _trials(df: pd.DataFrame, optimizer: str) -> pd.DataFrame:
     """The rows of an optimizer; raises BadInput if there are none."""
     known = sorted({*df["optimizer"].dropna()})
     if optimizer not in known:
-        names = ", ".join(known) or "none: python -m sweeps runs some"
+        names = ", ".join(known) or "none: pipegap sweep runs some"
         allowed = f"must be one that there are trials of ({names})"
         raise BadInput("optimizer", optimizer, allowed)
     return df[df["optimizer"] == optimizer]
@@ -171,7 +171,7 @@ def _command(
             words |= {"num_updates": evidence.updates, **BY_UPDATES}  # not those of another sweep
     words |= {**decision.settle, "advice": "null"}
     given = (f"{key}={value}".replace(" ", "") for key, value in words.items())
-    return f"python -m sweeps {shlex.join(given)}"
+    return f"pipegap sweep {shlex.join(given)}"
 
 
 def _made_by(evidence: Evidence | None, records: Sequence[Record]) -> Record | None:

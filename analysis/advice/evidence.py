@@ -7,11 +7,11 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.statistics.intervals import Interval
-from analysis.statistics.pairs import VARIANT, results
-from analysis.statistics.tax import Finals, Tax
-from analysis.table.tasks import Family, families, kinds, tokens_asked, updates_asked
-from trainer.base.status import FINAL, Status
+from pipegap.analysis.statistics.intervals import Interval
+from pipegap.analysis.statistics.pairs import VARIANT, results
+from pipegap.analysis.statistics.tax import Finals, Tax
+from pipegap.analysis.table.tasks import Family, families, kinds, tokens_asked, updates_asked
+from pipegap.trainer.base.status import FINAL, Status
 
 PLAIN, FEEDBACK = "delay", "delay_ef"
 """Families of arms: those that differ in the coefficient of Error Feedback are one."""

@@ -11,9 +11,9 @@ from math import ceil, floor, inf
 
 import numpy as np
 
-from analysis.advice.evidence import Evidence
-from analysis.statistics.intervals import Interval, Values, folds_share, mean_interval
-from analysis.statistics.lengths import StandIn, no_higher, no_lower
+from pipegap.analysis.advice.evidence import Evidence
+from pipegap.analysis.statistics.intervals import Interval, Values, folds_share, mean_interval
+from pipegap.analysis.statistics.lengths import StandIn, no_higher, no_lower
 
 NEARLY = 1e-6
 """Updates: the rounding error of a ratio of two simulated times."""

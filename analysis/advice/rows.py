@@ -6,12 +6,12 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.advice.advice import Advice
-from analysis.advice.advise import advise
-from analysis.advice.evidence import FEEDBACK, PLAIN
-from analysis.advice.verdict import GO
-from analysis.table import names
-from analysis.table.text import aligned
+from pipegap.analysis.advice.advice import Advice
+from pipegap.analysis.advice.advise import advise
+from pipegap.analysis.advice.evidence import FEEDBACK, PLAIN
+from pipegap.analysis.advice.verdict import GO
+from pipegap.analysis.table import names
+from pipegap.analysis.table.text import aligned
 
 ROW = {
     "optimizer": "string",

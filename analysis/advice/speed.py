@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from trainer.base.errors import BadInput
-from trainer.schedules.operations import Schedule
-from trainer.schedules.recipes import (
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.schedules.operations import Schedule
+from pipegap.trainer.schedules.recipes import (
     dualpipe_v,
     interleaved_1f1b,
     pipedream_2bw,
@@ -21,7 +21,7 @@ from trainer.schedules.recipes import (
     zero_bubble_h1,
     zero_bubble_v,
 )
-from trainer.schedules.simulate import SETTLED, steady
+from pipegap.trainer.schedules.simulate import SETTLED, steady
 
 MOST_CHUNKS, CHUNKS = 16, 4
 """Parts of the model per rank: the most that are simulated, and the most that are assumed of a

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from math import ceil, floor, nan
 from typing import Any
 
-from analysis.advice.evidence import Evidence, Gap
-from analysis.advice.race import NEARLY, SameTime, compared, optimistic, pessimistic
-from analysis.advice.speed import FLUSHED
-from analysis.statistics.intervals import ends_text, seeds_needed
+from pipegap.analysis.advice.evidence import Evidence, Gap
+from pipegap.analysis.advice.race import NEARLY, SameTime, compared, optimistic, pessimistic
+from pipegap.analysis.advice.speed import FLUSHED
+from pipegap.analysis.statistics.intervals import ends_text, seeds_needed
 
 GO, STAY, UNDECIDED = "go asynchronous", "stay synchronous", "not enough data"
 SHORT = {GO: "go", STAY: "stay", UNDECIDED: "not enough data"}

@@ -3,7 +3,15 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from analysis.claims.claim import ALL_PARTS, Claim, Outcome, Verdict, audited, judged, not_run
+from pipegap.analysis.claims.claim import (
+    ALL_PARTS,
+    Claim,
+    Outcome,
+    Verdict,
+    audited,
+    judged,
+    not_run,
+)
 
 ORDER = ("optimizers", "swept", "architectures", "corrections", "switches", "downstream")
 """Modules whose claims come first in a report. Those of any other module here follow by name."""

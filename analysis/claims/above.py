@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.claims.rule import (
+from pipegap.analysis.claims.rule import (
     REPRODUCED,
     SAME,
     ClaimRule,
@@ -16,7 +16,7 @@ from analysis.claims.rule import (
     codes_of,
     estimate,
 )
-from analysis.statistics.intervals import Values, mean_intervals, moments, share_interval
+from pipegap.analysis.statistics.intervals import Values, mean_intervals, moments, share_interval
 
 
 class Contrast(NamedTuple):

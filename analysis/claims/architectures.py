@@ -3,9 +3,9 @@
 import numpy as np
 import pandas as pd
 
-from analysis.claims.above import near_best_of_arm, removes
-from analysis.claims.claim import Claim
-from analysis.claims.measure import (
+from pipegap.analysis.claims.above import near_best_of_arm, removes
+from pipegap.analysis.claims.claim import Claim
+from pipegap.analysis.claims.measure import (
     PAPER,
     Column,
     at_longest_horizon,
@@ -15,8 +15,8 @@ from analysis.claims.measure import (
     with_key,
     words,
 )
-from analysis.claims.rule import SAME, Comparison, Row
-from analysis.statistics.best import Grid, grids
+from pipegap.analysis.claims.rule import SAME, Comparison, Row
+from pipegap.analysis.statistics.best import Grid, grids
 
 RATE = "optimizer.lr"
 PAIR = ("muon", "adamw")

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from analysis.claims.rule import CONTRADICTED, REPRODUCED, Codes, Comparison, Means
-from analysis.statistics.intervals import CONFIDENCE, POWER, Interval
+from pipegap.analysis.claims.rule import CONTRADICTED, REPRODUCED, Codes, Comparison, Means
+from pipegap.analysis.statistics.intervals import CONFIDENCE, POWER, Interval
 
 ERRORS, SEARCH = 2_000, 400
 """Simulated stores for a rate of errors, and for each step of the search for seeds."""

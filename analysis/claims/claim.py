@@ -8,9 +8,9 @@ from zlib import crc32
 import numpy as np
 import pandas as pd
 
-from analysis.claims.audit import MOST_SEEDS, Audit, audit
-from analysis.claims.rule import CONTRADICTED, REPRODUCED, Comparison, Estimate
-from analysis.statistics.intervals import CONFIDENCE, POWER
+from pipegap.analysis.claims.audit import MOST_SEEDS, Audit, audit
+from pipegap.analysis.claims.rule import CONTRADICTED, REPRODUCED, Comparison, Estimate
+from pipegap.analysis.statistics.intervals import CONFIDENCE, POWER
 
 ENOUGH_UPDATES = 100
 """Shorter trials show that the code runs, not what a delay costs."""

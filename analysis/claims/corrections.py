@@ -8,10 +8,10 @@ import pandas as pd
 from numpy.random import Generator
 from scipy import stats
 
-from analysis.claims.above import near_best, share
-from analysis.claims.claim import Claim
-from analysis.claims.measure import DELAY, PAPER, measured, of_points, row
-from analysis.claims.rule import (
+from pipegap.analysis.claims.above import near_best, share
+from pipegap.analysis.claims.claim import Claim
+from pipegap.analysis.claims.measure import DELAY, PAPER, measured, of_points, row
+from pipegap.analysis.claims.rule import (
     SAME,
     ClaimRule,
     Codes,
@@ -21,8 +21,8 @@ from analysis.claims.rule import (
     Means,
     codes_of,
 )
-from analysis.statistics.intervals import CONFIDENCE, Values, mean_intervals
-from trainer.base.status import Status
+from pipegap.analysis.statistics.intervals import CONFIDENCE, Values, mean_intervals
+from pipegap.trainer.base.status import Status
 
 HALF = 0.5
 

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 from numpy.random import Generator
 
-from analysis.claims.claim import Claim
-from analysis.claims.measure import PAPER, words
-from analysis.claims.rule import (
+from pipegap.analysis.claims.claim import Claim
+from pipegap.analysis.claims.measure import PAPER, words
+from pipegap.analysis.claims.rule import (
     ClaimRule,
     Codes,
     Comparison,
@@ -19,11 +19,11 @@ from analysis.claims.rule import (
     Row,
     codes_of,
 )
-from analysis.statistics.crossed import Noise, intervals, noise, safe_intervals
-from analysis.statistics.downstream import TaskScores, task_scores
-from analysis.statistics.intervals import Values
-from analysis.table import names
-from analysis.table.answers import ACCURACY, BITS, CHANCE
+from pipegap.analysis.statistics.crossed import Noise, intervals, noise, safe_intervals
+from pipegap.analysis.statistics.downstream import TaskScores, task_scores
+from pipegap.analysis.statistics.intervals import Values
+from pipegap.analysis.table import names
+from pipegap.analysis.table.answers import ACCURACY, BITS, CHANCE
 
 ARM = "delay_ef"
 MARGINS = {ACCURACY: 0.01, BITS: 0.01}

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.claims.above import Above, Contrast, removes
-from analysis.claims.rule import (
+from pipegap.analysis.claims.above import Above, Contrast, removes
+from pipegap.analysis.claims.rule import (
     SAME,
     ClaimRule,
     Codes,
@@ -19,12 +19,12 @@ from analysis.claims.rule import (
     Row,
     estimate,
 )
-from analysis.statistics.intervals import Values
-from analysis.statistics.pairs import VARIANT, pairs
-from analysis.table.points import settings
-from analysis.table.remembered import remembered
-from analysis.table.schema import OF_ARM
-from trainer.base.status import Status
+from pipegap.analysis.statistics.intervals import Values
+from pipegap.analysis.statistics.pairs import VARIANT, pairs
+from pipegap.analysis.table.points import settings
+from pipegap.analysis.table.remembered import remembered
+from pipegap.analysis.table.schema import OF_ARM
+from pipegap.trainer.base.status import Status
 
 FRAGILE = ("adamw", "mars")
 ROBUST = ("muon", "normuon", "soap", "adan")

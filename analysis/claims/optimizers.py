@@ -6,9 +6,9 @@ from itertools import product
 
 import pandas as pd
 
-from analysis.claims.above import Above, Contrast, removes
-from analysis.claims.claim import Claim
-from analysis.claims.measure import (
+from pipegap.analysis.claims.above import Above, Contrast, removes
+from pipegap.analysis.claims.claim import Claim
+from pipegap.analysis.claims.measure import (
     BETWEEN,
     FRAGILE,
     PAPER,
@@ -20,7 +20,7 @@ from analysis.claims.measure import (
     row,
     share_removed,
 )
-from analysis.claims.rule import ClaimRule, Comparison
+from pipegap.analysis.claims.rule import ClaimRule, Comparison
 
 SHARED = ("shared_rate", "tuned_shared")
 """The sweeps of all optimizers at AdamW's learning rate and weight decay, as in the paper."""

@@ -17,7 +17,7 @@ import pandas as pd
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from analysis.statistics.intervals import Values, ends_text, mean_with_ends
+from pipegap.analysis.statistics.intervals import Values, ends_text, mean_with_ends
 
 SAME = 0.2
 """A difference is small if it is surely below this share of the gap of the plain delay."""

@@ -6,8 +6,8 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from analysis.claims.claim import Claim
-from analysis.claims.measure import (
+from pipegap.analysis.claims.claim import Claim
+from pipegap.analysis.claims.measure import (
     Column,
     at_longest_horizon,
     ends,
@@ -15,7 +15,7 @@ from analysis.claims.measure import (
     more,
     with_key,
 )
-from analysis.claims.rule import (
+from pipegap.analysis.claims.rule import (
     SAME,
     ClaimRule,
     Codes,
@@ -25,9 +25,14 @@ from analysis.claims.rule import (
     Row,
     codes_of,
 )
-from analysis.statistics.best import Grid, grids
-from analysis.statistics.gaps import MEMORIES, TOLERANCE
-from analysis.statistics.intervals import CONFIDENCE, Values, held_out_gaps, interval_of_best
+from pipegap.analysis.statistics.best import Grid, grids
+from pipegap.analysis.statistics.gaps import MEMORIES, TOLERANCE
+from pipegap.analysis.statistics.intervals import (
+    CONFIDENCE,
+    Values,
+    held_out_gaps,
+    interval_of_best,
+)
 
 NEAR = 0.01  # nats per token
 

@@ -8,10 +8,19 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from analysis.claims.above import Above, Contrast
-from analysis.claims.claim import Claim
-from analysis.claims.measure import DELAY, PAPER, Column, measured, more, row, with_key, words
-from analysis.claims.rule import (
+from pipegap.analysis.claims.above import Above, Contrast
+from pipegap.analysis.claims.claim import Claim
+from pipegap.analysis.claims.measure import (
+    DELAY,
+    PAPER,
+    Column,
+    measured,
+    more,
+    row,
+    with_key,
+    words,
+)
+from pipegap.analysis.claims.rule import (
     SAME,
     ClaimRule,
     Codes,
@@ -20,8 +29,8 @@ from analysis.claims.rule import (
     codes_of,
     estimate,
 )
-from analysis.statistics.diagnostics import WINDOW, spikes
-from analysis.statistics.intervals import Values, mean_intervals
+from pipegap.analysis.statistics.diagnostics import WINDOW, spikes
+from pipegap.analysis.statistics.intervals import Values, mean_intervals
 
 ARM = ["optimizer", "setting", "arm"]
 

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from analysis.commands.words import count, having, plain
-from analysis.objects.mirror import pulled
-from trainer.base.build import build
-from trainer.base.cli import Given, number, take_choice
-from trainer.base.errors import BadInput
-from trainer.base.places import CONF
-from trainer.config.names import yamls
+from pipegap.analysis.commands.words import count, having, plain
+from pipegap.analysis.objects.mirror import pulled
+from pipegap.trainer.base.build import build
+from pipegap.trainer.base.cli import Given, number, take_choice
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.places import CONF
+from pipegap.trainer.config.names import yamls
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from analysis.advice.advice import Advice
-    from analysis.advice.speed import Costs
+    from pipegap.analysis.advice.advice import Advice
+    from pipegap.analysis.advice.speed import Costs
 
 KEYS = {
     "optimizer": "which one, as in the store (default: all that were trained with a delay)",
@@ -53,10 +53,10 @@ LONGEST = 1e9
 
 def main(given: Given) -> None:
     """Prints the advice; raises BadInput."""
-    from analysis.advice.speed import CHUNKS
-    from analysis.table.load import load
-    from analysis.table.records import records
-    from analysis.table.selection import fulfilling
+    from pipegap.analysis.advice.speed import CHUNKS
+    from pipegap.analysis.table.load import load
+    from pipegap.analysis.table.records import records
+    from pipegap.analysis.table.selection import fulfilling
 
     stages, microbatches = (
         count(having(given, key, KEYS), key, 0, MOST[key]) for key in ("stages", "microbatches")
@@ -90,8 +90,8 @@ def main(given: Given) -> None:
 
 def _answers(trials: "pd.DataFrame", optimizer: str | None, **question: Any) -> "Sequence[Advice]":
     """Return the advice for an optimizer, or for all; raises BadInput if there is none."""
-    from analysis.advice.advise import advise
-    from analysis.advice.rows import advices
+    from pipegap.analysis.advice.advise import advise
+    from pipegap.analysis.advice.rows import advices
 
     if optimizer is not None:
         return [advise(trials, optimizer=optimizer, **question)]
@@ -102,8 +102,8 @@ def _answers(trials: "pd.DataFrame", optimizer: str | None, **question: Any) -> 
 
 
 def _as_text(answers: "Sequence[Advice]") -> str:
-    from analysis.advice.advice import bubble, headline
-    from analysis.advice.rows import handover, matrix
+    from pipegap.analysis.advice.advice import bubble, headline
+    from pipegap.analysis.advice.rows import handover, matrix
 
     if len(answers) == 1:
         lines = [str(answers[0])]
@@ -115,7 +115,7 @@ def _as_text(answers: "Sequence[Advice]") -> str:
 
 
 def _costs(given: Given, stages: int, microbatches: int) -> "Costs":
-    from analysis.advice.speed import traced_costs, with_step_time
+    from pipegap.analysis.advice.speed import traced_costs, with_step_time
 
     if "trace" not in given:
         costs = _given_costs(given, stages)
@@ -129,7 +129,7 @@ def _costs(given: Given, stages: int, microbatches: int) -> "Costs":
 
 
 def _given_costs(given: Given, stages: int) -> "Costs":
-    from analysis.advice.speed import Costs
+    from pipegap.analysis.advice.speed import Costs
 
     forward = _work(given, stages) or _times(given, "forward", stages) or (1.0,) * stages
     backward = _times(given, "backward", stages) or tuple(2 * time for time in forward)

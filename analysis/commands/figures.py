@@ -3,10 +3,10 @@
 import warnings
 from pathlib import Path
 
-from analysis.objects.mirror import pulled
-from trainer.base.cli import Given, take_choice
-from trainer.base.errors import BadInput
-from trainer.base.places import require_folder
+from pipegap.analysis.objects.mirror import pulled
+from pipegap.trainer.base.cli import Given, take_choice
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.places import require_folder
 
 THEMES = ("light", "dark")
 KEYS = {
@@ -20,12 +20,12 @@ KEYS = {
 
 def main(given: Given) -> None:
     """Prints the files that it wrote, without their endings; raises BadInput."""
-    from analysis.figures import FIGURES
-    from analysis.figures.files import WIDTHS, export
-    from analysis.report.contents import figures_of
-    from analysis.report.scopes import StoreViews, scopes
-    from analysis.table.load import load
-    from analysis.table.records import records
+    from pipegap.analysis.figures import FIGURES
+    from pipegap.analysis.figures.files import WIDTHS, export
+    from pipegap.analysis.report.contents import figures_of
+    from pipegap.analysis.report.scopes import StoreViews, scopes
+    from pipegap.analysis.table.load import load
+    from pipegap.analysis.table.records import records
 
     out = given.get("out", "figures")
     require_folder("out", out)

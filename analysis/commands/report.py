@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from analysis.objects.mirror import pulled
-from analysis.report.ahead import Ahead
-from trainer.base.cli import Given
-from trainer.base.places import require_folder
+from pipegap.analysis.objects.mirror import pulled
+from pipegap.analysis.report.ahead import Ahead
+from pipegap.trainer.base.cli import Given
+from pipegap.trainer.base.places import require_folder
 
 KEYS = {"results": "the store (default: results)", "out": "where to write (default: report)"}
 
@@ -17,6 +17,6 @@ def main(given: Given) -> None:
     results, out = pulled(places["results"]), Path(places["out"])
     with Ahead(len([*results.glob("trials/*")])) as ahead:
         ahead.begin()
-        from analysis.report.report import report  # it is large
+        from pipegap.analysis.report.report import report  # it is large
 
         print(report(results, out, store=places["results"], worker=ahead.worker))

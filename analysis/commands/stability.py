@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from analysis.commands.words import amount, count, plain
-from trainer.base.cli import Given, take_choice
-from trainer.base.errors import BadInput
+from pipegap.analysis.commands.words import amount, count, plain
+from pipegap.trainer.base.cli import Given, take_choice
+from pipegap.trainer.base.errors import BadInput
 
 KEYS = {
     "optimizer": "which one (default: every one that the theory covers)",
@@ -29,7 +29,7 @@ GROUPS = ("optimizer", "correction")
 
 def main(given: Given) -> None:
     """Prints one row per optimizer; raises BadInput."""
-    from analysis.theory.stability import stability, table, title
+    from pipegap.analysis.theory.stability import stability, table, title
 
     delay = count(given, "delay", 1, MOST_DELAY, low=0)
     if not (k := amount(given, "k", 0.1, 0, LARGEST_K)):
@@ -53,8 +53,8 @@ def _chosen(
     optimizer: str | None, correction: str, settings: Sequence[str]
 ) -> list[tuple[str, tuple[Any, Any]]]:
     """Return each optimizer with its settings and those of the correction, as trials get them."""
-    from analysis.theory.linear import OPTIMIZERS
-    from trainer.config.compose import Composer
+    from pipegap.analysis.theory.linear import OPTIMIZERS
+    from pipegap.trainer.config.compose import Composer
 
     for word in settings:
         group, dot, _ = word.partition("=")[0].partition(".")

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.base.cli import Given, number
-from trainer.base.errors import BadInput
+from pipegap.trainer.base.cli import Given, number
+from pipegap.trainer.base.errors import BadInput
 
 
 def having(given: Given, key: str, keys: Mapping[str, str]) -> Given:

@@ -2,11 +2,11 @@
 
 from importlib import import_module
 
-from analysis.figures.figure import Figure, Plot, panels, plot
-from analysis.figures.files import save
+from pipegap.analysis.figures.figure import Figure, Plot, panels, plot
+from pipegap.analysis.figures.files import save
 
 MODULES = tuple(
-    f"analysis.figures.{name}"
+    f"pipegap.analysis.figures.{name}"
     for name in ("taxes", "dots", "curves", "lines", "diagnostics", "paper", "scores")
 )
 """Modules that hold FIGURES, in the order of the report."""

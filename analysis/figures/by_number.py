@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
-from analysis.figures.rows import (
+from pipegap.analysis.figures.rows import (
     IN_PANEL,
     MEAN,
     OF_GAPS,
@@ -21,8 +21,8 @@ from analysis.figures.rows import (
     with_means,
     with_variant,
 )
-from analysis.table import names
-from analysis.table.points import varied
+from pipegap.analysis.table import names
+from pipegap.analysis.table.points import varied
 
 CORRECTION = ["method", "family", "coefficient"]
 LOSSES = [*PANEL, "key", "value", *SERIES, "size", "loss", "gap", *OF_SEED, *MEAN]

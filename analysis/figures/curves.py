@@ -6,8 +6,8 @@ from itertools import product
 import altair as alt
 import pandas as pd
 
-from analysis.figures.figure import Chart, Figure
-from analysis.figures.means import (
+from pipegap.analysis.figures.figure import Chart, Figure
+from pipegap.analysis.figures.means import (
     CAPTION,
     COLUMNS,
     below_each_other,
@@ -15,14 +15,14 @@ from analysis.figures.means import (
     of_means,
     over_tokens,
 )
-from analysis.figures.rows import PANEL, best_points
-from analysis.figures.scales import Axis, far_apart, linear, of_gaps, of_tokens
-from analysis.figures.style import INK, arm_styles
-from analysis.statistics.intervals import mean_intervals
-from analysis.statistics.pairs import pairs
-from analysis.table.metrics import training_losses, validation_losses
-from analysis.table.tasks import updates_asked
-from trainer.base.status import FINAL, Status
+from pipegap.analysis.figures.rows import PANEL, best_points
+from pipegap.analysis.figures.scales import Axis, far_apart, linear, of_gaps, of_tokens
+from pipegap.analysis.figures.style import INK, arm_styles
+from pipegap.analysis.statistics.intervals import mean_intervals
+from pipegap.analysis.statistics.pairs import pairs
+from pipegap.analysis.table.metrics import training_losses, validation_losses
+from pipegap.analysis.table.tasks import updates_asked
+from pipegap.trainer.base.status import FINAL, Status
 
 OF_GAP = ["gap", "n", "mean", "low", "high"]
 """The gap of a trial at an update, and the mean of its series there with its 95 % interval."""

@@ -13,17 +13,17 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from analysis.figures.figure import Chart, Figure
-from analysis.figures.means import CAPTION, COLUMNS, below_each_other, of_means, over_tokens
-from analysis.figures.rows import OF_SEED, PANEL, along, best_points
-from analysis.figures.scales import Axis, linear, of_positive
-from analysis.figures.style import arm_styles, ordered_styles
-from analysis.statistics.diagnostics import WINDOW, spikes
-from analysis.table import names
-from analysis.table.metrics import metrics, training_losses
-from analysis.table.names import signed
-from analysis.table.remembered import remembered
-from analysis.table.rows import Row
+from pipegap.analysis.figures.figure import Chart, Figure
+from pipegap.analysis.figures.means import CAPTION, COLUMNS, below_each_other, of_means, over_tokens
+from pipegap.analysis.figures.rows import OF_SEED, PANEL, along, best_points
+from pipegap.analysis.figures.scales import Axis, linear, of_positive
+from pipegap.analysis.figures.style import arm_styles, ordered_styles
+from pipegap.analysis.statistics.diagnostics import WINDOW, spikes
+from pipegap.analysis.table import names
+from pipegap.analysis.table.metrics import metrics, training_losses
+from pipegap.analysis.table.names import signed
+from pipegap.analysis.table.remembered import remembered
+from pipegap.analysis.table.rows import Row
 
 MEASURED = {
     "update_cosine": "cosine of delayed and fresh update",

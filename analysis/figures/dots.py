@@ -6,8 +6,8 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from analysis.figures.figure import Chart, Figure
-from analysis.figures.marks import (
+from pipegap.analysis.figures.figure import Chart, Figure
+from pipegap.analysis.figures.marks import (
     FAINT,
     ROW_LINE,
     ROW_PAD,
@@ -20,7 +20,7 @@ from analysis.figures.marks import (
     whiskers,
     words_beside,
 )
-from analysis.figures.rows import (
+from pipegap.analysis.figures.rows import (
     MEAN,
     OF_SEED,
     PANEL,
@@ -30,12 +30,12 @@ from analysis.figures.rows import (
     results_along,
     with_means,
 )
-from analysis.figures.scales import of_gaps, of_losses, over_decades
-from analysis.figures.style import Style, arm_styles
-from analysis.statistics.text import diverged_text
-from analysis.table import names
-from analysis.table.names import signed
-from analysis.table.tasks import updates_asked
+from pipegap.analysis.figures.scales import of_gaps, of_losses, over_decades
+from pipegap.analysis.figures.style import Style, arm_styles
+from pipegap.analysis.statistics.text import diverged_text
+from pipegap.analysis.table import names
+from pipegap.analysis.table.names import signed
+from pipegap.analysis.table.tasks import updates_asked
 
 LOSS, GAP = "loss", "gap"
 COLUMNS = [*PANEL, "quantity", "group", *SERIES, "setting", "of_seed", *OF_SEED, *MEAN]

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, TypeAlias
 import altair as alt
 import pandas as pd
 
-from analysis.figures.style import CONFIG
-from analysis.table.names import signed
+from pipegap.analysis.figures.style import CONFIG
+from pipegap.analysis.table.names import signed
 
 Chart: TypeAlias = alt.Chart | alt.LayerChart | alt.FacetChart
 Spec: TypeAlias = dict[str, Any]

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import vl_convert
 
-from analysis.figures.figure import Plot, Spec, beside, whole
-from analysis.figures.fonts import register, with_font
-from analysis.figures.style import dark
-from trainer.base.children import Worker
+from pipegap.analysis.figures.figure import Plot, Spec, beside, whole
+from pipegap.analysis.figures.fonts import register, with_font
+from pipegap.analysis.figures.style import dark
+from pipegap.trainer.base.children import Worker
 
 SCALE, TALL = 2, 8_000
 """Pixels of a PNG per pixel of the specification; one where that is taller than TALL."""

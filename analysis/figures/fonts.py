@@ -19,7 +19,7 @@ import vl_convert
 from fontTools import subset
 from fontTools.ttLib import TTFont
 
-from analysis.figures.kept import kept
+from pipegap.analysis.figures.kept import kept
 
 FAMILY = "Source Sans Pro"
 FACES = {400: "SourceSansPro-Regular.ttf", 600: "SourceSansPro-Semibold.ttf"}

@@ -6,11 +6,11 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from analysis.figures.figure import Chart, Figure
-from analysis.figures.marks import counted, hover, rounded, titled
-from analysis.figures.rows import MEAN, PANEL, along, mean_of
-from analysis.statistics.pairs import results
-from analysis.table import names
+from pipegap.analysis.figures.figure import Chart, Figure
+from pipegap.analysis.figures.marks import counted, hover, rounded, titled
+from pipegap.analysis.figures.rows import MEAN, PANEL, along, mean_of
+from pipegap.analysis.statistics.pairs import results
+from pipegap.analysis.table import names
 
 DOWN, ACROSS = "batch_size", "optimizer.lr"
 MAP = [*PANEL, "quantity", "arm"]

@@ -6,8 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
-from trainer.base.atomic import write_atomically
-from trainer.base.places import cache_folder
+from pipegap.trainer.base.atomic import write_atomically
+from pipegap.trainer.base.places import cache_folder
 
 DIGEST = hashlib.sha256().digest_size
 """Bytes before the content: its digest."""

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import altair as alt
 import pandas as pd
 
-from analysis.figures import by_number
-from analysis.figures.figure import Chart, Figure
-from analysis.figures.marks import (
+from pipegap.analysis.figures import by_number
+from pipegap.analysis.figures.figure import Chart, Figure
+from pipegap.analysis.figures.marks import (
     FAINT,
     SeriesLook,
     counted,
@@ -19,10 +19,10 @@ from analysis.figures.marks import (
     panels_of,
     rounded,
 )
-from analysis.figures.rows import OF_SEED, PANEL
-from analysis.figures.scales import MARGIN, far_apart, of_gaps, of_losses, of_numbers
-from analysis.figures.style import INK, Style, Styles, arm_styles
-from analysis.table import names
+from pipegap.analysis.figures.rows import OF_SEED, PANEL
+from pipegap.analysis.figures.scales import MARGIN, far_apart, of_gaps, of_losses, of_numbers
+from pipegap.analysis.figures.style import INK, Style, Styles, arm_styles
+from pipegap.analysis.table import names
 
 CAPTION = (
     "mean and its 95 % interval over n seeds; faint: each seed; lines stand side by side",

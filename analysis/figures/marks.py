@@ -7,8 +7,8 @@ from typing import NamedTuple
 import altair as alt
 import pandas as pd
 
-from analysis.figures.rows import PANEL
-from analysis.figures.style import INK, SOFT, Style
+from pipegap.analysis.figures.rows import PANEL
+from pipegap.analysis.figures.style import INK, SOFT, Style
 
 DIGITS = 6
 """Significant digits of a number in a specification; the CSV has all."""

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 import altair as alt
 import pandas as pd
 
-from analysis.figures.figure import Chart
-from analysis.figures.marks import FAINT, SeriesLook, hover, legend, panels_of, rounded
-from analysis.figures.rows import OF_SEED, PANEL, SERIES
-from analysis.figures.scales import Axis, of_tokens
-from analysis.figures.style import Styles, arm_styles
-from trainer.base.status import Status
+from pipegap.analysis.figures.figure import Chart
+from pipegap.analysis.figures.marks import FAINT, SeriesLook, hover, legend, panels_of, rounded
+from pipegap.analysis.figures.rows import OF_SEED, PANEL, SERIES
+from pipegap.analysis.figures.scales import Axis, of_tokens
+from pipegap.analysis.figures.style import Styles, arm_styles
+from pipegap.trainer.base.status import Status
 
 COLUMNS = [*PANEL, *SERIES, *OF_SEED]
 CAPTION = ("lines: mean over n seeds, to where the first of them diverged (×); faint: each seed",)

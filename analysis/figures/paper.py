@@ -3,13 +3,13 @@
 from functools import partial
 from typing import Any
 
-from analysis.figures import by_number, curves, diagnostics, heatmaps, lines, means
-from analysis.figures.curves import OVER_TRAINING
-from analysis.figures.dots import BY_OPTIMIZER, CAPTION, by_value, value_rows
-from analysis.figures.figure import Figure
-from analysis.figures.lines import GAPS, LOSSES
-from analysis.figures.style import optimizer_styles, size_styles
-from analysis.table import names
+from pipegap.analysis.figures import by_number, curves, diagnostics, heatmaps, lines, means
+from pipegap.analysis.figures.curves import OVER_TRAINING
+from pipegap.analysis.figures.dots import BY_OPTIMIZER, CAPTION, by_value, value_rows
+from pipegap.analysis.figures.figure import Figure
+from pipegap.analysis.figures.lines import GAPS, LOSSES
+from pipegap.analysis.figures.style import optimizer_styles, size_styles
+from pipegap.analysis.table import names
 
 TABLES = ("optimizers", "synchronous_start")
 SWEPT = (

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.statistics.intervals import mean_interval
-from analysis.statistics.pairs import SAME_ARM, VARIANT, pairs, results
-from analysis.table import names
-from analysis.table.points import group_of, varied
-from analysis.table.remembered import remembered
-from trainer.base.status import Status
+from pipegap.analysis.statistics.intervals import mean_interval
+from pipegap.analysis.statistics.pairs import SAME_ARM, VARIANT, pairs, results
+from pipegap.analysis.table import names
+from pipegap.analysis.table.points import group_of, varied
+from pipegap.analysis.table.remembered import remembered
+from pipegap.trainer.base.status import Status
 
 PANEL = ["panel", "subtitle"]
 """The title of a panel, and the lines below it; both together tell panels apart."""

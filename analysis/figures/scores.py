@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import altair as alt
 import pandas as pd
 
-from analysis.figures.figure import Chart, Figure
-from analysis.figures.marks import (
+from pipegap.analysis.figures.figure import Chart, Figure
+from pipegap.analysis.figures.marks import (
     ROW_LINE,
     ROW_PAD,
     hover,
@@ -18,12 +18,12 @@ from analysis.figures.marks import (
     whiskers,
     words_beside,
 )
-from analysis.figures.rows import PANEL, lines, with_variant
-from analysis.figures.scales import linear
-from analysis.figures.style import Style, arm_styles
-from analysis.statistics.downstream import downstream
-from analysis.table import names
-from analysis.table.answers import ACCURACY, BITS, title
+from pipegap.analysis.figures.rows import PANEL, lines, with_variant
+from pipegap.analysis.figures.scales import linear
+from pipegap.analysis.figures.style import Style, arm_styles
+from pipegap.analysis.statistics.downstream import downstream
+from pipegap.analysis.table import names
+from pipegap.analysis.table.answers import ACCURACY, BITS, title
 
 SHOWN = {
     ACCURACY: "accuracy: more is better",

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.figures.fonts import FAMILY
+from pipegap.analysis.figures.fonts import FAMILY
 
 
 class Style(NamedTuple):

@@ -6,12 +6,11 @@ from functools import cache
 import altair as alt
 import pandas as pd
 
-import trainer.schedules
-from analysis import advice
-from analysis.advice.speed import equal_stages, speed_up
-from analysis.figures.figure import Chart, Figure
-from analysis.figures.kept import kept, source
-from analysis.figures.marks import (
+from pipegap.analysis import advice
+from pipegap.analysis.advice.speed import equal_stages, speed_up
+from pipegap.analysis.figures.figure import Chart, Figure
+from pipegap.analysis.figures.kept import kept, source
+from pipegap.analysis.figures.marks import (
     hover,
     legend,
     panels_of,
@@ -21,10 +20,10 @@ from analysis.figures.marks import (
     whiskers,
     words_beside,
 )
-from analysis.figures.rows import PANEL
-from analysis.figures.scales import of_numbers, of_ratios
-from analysis.figures.style import SOLID, arm_styles, ordered_styles
-from analysis.statistics.tax import (
+from pipegap.analysis.figures.rows import PANEL
+from pipegap.analysis.figures.scales import of_numbers, of_ratios
+from pipegap.analysis.figures.style import SOLID, arm_styles, ordered_styles
+from pipegap.analysis.statistics.tax import (
     ESTIMATED,
     LENGTHS,
     MAIN_ARMS,
@@ -33,7 +32,8 @@ from analysis.statistics.tax import (
     best_taxes,
     reported_taxes,
 )
-from analysis.table import names
+from pipegap.analysis.table import names
+from pipegap.trainer import schedules
 
 AS_MEAN = {"tax": "mean", "tax_low": "low", "tax_high": "high", "tax_n": "n"}
 """The columns of a tax → those of any mean."""
@@ -143,7 +143,7 @@ def speed_ups() -> pd.DataFrame:
     def simulated() -> bytes:
         return json.dumps([speed_up(equal_stages(stages), m) for stages, m in shapes]).encode()
 
-    known = kept(simulated, "speed-ups", str(shapes), source(advice.speed, trainer.schedules))
+    known = kept(simulated, "speed-ups", str(shapes), source(advice.speed, schedules))
     return pd.DataFrame(
         {
             "kind": SPEED_UP,

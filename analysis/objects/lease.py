@@ -18,14 +18,14 @@ from time import monotonic
 from typing import Any
 from uuid import uuid4
 
-from analysis.objects import register
-from analysis.objects.bucket import BucketClient, Changed, StoreAway
-from analysis.objects.register import Register, Seen, see
-from trainer.base.children import repeated
-from trainer.base.errors import LeaseLost
-from trainer.folder.files import Damaged
-from trainer.folder.lease import HEARTBEAT_EVERY, STALE_AFTER, Held, attempt_name
-from trainer.folder.process import is_dead, new_attempt
+from pipegap.analysis.objects import register
+from pipegap.analysis.objects.bucket import BucketClient, Changed, StoreAway
+from pipegap.analysis.objects.register import Register, Seen, see
+from pipegap.trainer.base.children import repeated
+from pipegap.trainer.base.errors import LeaseLost
+from pipegap.trainer.folder.files import Damaged
+from pipegap.trainer.folder.lease import HEARTBEAT_EVERY, STALE_AFTER, Held, attempt_name
+from pipegap.trainer.folder.process import is_dead, new_attempt
 
 STOP_AFTER = STALE_AFTER - HEARTBEAT_EVERY
 """Seconds without a heartbeat that reached the store, after which a holder counts itself out."""

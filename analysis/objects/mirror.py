@@ -18,13 +18,13 @@ from fcntl import LOCK_EX, flock
 from pathlib import Path
 from typing import NamedTuple
 
-from analysis.objects import register
-from analysis.objects.bucket import BucketClient, StoreAway, Torn
-from analysis.objects.provider import ENDPOINTS
-from analysis.objects.register import ARCHIVED, RESULT, Seen, fetch, names_in, see, write
-from trainer.base.errors import BadInput
-from trainer.base.places import cache_folder, is_url, require_folder
-from trainer.folder.files import Damaged, content, said
+from pipegap.analysis.objects import register
+from pipegap.analysis.objects.bucket import BucketClient, StoreAway, Torn
+from pipegap.analysis.objects.provider import ENDPOINTS
+from pipegap.analysis.objects.register import ARCHIVED, RESULT, Seen, fetch, names_in, see, write
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.places import cache_folder, is_url, require_folder
+from pipegap.trainer.folder.files import Damaged, content, said
 
 WEIGHTS = (".pt", ".safetensors")
 """Endings of files that only a trial that goes on fetches."""

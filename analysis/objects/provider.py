@@ -11,7 +11,7 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import Any
 from urllib.parse import quote
 
-from trainer.base.errors import NO_TEXT, BadInput, short
+from pipegap.trainer.base.errors import NO_TEXT, BadInput, short
 
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_S3_ENDPOINT")
 PREFIX = "AWS_"

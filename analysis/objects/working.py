@@ -15,14 +15,22 @@ from pathlib import Path
 from time import monotonic
 from typing import IO, Any
 
-from analysis.objects import register
-from analysis.objects.bucket import BucketClient, StoreAway, StoreRefuses
-from analysis.objects.lease import RegisterLease
-from analysis.objects.register import ARCHIVED, CHECKPOINT, RESULT, File, fetch, names_in, see
-from trainer.base.children import repeated
-from trainer.base.errors import LeaseLost
-from trainer.base.status import Status
-from trainer.folder.lease import HEARTBEAT_EVERY, NAME
+from pipegap.analysis.objects import register
+from pipegap.analysis.objects.bucket import BucketClient, StoreAway, StoreRefuses
+from pipegap.analysis.objects.lease import RegisterLease
+from pipegap.analysis.objects.register import (
+    ARCHIVED,
+    CHECKPOINT,
+    RESULT,
+    File,
+    fetch,
+    names_in,
+    see,
+)
+from pipegap.trainer.base.children import repeated
+from pipegap.trainer.base.errors import LeaseLost
+from pipegap.trainer.base.status import Status
+from pipegap.trainer.folder.lease import HEARTBEAT_EVERY, NAME
 
 CONFIG, METRICS = "config.json", "metrics.jsonl"
 DOCUMENTS = (".json", "trial_id")

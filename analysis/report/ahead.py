@@ -4,7 +4,7 @@ import gc
 import threading
 from contextlib import ExitStack
 
-from trainer.base.children import Worker
+from pipegap.trainer.base.children import Worker
 
 MANY = 50
 """Trials whose pictures and files take longer to make than a process takes to start."""
@@ -33,14 +33,14 @@ class Ahead(ExitStack):
 
 
 def _draw() -> None:
-    from analysis.figures.files import warm_up
+    from pipegap.analysis.figures.files import warm_up
 
     warm_up()
     _import()
 
 
 def _judge() -> None:
-    from analysis.figures.taxes import speed_ups
+    from pipegap.analysis.figures.taxes import speed_ups
 
     speed_ups()
     _import()
@@ -49,6 +49,6 @@ def _judge() -> None:
 def _import() -> None:
     import pandas.io.formats.style  # noqa: F401
 
-    from analysis.report import report  # noqa: F401
+    from pipegap.analysis.report import report  # noqa: F401
 
     gc.freeze()  # what was imported stays: a look at it takes tenths of a second, again and again

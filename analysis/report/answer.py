@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.advice.advice import Advice, sentence
-from analysis.advice.rows import advices, handover, matrix, most_decided
-from analysis.report.missing import command
-from analysis.statistics.intervals import ends_text
-from analysis.table import names
-from analysis.table.records import Record
-from trainer.base.errors import BadInput
+from pipegap.analysis.advice.advice import Advice, sentence
+from pipegap.analysis.advice.rows import advices, handover, matrix, most_decided
+from pipegap.analysis.report.missing import command
+from pipegap.analysis.statistics.intervals import ends_text
+from pipegap.analysis.table import names
+from pipegap.analysis.table.records import Record
+from pipegap.trainer.base.errors import BadInput
 
 STAGES, MICROBATCHES = 4, 8
 """The pipeline that the answer is for; a command beside it asks about another one."""
@@ -77,7 +77,7 @@ def answer(
         rows,
         "\n".join([matrix(said), *(row.sentence for row in rows)]) if said else "",
         handover(said),
-        shlex.join(["python", "-m", "analysis", "advise", *words, store]),
+        shlex.join(["pipegap", "advise", *words, store]),
         "" if any(advice.num_decided for advice in said) else _next_step(rows, left, store),
     )
 

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.claims import CLAIMS, Verdict, audited, judged, not_run
-from analysis.figures import FIGURES, Figure, Plot, plot, save
-from analysis.report.missing import command
-from analysis.report.page.listing import Listing, listed, write_latex
-from analysis.report.page.page import Chapter, drawn
-from analysis.report.paper_tables import TABLES, Table
-from analysis.report.scopes import Scope, StoreView
-from analysis.table import names
-from analysis.table.records import Record
-from trainer.base.children import Worker
+from pipegap.analysis.claims import CLAIMS, Verdict, audited, judged, not_run
+from pipegap.analysis.figures import FIGURES, Figure, Plot, plot, save
+from pipegap.analysis.report.missing import command
+from pipegap.analysis.report.page.listing import Listing, listed, write_latex
+from pipegap.analysis.report.page.page import Chapter, drawn
+from pipegap.analysis.report.paper_tables import TABLES, Table
+from pipegap.analysis.report.scopes import Scope, StoreView
+from pipegap.analysis.table import names
+from pipegap.analysis.table.records import Record
+from pipegap.trainer.base.children import Worker
 
 WITH_FIGURE = frozenset(sweep for figure in FIGURES for sweep in figure.sweeps)
 """The sweeps that have a figure of their own."""

@@ -15,11 +15,11 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.table.metrics import config_of, curves
-from analysis.table.points import flatten, versions
-from analysis.table.records import Record
-from trainer.base.errors import BadInput
-from trainer.folder.lease import attempts, read
+from pipegap.analysis.table.metrics import config_of, curves
+from pipegap.analysis.table.points import flatten, versions
+from pipegap.analysis.table.records import Record
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.folder.lease import attempts, read
 
 FOLDER = "trials"
 START = re.compile("[0-9a-z]{2}")
@@ -99,7 +99,7 @@ def _details(row: Row, store: str) -> dict[str, Any]:
     known = {words: row[name] for name, words in SUMMARY.items() if not pd.isna(row[name])}
     return {
         "summary": {words: _plain(value) for words, value in known.items()},
-        "command": f"python -m sweeps rerun {shlex.join(again)}",
+        "command": f"pipegap rerun {shlex.join(again)}",
         "config": config,
         "curve": [
             *((*point, "training") for point in losses.train),

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.table import names
-from analysis.table.points import READ_AS, by_point, in_words, varied
-from trainer.base.errors import some
-from trainer.base.status import FINAL, Status
-from trainer.folder.lease import holder
-from trainer.folder.metrics import last_row
+from pipegap.analysis.table import names
+from pipegap.analysis.table.points import READ_AS, by_point, in_words, varied
+from pipegap.trainer.base.errors import some
+from pipegap.trainer.base.status import FINAL, Status
+from pipegap.trainer.folder.lease import holder
+from pipegap.trainer.folder.metrics import last_row
 
 CUT_SHORT = (Status.DIVERGED, Status.FAILED)
 """Trials that made fewer updates than they were asked for."""

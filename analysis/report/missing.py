@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
-from analysis.table.records import Record
-from trainer.base.cli import duration
-from trainer.base.status import FINAL, Status
+from pipegap.analysis.table.records import Record
+from pipegap.trainer.base.cli import duration
+from pipegap.trainer.base.status import FINAL, Status
 
 COLUMNS = [
     *("sweep", "scale", "asked", "done", "failed", "missing", "seconds", "unpriced", "tokens"),
@@ -51,7 +51,7 @@ def missing(
 def command(words: Iterable[str], store: str) -> str:
     """Return the sweep of these words into `store`, in whatever store they were run before."""
     own = [word for word in words if not word.startswith("results=")]
-    return shlex.join(["python", "-m", "sweeps", *own, store])
+    return shlex.join(["pipegap", "sweep", *own, store])
 
 
 def _of_record(record: Record, status: dict[str, str], store: str) -> dict[str, object]:

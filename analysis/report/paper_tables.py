@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.report.table_data import (
+from pipegap.analysis.report.table_data import (
     ENDS,
     all_gaps,
     beside_paper,
@@ -16,12 +16,12 @@ from analysis.report.table_data import (
     table4,
     without_constant_setting,
 )
-from analysis.statistics.best import best
-from analysis.statistics.diagnostics import compared, lateness, spikes
-from analysis.statistics.downstream import CHECKPOINTS
-from analysis.statistics.gaps import DECAYED, INACTIVE, MEAN_FACTOR, SHORT
-from analysis.statistics.pairs import overhead
-from analysis.statistics.tax import reported_taxes
+from pipegap.analysis.statistics.best import best
+from pipegap.analysis.statistics.diagnostics import compared, lateness, spikes
+from pipegap.analysis.statistics.downstream import CHECKPOINTS
+from pipegap.analysis.statistics.gaps import DECAYED, INACTIVE, MEAN_FACTOR, SHORT
+from pipegap.analysis.statistics.pairs import overhead
+from pipegap.analysis.statistics.tax import reported_taxes
 
 GIB = 2**30
 Data = Callable[[pd.DataFrame, pd.DataFrame, str], pd.DataFrame]

@@ -11,23 +11,23 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.report.ahead import MANY
-from analysis.report.answer import StoreAnswer, answer
-from analysis.report.contents import EXPECTED, claims_table, write_chapter
-from analysis.report.details import makers, provenance, write_details
-from analysis.report.facts import overview, running, settings_by_trial, summary
-from analysis.report.missing import command, cost, missing, shown
-from analysis.report.page.listing import listed
-from analysis.report.page.page import Chapter, Page, html, with_lead
-from analysis.report.scopes import Scope, StoreView, StoreViews, scopes
-from analysis.statistics.text import gap_table, printed_gaps, taxes_text
-from analysis.table.load import load
-from analysis.table.metrics import DamagedRows
-from analysis.table.points import settings
-from analysis.table.records import Record, records
-from trainer.base.atomic import write_atomically
-from trainer.base.children import Worker
-from trainer.base.errors import BadInput
+from pipegap.analysis.report.ahead import MANY
+from pipegap.analysis.report.answer import StoreAnswer, answer
+from pipegap.analysis.report.contents import EXPECTED, claims_table, write_chapter
+from pipegap.analysis.report.details import makers, provenance, write_details
+from pipegap.analysis.report.facts import overview, running, settings_by_trial, summary
+from pipegap.analysis.report.missing import command, cost, missing, shown
+from pipegap.analysis.report.page.listing import listed
+from pipegap.analysis.report.page.page import Chapter, Page, html, with_lead
+from pipegap.analysis.report.scopes import Scope, StoreView, StoreViews, scopes
+from pipegap.analysis.statistics.text import gap_table, printed_gaps, taxes_text
+from pipegap.analysis.table.load import load
+from pipegap.analysis.table.metrics import DamagedRows
+from pipegap.analysis.table.points import settings
+from pipegap.analysis.table.records import Record, records
+from pipegap.trainer.base.atomic import write_atomically
+from pipegap.trainer.base.children import Worker
+from pipegap.trainer.base.errors import BadInput
 
 PLACES = ["folder", "results", "out", "data.path", "data.shards", "code"]
 """Paths on one machine: they are left out of the files, which name a trial by its id."""
@@ -183,9 +183,7 @@ def _text(contents: _Contents, page: Page, out: Path, answer: str) -> str:
     """Return what is printed, the answer last."""
     files = f"in {out}: index.html, with figures and tables"
     if contents.shown.trials.empty:
-        nothing = (
-            f"no trials in {page.source} yet: python -m sweeps or python -m trainer makes some"
-        )
+        nothing = f"no trials in {page.source} yet: pipegap sweep or pipegap trial makes some"
         return "\n".join([nothing, *contents.remarks, page.cost, files])
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     shown = printed_gaps(contents.shown.gaps, width)

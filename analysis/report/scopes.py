@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.statistics.gaps import gaps
-from analysis.statistics.text import notes
-from analysis.table.records import Record
-from trainer.base.errors import BadInput
+from pipegap.analysis.statistics.gaps import gaps
+from pipegap.analysis.statistics.text import notes
+from pipegap.analysis.table.records import Record
+from pipegap.trainer.base.errors import BadInput
 
 
 class StoreView(NamedTuple):

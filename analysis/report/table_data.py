@@ -8,11 +8,11 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.claims.measure import DELAY
-from analysis.statistics.downstream import downstream
-from analysis.statistics.pairs import overhead
-from analysis.statistics.tax import paper_losses
-from analysis.table.answers import MEASURES
+from pipegap.analysis.claims.measure import DELAY
+from pipegap.analysis.statistics.downstream import downstream
+from pipegap.analysis.statistics.pairs import overhead
+from pipegap.analysis.statistics.tax import paper_losses
+from pipegap.analysis.table.answers import MEASURES
 
 SCALE = "360m"
 """The scale of tables 1 and 2."""

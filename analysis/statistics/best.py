@@ -7,17 +7,17 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.intervals import (
+from pipegap.analysis.statistics.intervals import (
     Interval,
     Values,
     held_out_gaps,
     interval_of_best,
     mean_interval,
 )
-from analysis.statistics.pairs import VARIANT, pairs
-from analysis.table.points import settings
-from analysis.table.schema import BEST
-from analysis.table.tasks import tasks
+from pipegap.analysis.statistics.pairs import VARIANT, pairs
+from pipegap.analysis.table.points import settings
+from pipegap.analysis.table.schema import BEST
+from pipegap.analysis.table.tasks import tasks
 
 ROW = ["optimizer", "task", "arm", *VARIANT]
 CHOSEN_ROW = ["optimizer", "task", "family", *VARIANT]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from analysis.statistics.intervals import CONFIDENCE, Values, detectable_shift
+from pipegap.analysis.statistics.intervals import CONFIDENCE, Values, detectable_shift
 
 MOST_SEEDS = 1024
 """The most seeds that are tried."""

@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.intervals import mean_with_ends
-from analysis.statistics.pairs import pairs
-from analysis.table.metrics import config_of, metrics, training_losses
-from analysis.table.points import settings
-from analysis.table.tasks import updates_asked
-from trainer.base.status import FINAL, Status
+from pipegap.analysis.statistics.intervals import mean_with_ends
+from pipegap.analysis.statistics.pairs import pairs
+from pipegap.analysis.table.metrics import config_of, metrics, training_losses
+from pipegap.analysis.table.points import settings
+from pipegap.analysis.table.tasks import updates_asked
+from pipegap.trainer.base.status import FINAL, Status
 
 WINDOW = 10
 """Updates of a mean: the loss of one batch is too noisy to show a spike. The window of the height

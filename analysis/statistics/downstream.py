@@ -9,14 +9,18 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from analysis.statistics.crossed import crossed_interval, detectable_difference, seeds_needed
-from analysis.statistics.intervals import Values
-from analysis.statistics.pairs import SAME_ARM, pairs
-from analysis.table.answers import ACCURACY, MEASURES, Scores, answered, task_of, was_asked
-from analysis.table.load import load
-from analysis.table.points import settings
-from analysis.table.schema import DOWNSTREAM
-from trainer.base.status import Status
+from pipegap.analysis.statistics.crossed import (
+    crossed_interval,
+    detectable_difference,
+    seeds_needed,
+)
+from pipegap.analysis.statistics.intervals import Values
+from pipegap.analysis.statistics.pairs import SAME_ARM, pairs
+from pipegap.analysis.table.answers import ACCURACY, MEASURES, Scores, answered, task_of, was_asked
+from pipegap.analysis.table.load import load
+from pipegap.analysis.table.points import settings
+from pipegap.analysis.table.schema import DOWNSTREAM
+from pipegap.trainer.base.status import Status
 
 ARMS = "arms"
 CHECKPOINTS = "two checkpoints"

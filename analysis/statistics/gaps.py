@@ -12,17 +12,17 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.intervals import (
+from pipegap.analysis.statistics.intervals import (
     Values,
     mean_with_ends,
     share_interval,
 )
-from analysis.statistics.pairs import SAME_ARM, SAME_TRIAL, VARIANT, pairs
-from analysis.statistics.tax import Tax, taxes
-from analysis.table.load import load
-from analysis.table.points import settings
-from analysis.table.schema import GAP, OF_ARM
-from trainer.base.status import Status
+from pipegap.analysis.statistics.pairs import SAME_ARM, SAME_TRIAL, VARIANT, pairs
+from pipegap.analysis.statistics.tax import Tax, taxes
+from pipegap.analysis.table.load import load
+from pipegap.analysis.table.points import settings
+from pipegap.analysis.table.schema import GAP, OF_ARM
+from pipegap.trainer.base.status import Status
 
 COUNTS = ["n", "diverged", "pairs", "sync_diverged", "removed_n"]
 NO_TRIAL = Tax(tax_why="no trial")

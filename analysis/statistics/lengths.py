@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.statistics.intervals import Values, ratio_interval
+from pipegap.analysis.statistics.intervals import Values, ratio_interval
 
 ByLength = Mapping[int, float]
 """Final losses by the number of updates of the run."""

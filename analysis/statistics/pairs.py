@@ -7,8 +7,8 @@ from collections.abc import Collection
 import numpy as np
 import pandas as pd
 
-from trainer.base.errors import BadInput
-from trainer.base.status import FINAL, Status
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.status import FINAL, Status
 
 VARIANT = ["num_stages", "num_microbatches"]
 SAME_ARM = ["optimizer", "point", "arm", *VARIANT]

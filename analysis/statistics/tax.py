@@ -26,10 +26,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.statistics.intervals import CONFIDENCE, Values
-from analysis.statistics.lengths import ByLength, Crossing, bracket, crossing
-from analysis.statistics.pairs import SAME_ARM, VARIANT, results
-from analysis.table.tasks import families, families_by_decay, updates_asked
+from pipegap.analysis.statistics.intervals import CONFIDENCE, Values
+from pipegap.analysis.statistics.lengths import ByLength, Crossing, bracket, crossing
+from pipegap.analysis.statistics.pairs import SAME_ARM, VARIANT, results
+from pipegap.analysis.table.tasks import families, families_by_decay, updates_asked
 
 LENGTHS, SLOPE = "lengths", "slope"
 MAIN_ARMS = ("delay", "delay_ef")

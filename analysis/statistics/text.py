@@ -10,12 +10,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from analysis.statistics.gaps import INACTIVE, SHORT
-from analysis.statistics.intervals import ends_text
-from analysis.statistics.tax import MAIN_ARMS, best_taxes
-from analysis.table import names
-from trainer.base.errors import some
-from trainer.base.status import Status
+from pipegap.analysis.statistics.gaps import INACTIVE, SHORT
+from pipegap.analysis.statistics.intervals import ends_text
+from pipegap.analysis.statistics.tax import MAIN_ARMS, best_taxes
+from pipegap.analysis.table import names
+from pipegap.trainer.base.errors import some
+from pipegap.trainer.base.status import Status
 
 Cells = Mapping[Any, Any]
 

@@ -1,4 +1,4 @@
-"""The answers of trials to downstream tasks, and what they score: `python -m sweeps evaluate`."""
+"""The answers of trials to downstream tasks, and what they score: `pipegap evaluate`."""
 
 import json
 import os
@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.table.metrics import DamagedRows
-from trainer.data.benchmarks import BENCHMARKS
-from trainer.evaluation.answers import FOLDER, UNFINISHED
+from pipegap.analysis.table.metrics import DamagedRows
+from pipegap.trainer.data.benchmarks import BENCHMARKS
+from pipegap.trainer.evaluation.answers import FOLDER, UNFINISHED
 
 Values = NDArray[np.float64]
 Scores = dict[str, Values]

@@ -20,23 +20,19 @@ from uuid import uuid4
 import pyarrow as pa
 from pyarrow import parquet
 
-import analysis.table.points
-import analysis.table.rows
-import analysis.table.schema
-import trainer.base.build
-import trainer.config.identity
-import trainer.config.names
-import trainer.folder.wellformed
-from analysis.table.rows import Row, row
-from trainer.config.names import GROUPS, yamls
-from trainer.folder.files import MARKER, Damaged, damage, recorded_id
-from trainer.folder.wellformed import CONFIG, RESULT, read
+from pipegap.analysis.table import points, rows, schema
+from pipegap.analysis.table.rows import Row, row
+from pipegap.trainer.base import build
+from pipegap.trainer.config import identity, names
+from pipegap.trainer.config.names import GROUPS, yamls
+from pipegap.trainer.folder import wellformed
+from pipegap.trainer.folder.files import MARKER, Damaged, damage, recorded_id
+from pipegap.trainer.folder.wellformed import CONFIG, RESULT, read
 
 MADE_BY = b"made_by"
 MAKERS = (
-    *(analysis.table.rows, analysis.table.points, analysis.table.schema),
-    *(trainer.base.build, trainer.config.identity, trainer.config.names),
-    trainer.folder.wellformed,
+    *(rows, points, schema),
+    *(build, identity, names, wellformed),
 )
 """The modules that say what a row holds."""
 NUM_THREADS = 16

@@ -11,15 +11,15 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.table.index import index_path, read_trials
-from analysis.table.points import VERSIONS, group_of, with_one_name
-from analysis.table.rows import Row
-from analysis.table.schema import TRIAL
-from analysis.table.text import in_a_line, out_of_place
-from trainer.base.errors import BadInput, first_line, short
-from trainer.base.status import ENDED, Status
-from trainer.config.names import YOUNGER
-from trainer.folder.files import Damaged
+from pipegap.analysis.table.index import index_path, read_trials
+from pipegap.analysis.table.points import VERSIONS, group_of, with_one_name
+from pipegap.analysis.table.rows import Row
+from pipegap.analysis.table.schema import TRIAL
+from pipegap.analysis.table.text import in_a_line, out_of_place
+from pipegap.trainer.base.errors import BadInput, first_line, short
+from pipegap.trainer.base.status import ENDED, Status
+from pipegap.trainer.config.names import YOUNGER
+from pipegap.trainer.folder.files import Damaged
 
 MAY_LACK = ("folder", "num_active_parameters")
 """Columns of the table that a published CSV may lack: a place on one machine, and what older

@@ -8,9 +8,9 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import pandas as pd
 
-from analysis.table.rows import Row
-from trainer.folder.metrics import row_of
-from trainer.folder.wellformed import CONFIG, read
+from pipegap.analysis.table.rows import Row
+from pipegap.trainer.folder.metrics import row_of
+from pipegap.trainer.folder.wellformed import CONFIG, read
 
 MOST = 100
 """Points of a curve that a small picture can show."""

@@ -11,8 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.table.points import by_point, varied
-from trainer.config.names import yamls
+from pipegap.analysis.table.points import by_point, varied
+from pipegap.trainer.config.names import yamls
 
 NAME = re.compile(r"# name: (.+)")
 """The first line of a choice's YAML whose name is not its file's in title case."""

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from analysis.table.remembered import remembered
-from analysis.table.schema import TRIAL
-from trainer.base.status import Status
-from trainer.config.identity import CHANGES_NO_NUMBER
-from trainer.config.names import GROUPS, without_younger
+from pipegap.analysis.table.remembered import remembered
+from pipegap.analysis.table.schema import TRIAL
+from pipegap.trainer.base.status import Status
+from pipegap.trainer.config.identity import CHANGES_NO_NUMBER
+from pipegap.trainer.config.names import GROUPS, without_younger
 
 T = TypeVar("T")
 

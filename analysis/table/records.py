@@ -1,4 +1,4 @@
-"""The records that `python -m sweeps` leaves in a store: what each sweep was asked to run."""
+"""The records that `pipegap sweep` leaves in a store: what each sweep was asked to run."""
 
 import warnings
 from collections.abc import Mapping
@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, StrictBool, TypeAdapter
 
-from analysis.table.text import in_a_line
-from trainer.folder.files import Damaged, damage
-from trainer.folder.wellformed import Amount, Count, read
+from pipegap.analysis.table.text import in_a_line
+from pipegap.trainer.folder.files import Damaged, damage
+from pipegap.trainer.folder.wellformed import Amount, Count, read
 
 
 def _is_name(name: str) -> str:

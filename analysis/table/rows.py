@@ -8,12 +8,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.table.points import VERSIONS, flatten, point_columns
-from analysis.table.schema import TRIAL
-from trainer.base.build import label
-from trainer.base.status import Status
-from trainer.config.names import YOUNGER, names
-from trainer.folder.wellformed import OF_RESULT
+from pipegap.analysis.table.points import VERSIONS, flatten, point_columns
+from pipegap.analysis.table.schema import TRIAL
+from pipegap.trainer.base.build import label
+from pipegap.trainer.base.status import Status
+from pipegap.trainer.config.names import YOUNGER, names
+from pipegap.trainer.folder.wellformed import OF_RESULT
 
 Row = dict[str, Any]
 Config = Mapping[str, Any]

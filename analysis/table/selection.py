@@ -16,12 +16,12 @@ from pandas.api import types
 from rich.console import Console
 from rich.table import Table
 
-from analysis.table.load import load
-from analysis.table.rows import Row
-from trainer.base.cli import number
-from trainer.base.errors import BadInput, some
-from trainer.base.status import ENDED, Status
-from trainer.folder.lease import STALE_AFTER, holder, unreadable
+from pipegap.analysis.table.load import load
+from pipegap.analysis.table.rows import Row
+from pipegap.trainer.base.cli import number
+from pipegap.trainer.base.errors import BadInput, some
+from pipegap.trainer.base.status import ENDED, Status
+from pipegap.trainer.folder.lease import STALE_AFTER, holder, unreadable
 
 STATUSES = (*ENDED, Status.RUNNING, Status.INTERRUPTED)
 SHOWN = (

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.table.points import by_point, group_of, in_words, varied
+from pipegap.analysis.table.points import by_point, group_of, in_words, varied
 
 TUNED = (
     *("optimizer", "lr_schedule", "batch_size", "clip_norm", "clip_scope"),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from trainer.folder.files import Damaged, said
+from pipegap.trainer.folder.files import Damaged, said
 
 
 def in_a_line(damaged: Sequence[Damaged], repair: str) -> str:

@@ -17,9 +17,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from analysis.theory.recursion import SAME, Filter, Hooks, average, change, late, total
-from trainer.base.build import Node, published
-from trainer.base.errors import BadInput
+from pipegap.analysis.theory.recursion import SAME, Filter, Hooks, average, change, late, total
+from pipegap.trainer.base.build import Node, published
+from pipegap.trainer.base.errors import BadInput
 
 Settings = Mapping[str, Any]
 T = TypeVar("T")

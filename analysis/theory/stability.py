@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from scipy.optimize import minimize_scalar
 
-from analysis.table.text import markdown
-from analysis.theory.linear import STRENGTHS, hooks, linear
-from analysis.theory.recursion import SAME, Filter, Hooks, Loop, late
-from trainer.base.build import Node
+from pipegap.analysis.table.text import markdown
+from pipegap.analysis.theory.linear import STRENGTHS, hooks, linear
+from pipegap.analysis.theory.recursion import SAME, Filter, Hooks, Loop, late
+from pipegap.trainer.base.build import Node
 
 START, SMALLEST = 0.01, 1e-9
 """The first k that is tried, and the smallest one, below which no k counts as stable."""

@@ -22,13 +22,13 @@ from typing import Any
 
 import torch
 
-from analysis.table.text import markdown
 from bench.gpu import host, pair, steps, trials
 from bench.gpu.device import GPUSetting, Row, ceilings
-from trainer.base.cli import DONE, FAILED, end_with, exit_code, split_word
-from trainer.base.errors import BadInput, one_line
-from trainer.base.machine import look
-from trainer.base.resources import device_name, reproducible, require_device
+from pipegap.analysis.table.text import markdown
+from pipegap.trainer.base.cli import DONE, FAILED, end_with, exit_code, split_word
+from pipegap.trainer.base.errors import BadInput, one_line
+from pipegap.trainer.base.machine import look
+from pipegap.trainer.base.resources import device_name, reproducible, require_device
 
 Measured = dict[str, dict[str, Row]]
 """Part → name → row."""

@@ -13,8 +13,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench import timing
 from bench.timing import Call
+from pipegap.trainer.base.machine import copied_per_second, synchronize
 from tests.support.steps import words_of_scale
-from trainer.base.machine import copied_per_second, synchronize
 
 WIDTHS = {"cuda": 8192, "cpu": 128}
 """Width of the square product that is timed, by type of device."""

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 
 from bench.gpu.device import GPUSetting, Row
+from pipegap.trainer.base.errors import GangFailed
+from pipegap.trainer.base.machine import synchronize
+from pipegap.trainer.base.resources import ranks_may_share_a_gpu
+from pipegap.trainer.ranks.groups import Edge, Gang
 from tests.support.ranks import IN_A_ROW, Send, on_ranks, ours
-from trainer.base.errors import GangFailed
-from trainer.base.machine import synchronize
-from trainer.base.resources import ranks_may_share_a_gpu
-from trainer.ranks.groups import Edge, Gang
 
 MESSAGES = {"cuda": (4, 2**16, 2**26), "cpu": (4, 2**16)}
 """Bytes of the messages that are timed, by type of device."""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from bench.gpu.device import GPUSetting, Row, prepare, timed
+from pipegap.trainer.base.build import build
 from tests.support.steps import executor, ours, resolved, theirs
-from trainer.base.build import build
 
 DELAY = ("pipeline=pipedream_2bw",)
 EF = (*DELAY, "correction=error_feedback")

@@ -15,12 +15,12 @@ import numpy as np
 
 from bench.gpu.device import GPUSetting, Row
 from bench.gpu.steps import EF
+from pipegap.trainer import rehearsal
+from pipegap.trainer.base.machine import synchronize
+from pipegap.trainer.config.compose import compose
+from pipegap.trainer.data.bins import HEADER_BYTES, LAYOUTS
+from pipegap.trainer.folder import checkpoint
 from tests.support.steps import executor, resolved
-from trainer import rehearsal
-from trainer.base.machine import synchronize
-from trainer.config.compose import compose
-from trainer.data.bins import HEADER_BYTES, LAYOUTS
-from trainer.folder import checkpoint
 
 MAGIC = next(iter(LAYOUTS))
 TRIAL_UPDATES, EVERY, WINDOWS = 24, 12, 64
@@ -99,7 +99,7 @@ def trials(setting: GPUSetting) -> Iterator[Row]:
 
 def _trial(out: Path, words: list[str]) -> dict[str, Any]:
     started = time.perf_counter()
-    command = [sys.executable, "-m", "trainer", *words, f"out={out}"]
+    command = [sys.executable, "-m", "pipegap", "trial", *words, f"out={out}"]
     ended = run(command, capture_output=True, check=False, text=True)
     if ended.returncode:
         raise RuntimeError(ended.stderr.strip().splitlines()[-1])

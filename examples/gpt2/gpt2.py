@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.base.errors import BadInput
-from trainer.base.randomness import stream
-from trainer.base.ranges import Few, Rows
-from trainer.models.initial import normal
-from trainer.models.recipe import Pretrained
-from trainer.models.split import Split, balanced
-from trainer.optimizers.routing import Kind, kinds
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.randomness import stream
+from pipegap.trainer.base.ranges import Few, Rows
+from pipegap.trainer.models.initial import normal
+from pipegap.trainer.models.recipe import Pretrained
+from pipegap.trainer.models.split import Split, balanced
+from pipegap.trainer.optimizers.routing import Kind, kinds
 
 STD = 0.02
 KEYS = {

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from trainer.base.errors import BadInput
-from trainer.base.ranges import Positive, Rows
-from trainer.models.decoder import KEYS, DecoderStage, LayerSize
-from trainer.models.initial import Streams, normal
-from trainer.models.layers import Attention, Layer, normalised, wide
-from trainer.models.llama import Llama
-from trainer.models.recipe import Pretrained
-from trainer.models.split import Split
-from trainer.optimizers.routing import Kind
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.ranges import Positive, Rows
+from pipegap.trainer.models.decoder import KEYS, DecoderStage, LayerSize
+from pipegap.trainer.models.initial import Streams, normal
+from pipegap.trainer.models.layers import Attention, Layer, normalised, wide
+from pipegap.trainer.models.llama import Llama
+from pipegap.trainer.models.recipe import Pretrained
+from pipegap.trainer.models.split import Split
+from pipegap.trainer.optimizers.routing import Kind
 
 
 @dataclass(frozen=True, kw_only=True)

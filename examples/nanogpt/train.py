@@ -3,7 +3,7 @@
     python -m examples.nanogpt.train data/fineweb10B                         # sync, on a GPU
     python -m examples.nanogpt.train data/fineweb10B --delay 1               # one update late
     python -m examples.nanogpt.train data/fineweb10B --delay 1 --feedback 1  # with Error Feedback
-    python -m analysis results=results                                       # the gaps
+    pipegap report results=results                                       # the gaps
 
 The numbers are those of train_gpt_simple.py at 04447b4 (github.com/KellerJordan/modded-nanogpt,
 records/track_3_optimization): 12 layers of width 768, 512 sequences of 1,024 tokens per update,
@@ -26,10 +26,10 @@ from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from examples.nanogpt.gpt import GPT
-from trainer.data.bins import Bins
-from trainer.data.tokens import Tokens
-from trainer.delayed import DelayedOptimizer, record
-from trainer.optimizers.together import Together
+from pipegap.trainer.data.bins import Bins
+from pipegap.trainer.data.tokens import Tokens
+from pipegap.trainer.delayed import DelayedOptimizer, record
+from pipegap.trainer.optimizers.together import Together
 
 VOCABULARY = 50_304
 MICROBATCH = 16  # sequences, whose logits are 3 GB in fp32

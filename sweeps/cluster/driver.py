@@ -10,11 +10,11 @@ import ray
 from ray import tune
 from ray.tune import FailureConfig, PlacementGroupFactory, RunConfig, TuneConfig, Tuner
 
-from analysis.objects.bucket import StoreAway
-from sweeps.cluster.gang import run_gang_on_ray
-from sweeps.cluster.queue import WorkList
-from sweeps.cluster.stop_flag import stop_requested
-from sweeps.cluster.tune_hooks import (
+from pipegap.analysis.objects.bucket import StoreAway
+from pipegap.sweeps.cluster.gang import run_gang_on_ray
+from pipegap.sweeps.cluster.queue import WorkList
+from pipegap.sweeps.cluster.stop_flag import stop_requested
+from pipegap.sweeps.cluster.tune_hooks import (
     Bundles,
     LastTrials,
     Offers,
@@ -23,18 +23,18 @@ from sweeps.cluster.tune_hooks import (
     inherited_environment,
     num_slots,
 )
-from sweeps.plan.devices import bundles
-from sweeps.request.expand import Trial
-from sweeps.store.store import RunningTrial, SweepStore
-from sweeps.tracking.choice import Tracking
-from sweeps.view.display import Display
-from sweeps.view.progress import COLD, WARMING, Warm
-from trainer.base.errors import BadInput, LeaseLost, Stopped
-from trainer.base.status import Status
-from trainer.folder.lease import Held
-from trainer.folder.record import Row, read_result, trial_folder
-from trainer.ranks.supervisor import AskedToStop
-from trainer.trial import record_failure, run_trial
+from pipegap.sweeps.plan.devices import bundles
+from pipegap.sweeps.request.expand import Trial
+from pipegap.sweeps.store.store import RunningTrial, SweepStore
+from pipegap.sweeps.tracking.choice import Tracking
+from pipegap.sweeps.view.display import Display
+from pipegap.sweeps.view.progress import COLD, WARMING, Warm
+from pipegap.trainer.base.errors import BadInput, LeaseLost, Stopped
+from pipegap.trainer.base.status import Status
+from pipegap.trainer.folder.lease import Held
+from pipegap.trainer.folder.record import Row, read_result, trial_folder
+from pipegap.trainer.ranks.supervisor import AskedToStop
+from pipegap.trainer.trial import record_failure, run_trial
 
 REPORT_EVERY = 2.0
 """Seconds between the rows that a trial sends to the driver for its display."""
@@ -130,7 +130,7 @@ def _name(trial: Any) -> str:
 
 
 def _train(payload: Mapping[str, Any], flag: Any, tracking: Tracking, store: SweepStore) -> None:
-    """Runs one trial in a worker, by the same function as `python -m trainer`.
+    """Runs one trial in a worker, by the same function as `pipegap trial`.
 
     After an error Tune calls it again, in a new process, and the trial resumes. A trial that
     another driver has started meanwhile is not waited for: this one has others to run.

@@ -15,21 +15,21 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from sweeps.cluster.driver import require_resources
-from sweeps.cluster.gang import run_gang_on_ray
-from sweeps.plan import preflight
-from sweeps.plan.devices import bundles
-from sweeps.plan.sizes import in_bytes, peak
-from sweeps.request.expand import Trial
-from sweeps.store.results import finished
-from trainer.base.cli import duration
-from trainer.base.errors import Unavailable, one_line
-from trainer.base.machine import Machine, look
-from trainer.base.resources import require_device
-from trainer.base.scratch import scratch
-from trainer.ranks.spawn import PRELOAD
-from trainer.ranks.supervisor import AskedToStop
-from trainer.rehearsal import UPDATES, Config, Rehearsed, begin, resume
+from pipegap.sweeps.cluster.driver import require_resources
+from pipegap.sweeps.cluster.gang import run_gang_on_ray
+from pipegap.sweeps.plan import preflight
+from pipegap.sweeps.plan.devices import bundles
+from pipegap.sweeps.plan.sizes import in_bytes, peak
+from pipegap.sweeps.request.expand import Trial
+from pipegap.sweeps.store.results import finished
+from pipegap.trainer.base.cli import duration
+from pipegap.trainer.base.errors import Unavailable, one_line
+from pipegap.trainer.base.machine import Machine, look
+from pipegap.trainer.base.resources import require_device
+from pipegap.trainer.base.scratch import scratch
+from pipegap.trainer.ranks.spawn import PRELOAD
+from pipegap.trainer.ranks.supervisor import AskedToStop
+from pipegap.trainer.rehearsal import UPDATES, Config, Rehearsed, begin, resume
 
 ASK_EVERY = 0.5
 """Seconds between two looks whether a signal asks to stop."""

@@ -14,7 +14,14 @@ import ray
 from ray.util.placement_group import PlacementGroup, get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from trainer.ranks.supervisor import START_UP, Cause, Liveness, Parent, exit_message, supervise
+from pipegap.trainer.ranks.supervisor import (
+    START_UP,
+    Cause,
+    Liveness,
+    Parent,
+    exit_message,
+    supervise,
+)
 
 Address = tuple[str, int]
 
@@ -53,8 +60,8 @@ class RankActor:
         """Yields the messages of the rank, its exit message last."""
         import torch.distributed as dist
 
-        from trainer.ranks.groups import Heartbeat
-        from trainer.ranks.spawn import listen_on, stay_on_loopback
+        from pipegap.trainer.ranks.groups import Heartbeat
+        from pipegap.trainer.ranks.spawn import listen_on, stay_on_loopback
 
         os.environ["LOCAL_RANK"] = "0"  # Ray shows a rank its own GPU alone
         # Ray listens on loopback where a driver has a cluster of its own: so must the ranks.

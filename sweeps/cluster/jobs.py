@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sweeps.cluster.package import Own, code_digest, runtime_env, sent_with
-from trainer.base.errors import BadInput, Stopped
+from pipegap.sweeps.cluster.package import Own, code_digest, runtime_env, sent_with
+from pipegap.trainer.base.errors import BadInput, Stopped
 
 Client = Any
 Job = Any
@@ -108,7 +108,7 @@ def submit(
     try:
         with sent_with(own) as root:
             client.submit_job(
-                entrypoint=f"exec python -m sweeps {shlex.join(words)}",
+                entrypoint=f"exec python -m pipegap sweep {shlex.join(words)}",
                 submission_id=job_id,
                 runtime_env=runtime_env(root),
                 metadata={LABEL: label},
@@ -133,7 +133,7 @@ def follow(client: Client, job_id: str) -> int:
     except KeyboardInterrupt:
         print(
             f"\ndetached: job {job_id} runs on. The same command follows it again, "
-            f"python -m sweeps stop {job_id} ends it"
+            f"python -m pipegap stop {job_id} ends it"
         )
         return DETACHED
     except (RuntimeError, ClientError) as error:

@@ -16,13 +16,13 @@ from typing import Any
 
 import yaml
 
-from sweeps.request.command_line import Request
-from sweeps.request.files import is_path
-from sweeps.request.schema import Sweep, keys
-from trainer.base.code import code_digest as folder_digest
-from trainer.base.errors import BadInput
-from trainer.base.places import CODE_ROOT, CONF
-from trainer.config.identity import COMMIT, code_version
+from pipegap.sweeps.request.command_line import Request
+from pipegap.sweeps.request.files import is_path
+from pipegap.sweeps.request.schema import Sweep, keys
+from pipegap.trainer.base.code import code_digest as folder_digest
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.places import CODE_ROOT, CONF, PACKAGE
+from pipegap.trainer.config.identity import COMMIT, code_version
 
 CODE_KEY = "code"
 """The word that names a folder of the user's own code."""
@@ -30,9 +30,8 @@ OWN_CODE, OWN_FILES = "own_code", "own_files"
 """What that folder, and the one with the files, are called in a job."""
 OF_FILES = ("sweep", "search")
 """Words whose values may be files."""
-CODE = sorted({"analysis", "sweeps", "trainer", CONF.relative_to(CODE_ROOT).parts[0]})
+SENT_FOLDERS = (PACKAGE.name, OWN_CODE, OWN_FILES)
 """The folders that a job needs. Everything else that lies beside them stays here."""
-SENT_FOLDERS = (*CODE, OWN_CODE, OWN_FILES)
 EXCLUDES = ["/*", "!/.", *(f"!/{folder}" for folder in SENT_FOLDERS), "__pycache__"]
 """The same for Ray, as the lines of a .gitignore: the last pattern that matches decides."""
 
@@ -108,11 +107,11 @@ def runtime_env(root: Path = CODE_ROOT) -> dict[str, Any]:
 def code_digest(root: Path = CODE_ROOT) -> str:
     """Return a hash of the names and contents of all files below `root` that a job sends."""
     digest = hashlib.sha256()
-    for folder in CODE:
-        for path in sorted((root / folder).rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
-                digest.update(f"{path.relative_to(root)}\0".encode())
-                digest.update(hashlib.sha256(path.read_bytes()).digest())
+    walked = os.walk(root / PACKAGE.name, followlinks=True)
+    for path in sorted(Path(folder, name) for folder, _, names in walked for name in names):
+        if "__pycache__" not in path.parts:
+            digest.update(f"{path.relative_to(root)}\0".encode())
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 
 
@@ -123,8 +122,7 @@ def sent_with(own: Own) -> Iterator[Path]:
         yield CODE_ROOT
         return
     with TemporaryDirectory(prefix="pipegap-job-") as made:
-        for folder in CODE:
-            copytree(CODE_ROOT / folder, Path(made, folder), ignore=ignore_patterns("__pycache__"))
+        copytree(PACKAGE, Path(made, PACKAGE.name), ignore=ignore_patterns("__pycache__"))
         if own.code is not None:
             copytree(own.code, Path(made, OWN_CODE), ignore=_not_sent)
         for name, path in own.files.items():

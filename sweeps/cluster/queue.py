@@ -12,8 +12,8 @@ from math import frexp
 from typing import Protocol
 from uuid import uuid4
 
-from sweeps.request.expand import Trial
-from sweeps.store.store import SweepStore, TrialState
+from pipegap.sweeps.request.expand import Trial
+from pipegap.sweeps.store.store import SweepStore, TrialState
 
 LOOK_EVERY = 2.0
 """Seconds between two looks at trials that others hold. A look is about ten operations of the file

@@ -11,11 +11,11 @@ from ray.tune import Callback, Stopper
 from ray.tune.execution import class_cache
 from ray.tune.search import Searcher
 
-from sweeps.cluster.queue import TrialQueue
-from sweeps.cluster.stop_flag import StopFlag
-from trainer.base.status import Status
-from trainer.ranks.supervisor import AskedToStop
-from trainer.training import STOP_WITHIN
+from pipegap.sweeps.cluster.queue import TrialQueue
+from pipegap.sweeps.cluster.stop_flag import StopFlag
+from pipegap.trainer.base.status import Status
+from pipegap.trainer.ranks.supervisor import AskedToStop
+from pipegap.trainer.training import STOP_WITHIN
 
 GRACE = 2 * STOP_WITHIN
 """Seconds that running trials have to save a checkpoint. Slurm and Kubernetes give 30."""

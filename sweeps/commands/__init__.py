@@ -1,7 +1,10 @@
-"""The commands of `python -m sweeps`: one module per command, with `main(words) -> exit code`."""
+"""The commands about sweeps: one module per command, with `main(words) -> exit code`.
+
+That of `pipegap sweep` is run.py.
+"""
 
 COMMANDS = {
-    "run": "runs the missing trials of a sweep, then reports gaps (the default)",
+    "sweep": "runs the missing trials of a sweep, then reports gaps",
     "status": "shows the progress of a sweep that another process runs",
     "evaluate": "asks trials that kept their weights the questions of downstream tasks",
     "list": "lists selected trials of a store",

@@ -4,13 +4,13 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sweeps.request.command_line import parse_request
-from sweeps.request.schema import Sweep, overrides
-from sweeps.tracking import choice
-from sweeps.tracking.choice import GROUP
-from trainer.base.cli import DONE, parse
-from trainer.base.errors import BadInput
-from trainer.base.places import CONF
+from pipegap.sweeps.request.command_line import parse_request
+from pipegap.sweeps.request.schema import Sweep, overrides
+from pipegap.sweeps.tracking import choice
+from pipegap.sweeps.tracking.choice import GROUP
+from pipegap.trainer.base.cli import DONE, parse
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.places import CONF
 
 if TYPE_CHECKING:
     import wandb_workspaces.workspaces as ws
@@ -27,7 +27,7 @@ project=, entity=, mode=  as in conf/tracking/wandb.yaml; mode=online saves it, 
 
 def main(words: Sequence[str]) -> int:
     """Exit code 0. Raises BadInput for a bad key, or if the server refuses the workspace."""
-    given = parse(words, "python -m sweeps dashboard", __doc__ or "", OPTIONS)
+    given = parse(words, "pipegap dashboard", __doc__ or "", OPTIONS)
     of_tracker = {f"{GROUP}.{key}": given.pop(key) for key in KEYS if key in given}
     node = choice.take({GROUP: "wandb", **of_tracker}).node
     request = parse_request([f"{key}={value}" for key, value in given.items()]) if given else None

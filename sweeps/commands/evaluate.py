@@ -4,22 +4,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sweeps.plan.devices import bundles
-from sweeps.plan.sweep_plan import all_planned, plan_sweeps
-from sweeps.request.command_line import Request, parse_count, parse_request
-from sweeps.request.expand import Trial
-from sweeps.store.opened import open_store
-from sweeps.store.results import finished
-from sweeps.view.render import Throttled
-from trainer.base.cli import DONE, FAILED, Given, parse
-from trainer.base.errors import BadInput, LeaseLost, Stopped
-from trainer.base.places import require_folder
-from trainer.base.status import Status
-from trainer.base.stopping import stopping
-from trainer.data.benchmarks import BENCHMARKS, FOLDER
-from trainer.evaluation.answers import AnswersFile
-from trainer.evaluation.questions import Questions, questions, require_named
-from trainer.folder.lease import Held
+from pipegap.sweeps.plan.devices import bundles
+from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
+from pipegap.sweeps.request.command_line import Request, parse_count, parse_request
+from pipegap.sweeps.request.expand import Trial
+from pipegap.sweeps.store.opened import open_store
+from pipegap.sweeps.store.results import finished
+from pipegap.sweeps.view.render import Throttled
+from pipegap.trainer.base.cli import DONE, FAILED, Given, parse
+from pipegap.trainer.base.errors import BadInput, LeaseLost, Stopped
+from pipegap.trainer.base.places import require_folder
+from pipegap.trainer.base.status import Status
+from pipegap.trainer.base.stopping import stopping
+from pipegap.trainer.data.benchmarks import BENCHMARKS, FOLDER
+from pipegap.trainer.evaluation.answers import AnswersFile
+from pipegap.trainer.evaluation.questions import Questions, questions, require_named
+from pipegap.trainer.folder.lease import Held
 
 SAYS = "what was answered is kept, and the same command goes on"
 SHOW_EVERY = 10.0
@@ -35,7 +35,7 @@ benchmarks= the folder of those named here (default: {FOLDER}, which `make data-
 limit=      ask only the first so many questions of each task
 max_length= tokens of the longest input (default: of the sequences that a trial was trained on)
 dry_run=    true says what would be asked, and which differences that would show
-sweep=, scale=, results= and all other keys as of `python -m sweeps`
+sweep=, scale=, results= and all other keys as of `pipegap sweep`
 
 Trials keep their weights with save_final=true, which does not change their ids. Answers lie in
 trials/<id>/evaluation/; the report shows them."""
@@ -53,7 +53,7 @@ def main(words: Sequence[str]) -> int:
     answered = f"{evaluation.num_answered():,} of {num:,} answered"
     print(f"{len(trials)} trials, {len(left)} to ask: {answered}", flush=True)
     if request.dry_run:
-        from analysis.statistics.downstream import precision
+        from pipegap.analysis.statistics.downstream import precision
 
         print(precision(request.results))
         return DONE
@@ -98,7 +98,7 @@ class EvaluationWords(NamedTuple):
 
 def parse_words(words: Sequence[str]) -> EvaluationWords:
     """Raises BadInput for words that nothing can be asked by."""
-    given = parse(words, "python -m sweeps evaluate", __doc__ or "", KEYS)
+    given = parse(words, "pipegap evaluate", __doc__ or "", KEYS)
     tasks, benchmarks = _take_tasks(given), given.pop("benchmarks", str(FOLDER))
     for task in tasks:
         require_named(task)
@@ -124,7 +124,7 @@ def _take_tasks(given: Given) -> list[str]:
 
 def _with_weights(request: Request) -> list[Trial]:
     """The finished trials of the sweeps that kept their weights; says what the others lack."""
-    from trainer.models.export import FINAL
+    from pipegap.trainer.models.export import FINAL
 
     planned = all_planned(plan_sweeps(request))
     results = [(trial, finished(trial)) for trial in planned]
@@ -144,7 +144,7 @@ def _with_weights(request: Request) -> list[Trial]:
 
 
 def _run(evaluation: Evaluation, request: Request) -> int:
-    from sweeps.cluster.connection import cluster, require_seen_by_nodes
+    from pipegap.sweeps.cluster.connection import cluster, require_seen_by_nodes
 
     num = evaluation.num_asked()
 
@@ -210,7 +210,7 @@ def _why_not(answer: Any) -> str:
 
 def _ask(config: Any, folder: Any, tasks: Sequence[Questions], max_length: int | None) -> str:
     """Ask a trial in a worker; return why it could not answer, or nothing if it did."""
-    from trainer.evaluation.evaluate import evaluate_trial
+    from pipegap.trainer.evaluation.evaluate import evaluate_trial
 
     try:
         evaluate_trial(config, folder, tasks, max_length)

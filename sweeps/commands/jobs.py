@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from sweeps.cluster.jobs import ADDRESS, jobs_of, sweep_jobs
-from trainer.base.cli import parse, refuse_others
+from pipegap.sweeps.cluster.jobs import ADDRESS, jobs_of, sweep_jobs
+from pipegap.trainer.base.cli import parse, refuse_others
 
 
 def main(words: Sequence[str]) -> int:
     """Prints one line per job, the oldest first: id, status, start, command. Exit code 0."""
-    given = parse(words, "python -m sweeps jobs", __doc__ or "", ADDRESS)
+    given = parse(words, "pipegap jobs", __doc__ or "", ADDRESS)
     address = given.pop("address", "")
-    refuse_others(given, "python -m sweeps jobs")
+    refuse_others(given, "pipegap jobs")
     with jobs_of(address) as client:
         jobs = sweep_jobs(client)
         for job in jobs:

@@ -4,11 +4,11 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from analysis.objects.mirror import pulled
-from trainer.base.cli import DONE, Given, parse, take_choice
+from pipegap.analysis.objects.mirror import pulled
+from pipegap.trainer.base.cli import DONE, Given, parse, take_choice
 
 if TYPE_CHECKING:
-    from analysis.table.selection import Selection
+    from pipegap.analysis.table.selection import Selection
 
 KEYS = """\
 results=    the store (default: results): a folder, or s3://BUCKET/PREFIX
@@ -23,9 +23,9 @@ format=     {", ".join(FORMATS)}"""
 
 def main(words: Sequence[str]) -> int:
     """Exit code 0, also if there is nothing to list; raises BadInput."""
-    from analysis.table.selection import SHOWN
+    from pipegap.analysis.table.selection import SHOWN
 
-    given = parse(words, "python -m sweeps list", __doc__ or "", OPTIONS)
+    given = parse(words, "pipegap list", __doc__ or "", OPTIONS)
     form = take_choice(given, "format", FORMATS)
     columns = given.pop("columns", ",".join(SHOWN)).split(",")
     print(select(given).text(columns, form))
@@ -37,7 +37,7 @@ def select(given: Given) -> "Selection":
 
     Raises BadInput, and warns as `selection.select`. Prints what could be selected if nothing is.
     """
-    from analysis.table import selection
+    from pipegap.analysis.table import selection
 
     conditions = {key: value for key, value in given.items() if key != "results"}
     selected = selection.select(pulled(given.get("results", "results")), conditions)

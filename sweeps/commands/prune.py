@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from sweeps.commands.list import KEYS, select
-from trainer.base.cli import DONE, parse, take_choice, take_flag
-from trainer.base.status import ENDED, FINAL, Status
+from pipegap.sweeps.commands.list import KEYS, select
+from pipegap.trainer.base.cli import DONE, parse, take_choice, take_flag
+from pipegap.trainer.base.status import ENDED, FINAL, Status
 
 STATUSES = {"finished": FINAL, "failed": (Status.FAILED,), "all": (*ENDED, Status.INTERRUPTED)}
 OPTIONS = f"""\
@@ -17,12 +17,12 @@ dry_run=    true says what it would delete, and deletes nothing"""
 
 def main(words: Sequence[str]) -> int:
     """Exit code 0; raises BadInput."""
-    given = parse(words, "python -m sweeps prune", __doc__ or "", OPTIONS)
+    given = parse(words, "pipegap prune", __doc__ or "", OPTIONS)
     dry_run = take_flag(given, "dry_run")
     given.setdefault("checkpoints", "")  # nothing is deleted by default
     chosen = STATUSES[take_choice(given, "checkpoints", [*STATUSES])]
     rows = [row for row in select(given).rows() if row["status"] in chosen]
-    from sweeps.store.opened import open_store  # torch is slow
+    from pipegap.sweeps.store.opened import open_store  # torch is slow
 
     store = open_store(given.get("results", "results"))
     num_files, num_bytes, num_trials = 0, 0, 0

@@ -4,31 +4,31 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sweeps.commands import SAYS
-from sweeps.commands.list import KEYS, select
-from sweeps.request.command_line import CHOICES, parse_gpus
-from sweeps.request.expand import Trial, placed
-from sweeps.store.opened import open_store
-from sweeps.store.results import finished, require_ready
-from sweeps.store.store import SweepStore
-from sweeps.tracking import choice
-from sweeps.tracking.choice import Tracking
-from sweeps.view.progress import Progress
-from trainer.base.cli import DONE, FAILED, parse, take_choice, take_flag
-from trainer.base.errors import BadInput, Stopped
-from trainer.base.status import FINAL, Status
-from trainer.base.stopping import stopping
-from trainer.config.plan import plan_trial
-from trainer.config.schema import validate
-from trainer.folder.record import Row, trial_folder
-from trainer.folder.wellformed import CONFIG, read
+from pipegap.sweeps.commands import SAYS
+from pipegap.sweeps.commands.list import KEYS, select
+from pipegap.sweeps.request.command_line import CHOICES, parse_gpus
+from pipegap.sweeps.request.expand import Trial, placed
+from pipegap.sweeps.store.opened import open_store
+from pipegap.sweeps.store.results import finished, require_ready
+from pipegap.sweeps.store.store import SweepStore
+from pipegap.sweeps.tracking import choice
+from pipegap.sweeps.tracking.choice import Tracking
+from pipegap.sweeps.view.progress import Progress
+from pipegap.trainer.base.cli import DONE, FAILED, parse, take_choice, take_flag
+from pipegap.trainer.base.errors import BadInput, Stopped
+from pipegap.trainer.base.status import FINAL, Status
+from pipegap.trainer.base.stopping import stopping
+from pipegap.trainer.config.plan import plan_trial
+from pipegap.trainer.config.schema import validate
+from pipegap.trainer.folder.record import Row, trial_folder
+from pipegap.trainer.folder.wellformed import CONFIG, read
 
 OPTIONS = f"""\
 {KEYS}
 force=      true runs finished trials again too, from the start; what they made before is kept in
             earlier-<n>/ of their folders
 dry_run=    true says what would run
-gpus_per_trial=, first_trial=, tracking=  as of `python -m sweeps`
+gpus_per_trial=, first_trial=, tracking=  as of `pipegap sweep`
 
 Failed and interrupted trials go on from their checkpoints. Trials that a process runs are left."""
 
@@ -38,7 +38,7 @@ def main(words: Sequence[str]) -> int:
 
     Raises BadInput.
     """
-    given = parse(words, "python -m sweeps rerun", __doc__ or "", OPTIONS)
+    given = parse(words, "pipegap rerun", __doc__ or "", OPTIONS)
     force, dry_run = take_flag(given, "force"), take_flag(given, "dry_run")
     gpus_per_trial = parse_gpus(given.pop("gpus_per_trial", "1"))
     first_trial = CHOICES[take_choice(given, "first_trial", [*CHOICES])]
@@ -106,12 +106,12 @@ def _run(
 
     Trials that had not started by then get the output of their earlier run back.
     """
-    from sweeps.cluster.connection import cluster
-    from sweeps.cluster.driver import run_trials
-    from sweeps.cluster.first_trial import try_first
-    from sweeps.cluster.queue import WorkList
-    from sweeps.view.display import Display
-    from sweeps.view.render import DriverConsole
+    from pipegap.sweeps.cluster.connection import cluster
+    from pipegap.sweeps.cluster.driver import run_trials
+    from pipegap.sweeps.cluster.first_trial import try_first
+    from pipegap.sweeps.cluster.queue import WorkList
+    from pipegap.sweeps.view.display import Display
+    from pipegap.sweeps.view.render import DriverConsole
 
     with cluster() as folder, stopping(SAYS) as asked_to_stop:
         try_first(trials, trials, first_trial, gpus_per_trial, store.name, asked_to_stop)

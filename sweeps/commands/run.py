@@ -4,22 +4,22 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 
-from analysis.objects.bucket import StoreAway
-from analysis.report.ahead import Ahead
-from sweeps.commands import COMMANDS, SAYS
-from sweeps.plan import sweep_record
-from sweeps.plan.pricing import Prices, summary
-from sweeps.plan.sweep_plan import SweepPlan, all_planned, plan_sweeps
-from sweeps.request.command_line import Request, parse_request
-from sweeps.request.expand import Trial, unique
-from sweeps.request.files import ALL, PAPER, known
-from sweeps.store.opened import open_store
-from sweeps.store.results import failed, finished, require_ready
-from sweeps.store.store import SweepStore
-from trainer.base.children import Worker
-from trainer.base.cli import DONE, FAILED, parser
-from trainer.base.errors import Stopped
-from trainer.base.stopping import stopping
+from pipegap.analysis.objects.bucket import StoreAway
+from pipegap.analysis.report.ahead import Ahead
+from pipegap.sweeps.commands import COMMANDS, SAYS
+from pipegap.sweeps.plan import sweep_record
+from pipegap.sweeps.plan.pricing import Prices, summary
+from pipegap.sweeps.plan.sweep_plan import SweepPlan, all_planned, plan_sweeps
+from pipegap.sweeps.request.command_line import Request, parse_request
+from pipegap.sweeps.request.expand import Trial, unique
+from pipegap.sweeps.request.files import ALL, PAPER, known
+from pipegap.sweeps.store.opened import open_store
+from pipegap.sweeps.store.results import failed, finished, require_ready
+from pipegap.sweeps.store.store import SweepStore
+from pipegap.trainer.base.children import Worker
+from pipegap.trainer.base.cli import DONE, FAILED, parser
+from pipegap.trainer.base.errors import Stopped
+from pipegap.trainer.base.stopping import stopping
 
 POLL_EVERY = 0.5
 """Seconds between two questions to the queue, which limits the looks into the store itself."""
@@ -55,7 +55,7 @@ def _request_words(words: Sequence[str]) -> list[str]:
     commands = "\n".join(f"  {name:<10}{what}" for name, what in COMMANDS.items())
     return (
         parser(
-            "python -m sweeps [COMMAND]",
+            "pipegap sweep [COMMAND]",
             "Runs the trials of a sweep that are not in the store yet, then reports gaps.",
             f"commands:\n{commands}\n\n"
             f"sweep=    {sweeps}, or a file: path/to/a.yaml; several: a,b; "
@@ -71,7 +71,7 @@ def _request_words(words: Sequence[str]) -> list[str]:
             "seeds=[0,1], grid.KEY=[…], tune.KEY=[…] and advice.KEY=… replace the sweep file's; "
             f"search={searches} lets a sampler choose settings, "
             "search.KEY=… as in conf/search/; "
-            "any other key=value goes to every trial, as in python -m trainer",
+            "any other key=value goes to every trial, as in pipegap trial",
         )
         .parse_args(words)
         .keys
@@ -89,16 +89,16 @@ def _run(
     """
     if not _missing(sweeps):
         return sweeps, False
-    from sweeps.cluster.connection import cluster, require_seen_by_nodes
+    from pipegap.sweeps.cluster.connection import cluster, require_seen_by_nodes
 
     # Ray installs its signal handlers when it starts; `stopping` replaces them after that.
     with cluster() as folder, stopping(SAYS) as asked_to_stop:
         # Tune is large: it is imported while Ray's processes start.
-        from sweeps.cluster.driver import run_trials
-        from sweeps.cluster.first_trial import try_first
-        from sweeps.cluster.queue import WorkList
-        from sweeps.view.display import Display
-        from sweeps.view.render import DriverConsole
+        from pipegap.sweeps.cluster.driver import run_trials
+        from pipegap.sweeps.cluster.first_trial import try_first
+        from pipegap.sweeps.cluster.queue import WorkList
+        from pipegap.sweeps.view.display import Display
+        from pipegap.sweeps.view.render import DriverConsole
 
         require_seen_by_nodes(store)
         how = request.first_trial, request.gpus_per_trial, request.where
@@ -157,7 +157,7 @@ def _say_what_is_left(request: Request, sweeps: Sequence[SweepPlan]) -> None:
     left = sum(finished(trial) is None for trial in all_planned(sweeps))
     print(f"stopped with {left} trials to go: the same command resumes them")
     where = shlex.quote(request.where)
-    print(f"a report of what is done: python -m analysis results={where} out=report")
+    print(f"a report of what is done: pipegap report results={where} out=report")
 
 
 def _end(

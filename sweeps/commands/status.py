@@ -9,25 +9,25 @@ from pathlib import Path
 from rich.console import RenderableType
 from rich.live import Live
 
-from analysis.objects.bucket import StoreAway
-from analysis.objects.mirror import pulled
-from analysis.table.records import records
-from analysis.table.text import aligned
-from sweeps.plan.sweep_plan import all_planned, plan_sweeps
-from sweeps.request.command_line import Request, parse_request
-from sweeps.store.opened import open_store
-from sweeps.view.progress import Progress
-from sweeps.view.render import SHARE, GapTable, ReadConsole, render
-from trainer.base.cli import DONE, parse, take_flag
-from trainer.base.status import ENDED
-from trainer.folder.record import read_result
+from pipegap.analysis.objects.bucket import StoreAway
+from pipegap.analysis.objects.mirror import pulled
+from pipegap.analysis.table.records import records
+from pipegap.analysis.table.text import aligned
+from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
+from pipegap.sweeps.request.command_line import Request, parse_request
+from pipegap.sweeps.store.opened import open_store
+from pipegap.sweeps.view.progress import Progress
+from pipegap.sweeps.view.render import SHARE, GapTable, ReadConsole, render
+from pipegap.trainer.base.cli import DONE, parse, take_flag
+from pipegap.trainer.base.status import ENDED
+from pipegap.trainer.folder.record import read_result
 
 POLL_EVERY = 2.0
 """Seconds between two views with `watch=true`."""
 WIDTH_OF_FILES = 240
 """Columns of the view if it is not printed on a terminal."""
 KEYS = """\
-sweep=, scale=, results= and all other keys as of `python -m sweeps`; without sweep=, one line for
+sweep=, scale=, results= and all other keys as of `pipegap sweep`; without sweep=, one line for
 each sweep that the store has a record of
 watch=  true shows the progress until all trials have ended, or Ctrl-C"""
 
@@ -59,7 +59,7 @@ class WatchedSweep:
 
 def main(words: Sequence[str]) -> int:
     """Exit code 0, whatever became of the trials. Raises BadInput."""
-    given = parse(words, "python -m sweeps status", __doc__ or "", KEYS)
+    given = parse(words, "pipegap status", __doc__ or "", KEYS)
     if not given.keys() - {"results"}:
         print(_overview(pulled(given.get("results", "results"))))
         return DONE
@@ -90,10 +90,10 @@ def _overview(results: Path) -> str:
         ends = Counter(result["status"] for result in ended if result)
         counts = (len(record.trials), *(ends[status] for status in ENDED))
         left = len(record.trials) - ends.total()
-        more = f"python -m sweeps status sweep={record.sweep} scale={record.scale}"
+        more = f"pipegap status sweep={record.sweep} scale={record.scale}"
         rows.append((record.label, *map(str, (*counts, left)), more))
     if len(rows) == 1:
-        return f"{results} has no record of a sweep: python -m sweeps sweep=main makes one"
+        return f"{results} has no record of a sweep: pipegap sweep sweep=main makes one"
     return "\n".join(aligned(rows, str.rjust))
 
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from sweeps.cluster.jobs import ADDRESS, jobs_of, sweep_jobs, wait_for_end
-from trainer.base.cli import parse, refuse_others
-from trainer.base.errors import BadInput
+from pipegap.sweeps.cluster.jobs import ADDRESS, jobs_of, sweep_jobs, wait_for_end
+from pipegap.trainer.base.cli import parse, refuse_others
+from pipegap.trainer.base.errors import BadInput
 
 KEYS = f"ID ...   as `jobs` lists them\n{ADDRESS}"
 
@@ -12,13 +12,11 @@ KEYS = f"ID ...   as `jobs` lists them\n{ADDRESS}"
 def main(words: Sequence[str]) -> int:
     """Waits until the jobs have ended. Exit code 0. Raises BadInput for an unknown job."""
     ids = [word for word in words if "=" not in word and not word.startswith("-")]
-    given = parse(
-        [word for word in words if word not in ids], "python -m sweeps stop", __doc__ or "", KEYS
-    )
+    given = parse([word for word in words if word not in ids], "pipegap stop", __doc__ or "", KEYS)
     address = given.pop("address", "")
-    refuse_others(given, "python -m sweeps stop")
+    refuse_others(given, "pipegap stop")
     if not ids:
-        raise BadInput("stop", "", "must name jobs: `python -m sweeps jobs` lists their ids")
+        raise BadInput("stop", "", "must name jobs: `pipegap jobs` lists their ids")
     with jobs_of(address) as client:
         known = [str(job.submission_id) for job in sweep_jobs(client)]
         if unknown := sorted(set(ids) - set(known)):

@@ -1,12 +1,12 @@
-"""Sends a sweep to a Ray cluster, as a job that runs `python -m sweeps` there."""
+"""Sends a sweep to a Ray cluster, as a job that runs `pipegap sweep` there."""
 
 from collections.abc import Sequence
 
-from sweeps.cluster.jobs import ADDRESS, follow, jobs_of, submit
-from sweeps.cluster.package import require_shared, take_along
-from sweeps.request.command_line import parse_request
-from trainer.base.cli import parse, take_choice, take_flag
-from trainer.base.errors import BadInput
+from pipegap.sweeps.cluster.jobs import ADDRESS, follow, jobs_of, submit
+from pipegap.sweeps.cluster.package import require_shared, take_along
+from pipegap.sweeps.request.command_line import parse_request
+from pipegap.trainer.base.cli import parse, take_choice, take_flag
+from pipegap.trainer.base.errors import BadInput
 
 KEYS = f"""\
 the words of a run, and
@@ -21,7 +21,7 @@ The same words find the same job, unless it failed or was stopped."""
 
 def main(words: Sequence[str]) -> int:
     """Exit code: the job's; 0 if it is not followed, 130 after Ctrl-C, 1 if the cluster is lost."""
-    given = parse(words, "python -m sweeps submit", __doc__ or "", KEYS)
+    given = parse(words, "pipegap submit", __doc__ or "", KEYS)
     address, again = given.pop("address", ""), take_flag(given, "again")
     follows = take_choice(given, "follow", ("true", "false")) == "true"
     parsed = parse_request([f"{key}={value}" for key, value in given.items()])

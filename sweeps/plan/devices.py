@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from sweeps.request.expand import Trial
-from trainer.base.build import build
-from trainer.base.code import use_code
-from trainer.config.plan import FORWARD, Plan, which_optimizer
-from trainer.config.step import PartWork, StageWork, step, traffic
-from trainer.models.recipe import Recipe
-from trainer.schedules.operations import Schedule
-from trainer.schedules.simulate import steady
+from pipegap.sweeps.request.expand import Trial
+from pipegap.trainer.base.build import build
+from pipegap.trainer.base.code import use_code
+from pipegap.trainer.config.plan import FORWARD, Plan, which_optimizer
+from pipegap.trainer.config.step import PartWork, StageWork, step, traffic
+from pipegap.trainer.models.recipe import Recipe
+from pipegap.trainer.schedules.operations import Schedule
+from pipegap.trainer.schedules.simulate import steady
 
 if TYPE_CHECKING:
-    from trainer.corrections.none import NoCorrection
+    from pipegap.trainer.corrections.none import NoCorrection
 
 TABLE = Path(__file__).with_name("devices.yaml")
 CORE, COMPILED_CORE = "core", "compiled_core"

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sweeps.plan.tried import Choice
-from sweeps.request.expand import Trial
-from sweeps.request.schema import Sweep
-from sweeps.store.results import final_loss
-from trainer.base.build import label
+from pipegap.sweeps.plan.tried import Choice
+from pipegap.sweeps.request.expand import Trial
+from pipegap.sweeps.request.schema import Sweep
+from pipegap.sweeps.store.results import final_loss
+from pipegap.trainer.base.build import label
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,16 @@ import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from analysis.table.records import records
-from sweeps.plan.devices import counted_seconds, device_of
-from sweeps.plan.sizes import CONTEXT, in_bytes, peak
-from sweeps.plan.tried import SIZES
-from sweeps.request.expand import GridPoint, Trial
-from sweeps.request.schema import Sweep
-from trainer.base.build import label
-from trainer.base.compiler import require_compiler
-from trainer.base.errors import BadInput
-from trainer.config.combinations import require_graphs
+from pipegap.analysis.table.records import records
+from pipegap.sweeps.plan.devices import counted_seconds, device_of
+from pipegap.sweeps.plan.sizes import CONTEXT, in_bytes, peak
+from pipegap.sweeps.plan.tried import SIZES
+from pipegap.sweeps.request.expand import GridPoint, Trial
+from pipegap.sweeps.request.schema import Sweep
+from pipegap.trainer.base.build import label
+from pipegap.trainer.base.compiler import require_compiler
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.config.combinations import require_graphs
 
 MICROBATCHES = "pipeline.num_microbatches"
 MOST_TIME = 0.95

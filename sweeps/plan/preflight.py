@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from sweeps.plan.devices import Device, device_of
-from sweeps.plan.sizes import CONTEXT, copied_to_host, in_bytes, while_it_runs
-from sweeps.request.expand import Trial
-from trainer.base.errors import some
-from trainer.base.machine import Machine
-from trainer.base.nvidia import REASONS, Clocks
-from trainer.config.names import data_place
+from pipegap.sweeps.plan.devices import Device, device_of
+from pipegap.sweeps.plan.sizes import CONTEXT, copied_to_host, in_bytes, while_it_runs
+from pipegap.sweeps.request.expand import Trial
+from pipegap.trainer.base.errors import some
+from pipegap.trainer.base.machine import Machine
+from pipegap.trainer.base.nvidia import REASONS, Clocks
+from pipegap.trainer.config.names import data_place
 
 SLOW = 0.7
 """The share of the assumed bandwidth below which hours of the plan are too few."""

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.table.text import aligned
-from sweeps.plan.devices import counted_seconds, device_of, occupied, unit
-from sweeps.plan.sizes import sizes, storage
-from sweeps.plan.sweep_plan import SweepPlan, all_planned
-from sweeps.request.command_line import Request
-from sweeps.request.expand import Trial, unique
-from sweeps.store.results import Throughput, finished
-from trainer.base.cli import duration
-from trainer.config.names import data_place
+from pipegap.analysis.table.text import aligned
+from pipegap.sweeps.plan.devices import counted_seconds, device_of, occupied, unit
+from pipegap.sweeps.plan.sizes import sizes, storage
+from pipegap.sweeps.plan.sweep_plan import SweepPlan, all_planned
+from pipegap.sweeps.request.command_line import Request
+from pipegap.sweeps.request.expand import Trial, unique
+from pipegap.sweeps.store.results import Throughput, finished
+from pipegap.trainer.base.cli import duration
+from pipegap.trainer.config.names import data_place
 
 if TYPE_CHECKING:
-    from analysis.statistics.gaps import Spread
+    from pipegap.analysis.statistics.gaps import Spread
 
 ASSUMED_START = 0.35
 """Seconds that a trial takes besides (bench/README.md): to build its parts, to write its record."""
@@ -205,11 +205,11 @@ def _precision(results: Path, sweep: SweepPlan) -> Iterator[str]:
     if n < 2:
         yield "power     1 seed gives no interval: no gap can be told from chance"
         return
-    from analysis.statistics.intervals import detectable_gap, seeds_needed  # scipy is slow
+    from pipegap.analysis.statistics.intervals import detectable_gap, seeds_needed  # scipy is slow
 
     measured: Mapping[str, Spread] = {}
     if (results / "trials").is_dir():
-        from analysis.statistics.gaps import spreads  # pandas is slow too
+        from pipegap.analysis.statistics.gaps import spreads  # pandas is slow too
 
         measured = spreads(results, sweep.compared)
     in_sd = (

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from sweeps.plan.tried import Choice, TriedSetting, at, value
-from sweeps.request.expand import GridPoint
-from sweeps.request.schema import Axis, Search, Sweep
-from trainer.base.errors import BadInput
+from pipegap.sweeps.plan.tried import Choice, TriedSetting, at, value
+from pipegap.sweeps.request.expand import GridPoint
+from pipegap.sweeps.request.schema import Axis, Search, Sweep
+from pipegap.trainer.base.errors import BadInput
 
 METRIC = "loss"
 DIGITS = 4

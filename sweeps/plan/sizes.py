@@ -5,13 +5,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from sweeps.request.expand import Trial
-from trainer.base.build import build
-from trainer.base.errors import BadInput, some
-from trainer.config.memory import peak_bytes
-from trainer.config.names import names
-from trainer.config.plan import Plan, which_optimizer
-from trainer.models.recipe import Recipe
+from pipegap.sweeps.request.expand import Trial
+from pipegap.trainer.base.build import build
+from pipegap.trainer.base.errors import BadInput, some
+from pipegap.trainer.config.memory import peak_bytes
+from pipegap.trainer.config.names import names
+from pipegap.trainer.config.plan import Plan, which_optimizer
+from pipegap.trainer.models.recipe import Recipe
 
 EVEN = 0.8
 """The share of the speed-up of p equal ranks below which a plan says how the model is cut."""

@@ -11,24 +11,24 @@ from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
 
-from sweeps.plan import early_stop, tried_report
-from sweeps.plan.early_stop import JudgedPoint, judge
-from sweeps.plan.preferred import (
+from pipegap.sweeps.plan import early_stop, tried_report
+from pipegap.sweeps.plan.early_stop import JudgedPoint, judge
+from pipegap.sweeps.plan.preferred import (
     MICROBATCHES,
     gain_of_microbatches,
     recorded,
     require_all_compiled,
 )
-from sweeps.plan.searching import check_space, try_settings
-from sweeps.plan.tried import Choice, untried
-from sweeps.plan.tuning import check_reach, tune_all
-from sweeps.request.command_line import Request, changed
-from sweeps.request.expand import Trial, points, unique
-from sweeps.request.files import scale_file
-from sweeps.request.schema import Sweep, keys
-from trainer.base.errors import BadInput
-from trainer.config.compose import Composer
-from trainer.config.schema import validate
+from pipegap.sweeps.plan.searching import check_space, try_settings
+from pipegap.sweeps.plan.tried import Choice, untried
+from pipegap.sweeps.plan.tuning import check_reach, tune_all
+from pipegap.sweeps.request.command_line import Request, changed
+from pipegap.sweeps.request.expand import Trial, points, unique
+from pipegap.sweeps.request.files import scale_file
+from pipegap.sweeps.request.schema import Sweep, keys
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.config.compose import Composer
+from pipegap.trainer.config.schema import validate
 
 NEARLY = 1e-6
 """Updates: the rounding error of a simulated ratio."""
@@ -178,7 +178,7 @@ def all_planned(sweeps: Iterable[SweepPlan]) -> list[Trial]:
 @cache
 def speed_up(stages: int, microbatches: int) -> float:
     """Return how many batches 2BW makes in the time of one of 1F1B, if their stages are equal."""
-    from analysis.advice import speed
+    from pipegap.analysis.advice import speed
 
     return speed.speed_up(speed.equal_stages(stages), microbatches)
 

@@ -18,19 +18,19 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from analysis.table.records import FORMAT
-from sweeps.plan import tried_report
-from sweeps.plan.pricing import Prices
-from sweeps.plan.sweep_plan import SweepPlan, all_planned
-from sweeps.request.command_line import Request
-from sweeps.request.expand import Trial, unique
-from sweeps.store.results import clean_old
-from sweeps.store.store import SweepStore
-from trainer.base.atomic import SUFFIX, write_json
-from trainer.base.children import Worker
-from trainer.base.errors import BadInput
-from trainer.config.identity import code_version
-from trainer.folder.files import Damaged, content
+from pipegap.analysis.table.records import FORMAT
+from pipegap.sweeps.plan import tried_report
+from pipegap.sweeps.plan.pricing import Prices
+from pipegap.sweeps.plan.sweep_plan import SweepPlan, all_planned
+from pipegap.sweeps.request.command_line import Request
+from pipegap.sweeps.request.expand import Trial, unique
+from pipegap.sweeps.store.results import clean_old
+from pipegap.sweeps.store.store import SweepStore
+from pipegap.trainer.base.atomic import SUFFIX, write_json
+from pipegap.trainer.base.children import Worker
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.config.identity import code_version
+from pipegap.trainer.folder.files import Damaged, content
 
 FOLDER = "sweeps"
 MADE_OF, PAGE = ".made_of.json", "index.html"
@@ -95,7 +95,7 @@ def report(
     text = printed(out, now)
     if text is not None:
         return f"{text}\nnothing has changed since this report was made"
-    from analysis.report import report as page
+    from pipegap.analysis.report import report as page
 
     lines = [page.report(request.results, out, plan.label, request.where, worker)]
     lines += tried_report.write(plan.sweep, plan.choices, out)
@@ -155,10 +155,10 @@ def _advice(results: Path, plan: SweepPlan, store: str) -> Iterator[str]:
     question = plan.sweep.advice
     if question is None or not (results / "trials").is_dir():
         return
-    from analysis.advice.advice import headline
-    from analysis.advice.rows import advices, matrix
-    from analysis.table.load import load
-    from analysis.table.records import records
+    from pipegap.analysis.advice.advice import headline
+    from pipegap.analysis.advice.rows import advices, matrix
+    from pipegap.analysis.table.load import load
+    from pipegap.analysis.table.records import records
 
     shape = {"stages": question.stages, "microbatches": question.microbatches}
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # the report says them
@@ -168,4 +168,4 @@ def _advice(results: Path, plan: SweepPlan, store: str) -> Iterator[str]:
         words = [*(f"{key}={value}" for key, value in shape.items()), f"results={store}"]
         yield matrix(answers)
         yield from map(headline, answers)
-        yield f"what this rests on: python -m analysis advise {shlex.join(words)}"
+        yield f"what this rests on: pipegap advise {shlex.join(words)}"

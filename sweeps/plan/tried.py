@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from sweeps.request.expand import GridPoint, Trial
-from sweeps.request.schema import Config
-from sweeps.store.results import final_loss
-from trainer.config.schema import validate
+from pipegap.sweeps.request.expand import GridPoint, Trial
+from pipegap.sweeps.request.schema import Config
+from pipegap.sweeps.store.results import final_loss
+from pipegap.trainer.config.schema import validate
 
 SIZES = ("batch_size", "seq_len")
 """Keys of the size of a batch: a point trains on the same number of tokens with any."""

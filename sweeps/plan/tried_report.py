@@ -6,9 +6,9 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from sweeps.plan.tried import Choice, TriedSetting
-from sweeps.request.expand import GridPoint, Trial
-from sweeps.request.schema import Search, Sweep
+from pipegap.sweeps.plan.tried import Choice, TriedSetting
+from pipegap.sweeps.request.expand import GridPoint, Trial
+from pipegap.sweeps.request.schema import Search, Sweep
 
 
 def remarks(sweep: Sweep, choices: Sequence[Choice]) -> list[str]:
@@ -75,8 +75,8 @@ def write(sweep: Sweep, choices: Sequence[Choice], out: Path) -> Iterator[str]:
 
 def compare(results: Path, search: Search, trials: Iterable[Trial], out: Path) -> Iterator[str]:
     """Write best.csv, `analysis.best` of the search; yield a line for each of its rows."""
-    from analysis.statistics.best import best
-    from analysis.table.load import load
+    from pipegap.analysis.statistics.best import best
+    from pipegap.analysis.table.load import load
 
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # the report says them
         table = best(load(results, [trial.plan.trial_id for trial in trials]), search.seeds)

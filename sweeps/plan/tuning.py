@@ -15,11 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
-from sweeps.plan.tried import Choice, TriedSetting, at, value
-from sweeps.request.expand import GridPoint
-from sweeps.request.schema import Sweep, keys, overrides
-from sweeps.store.results import final_loss
-from trainer.base.errors import BadInput
+from pipegap.sweeps.plan.tried import Choice, TriedSetting, at, value
+from pipegap.sweeps.request.expand import GridPoint
+from pipegap.sweeps.request.schema import Sweep, keys, overrides
+from pipegap.sweeps.store.results import final_loss
+from pipegap.trainer.base.errors import BadInput
 
 MAX_EXTENSIONS = 8
 """How many values beyond the factors of a key are tried for a point. Learning rates of optimizers

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from sweeps.request.files import known
-from sweeps.request.schema import (
+from pipegap.sweeps.request.files import known
+from pipegap.sweeps.request.schema import (
     MAX_ITEMS,
     MAX_SIMULATED,
     MAX_TRIALS,
@@ -19,8 +19,8 @@ from sweeps.request.schema import (
     keys,
     refuse_reserved,
 )
-from trainer.base.errors import BadInput
-from trainer.config.schema import first_of, in_words
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.config.schema import first_of, in_words
 
 
 def check_sweep(content: Mapping[str, Any]) -> Sweep:

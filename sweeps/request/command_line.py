@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.objects.mirror import place
-from sweeps.request.checks import check_sweep
-from sweeps.request.files import (
+from pipegap.analysis.objects.mirror import place
+from pipegap.sweeps.request.checks import check_sweep
+from pipegap.sweeps.request.files import (
     ALL,
     PAPER,
     paper_words,
@@ -18,12 +18,12 @@ from sweeps.request.files import (
     slug,
     sweep_files,
 )
-from sweeps.request.schema import PREFIXES, Sweep, keys, refuse_reserved
-from sweeps.tracking import choice
-from sweeps.tracking.choice import Tracking
-from trainer.base.cli import number, split_word, take_choice, take_flag
-from trainer.base.errors import BadInput
-from trainer.base.ranges import MAX_COUNT
+from pipegap.sweeps.request.schema import PREFIXES, Sweep, keys, refuse_reserved
+from pipegap.sweeps.tracking import choice
+from pipegap.sweeps.tracking.choice import Tracking
+from pipegap.trainer.base.cli import number, split_word, take_choice, take_flag
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.ranges import MAX_COUNT
 
 SEARCH = "search"
 CHOICES = {"null": None, "true": True, "false": False}

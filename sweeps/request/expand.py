@@ -8,14 +8,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from sweeps.request.schema import Config, Sweep, keys, overrides
-from sweeps.tracking.tracker import run_name
-from trainer.base.errors import BadInput
-from trainer.config.compose import Composer
-from trainer.config.identity import CHANGES_NO_NUMBER
-from trainer.config.plan import Plan, Planner
-from trainer.data.tokenizers import ENCODERS
-from trainer.folder.record import trial_folder
+from pipegap.sweeps.request.schema import Config, Sweep, keys, overrides
+from pipegap.sweeps.tracking.tracker import run_name
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.config.compose import Composer
+from pipegap.trainer.config.identity import CHANGES_NO_NUMBER
+from pipegap.trainer.config.plan import Plan, Planner
+from pipegap.trainer.data.tokenizers import ENCODERS
+from pipegap.trainer.folder.record import trial_folder
 
 PLACES = ("path", "shards")
 NAMES: Mapping[str, Callable[[str], bool]] = {

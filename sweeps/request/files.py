@@ -4,12 +4,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from trainer.base import documents
-from trainer.base.cli import one_of
-from trainer.base.errors import BadInput
-from trainer.base.former import refuse_dropped_choice
-from trainer.base.places import CODE_ROOT, CONF
-from trainer.config.names import yamls
+from pipegap.trainer.base import documents
+from pipegap.trainer.base.cli import one_of
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.former import refuse_dropped_choice
+from pipegap.trainer.base.places import CODE_ROOT, CONF
+from pipegap.trainer.config.names import yamls
 
 ALL, PAPER = "all", "paper"
 """The names that stand for every sweep with a name, and for those of the paper."""

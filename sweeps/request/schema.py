@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from annotated_types import Gt, Interval, Len
 from pydantic import AfterValidator, BaseModel, ConfigDict, PlainValidator
 
-from trainer.base.errors import BadInput
-from trainer.base.ranges import Seed
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.ranges import Seed
 
 Config = dict[str, Any]
 Value = str | int | float | bool | dict[str, Any] | None

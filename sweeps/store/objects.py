@@ -9,19 +9,19 @@ from pathlib import Path
 from time import monotonic
 from uuid import uuid4
 
-from analysis.objects import register
-from analysis.objects.bucket import BucketClient, Changed, StoreAway
-from analysis.objects.lease import RegisterLease, edit, is_free
-from analysis.objects.mirror import AT_ONCE, Mirror
-from analysis.objects.register import ARCHIVED, CHECKPOINT, RESULT, Register, fetch, see
-from analysis.objects.working import WorkingFolder
-from sweeps.request.expand import Trial
-from sweeps.store.store import STAYS, Config, RunningTrial, Spare, TrialState
-from trainer.base.errors import BadInput
-from trainer.base.scratch import scratch
-from trainer.base.status import FINAL
-from trainer.folder.files import Damaged
-from trainer.folder.lease import Held
+from pipegap.analysis.objects import register
+from pipegap.analysis.objects.bucket import BucketClient, Changed, StoreAway
+from pipegap.analysis.objects.lease import RegisterLease, edit, is_free
+from pipegap.analysis.objects.mirror import AT_ONCE, Mirror
+from pipegap.analysis.objects.register import ARCHIVED, CHECKPOINT, RESULT, Register, fetch, see
+from pipegap.analysis.objects.working import WorkingFolder
+from pipegap.sweeps.request.expand import Trial
+from pipegap.sweeps.store.store import STAYS, Config, RunningTrial, Spare, TrialState
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.scratch import scratch
+from pipegap.trainer.base.status import FINAL
+from pipegap.trainer.folder.files import Damaged
+from pipegap.trainer.folder.lease import Held
 
 PROBE = ".probe/"
 LIST_EVERY = 2.0

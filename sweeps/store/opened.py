@@ -6,15 +6,15 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from sweeps.request.expand import Trial
-from sweeps.store.objects import ObjectStore
-from sweeps.store.results import creates, probe, require_writable
-from sweeps.store.store import STAYS, Config, RunningTrial, Spare, SweepStore, TrialState
-from trainer.base.atomic import partials
-from trainer.base.errors import BadInput
-from trainer.base.places import is_url, require_folder
-from trainer.folder.lease import Held, attempts, holder
-from trainer.folder.record import TrialFolder, trial_folder
+from pipegap.sweeps.request.expand import Trial
+from pipegap.sweeps.store.objects import ObjectStore
+from pipegap.sweeps.store.results import creates, probe, require_writable
+from pipegap.sweeps.store.store import STAYS, Config, RunningTrial, Spare, SweepStore, TrialState
+from pipegap.trainer.base.atomic import partials
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.places import is_url, require_folder
+from pipegap.trainer.folder.lease import Held, attempts, holder
+from pipegap.trainer.folder.record import TrialFolder, trial_folder
 
 
 def open_store(word: str) -> SweepStore:

@@ -14,17 +14,17 @@ from statistics import median
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from sweeps.request.expand import Trial
-from sweeps.store.store import SweepStore
-from trainer.base.build import label
-from trainer.base.errors import BadInput
-from trainer.base.resources import require_device
-from trainer.base.status import Status
-from trainer.config.names import YOUNGER, without_younger
-from trainer.folder.lease import STALE_AFTER
-from trainer.folder.record import Row, TrialFolder, read_result
-from trainer.folder.wellformed import CONFIG, read
-from trainer.parts import open_data
+from pipegap.sweeps.request.expand import Trial
+from pipegap.sweeps.store.store import SweepStore
+from pipegap.trainer.base.build import label
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.resources import require_device
+from pipegap.trainer.base.status import Status
+from pipegap.trainer.config.names import YOUNGER, without_younger
+from pipegap.trainer.folder.lease import STALE_AFTER
+from pipegap.trainer.folder.record import Row, TrialFolder, read_result
+from pipegap.trainer.folder.wellformed import CONFIG, read
+from pipegap.trainer.parts import open_data
 
 PROBE = ".probe-"
 SHAPE = (

@@ -6,8 +6,8 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from sweeps.request.expand import Trial
-from trainer.folder.lease import PATTERN
+from pipegap.sweeps.request.expand import Trial
+from pipegap.trainer.folder.lease import PATTERN
 
 STAYS = ("config.json", "result.json", "trial_id", PATTERN, "earlier-*", ".*")
 """Patterns of files that `archive` does not move, or, of the result, moves last."""

@@ -16,15 +16,15 @@ import yaml
 from annotated_types import Interval
 from pydantic import TypeAdapter, ValidationError
 
-from sweeps.tracking.tracker import About, Tracker
-from trainer.base.build import Node, build
-from trainer.base.cli import one_of
-from trainer.base.errors import BadInput, LeaseLost, Stopped
-from trainer.base.status import Status
-from trainer.config.names import yamls
-from trainer.config.schema import check_choice
-from trainer.config.words import parse_value
-from trainer.folder.record import Row
+from pipegap.sweeps.tracking.tracker import About, Tracker
+from pipegap.trainer.base.build import Node, build
+from pipegap.trainer.base.cli import one_of
+from pipegap.trainer.base.errors import BadInput, LeaseLost, Stopped
+from pipegap.trainer.base.status import Status
+from pipegap.trainer.config.names import yamls
+from pipegap.trainer.config.schema import check_choice
+from pipegap.trainer.config.words import parse_value
+from pipegap.trainer.folder.record import Row
 
 GROUP = "tracking"
 Seconds = Annotated[float, Interval(ge=0, le=1e8)]

@@ -6,8 +6,8 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from sweeps.tracking.tracker import About, hyperparameters, numbers, summary
-from trainer.folder.record import Row
+from pipegap.sweeps.tracking.tracker import About, hyperparameters, numbers, summary
+from pipegap.trainer.folder.record import Row
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

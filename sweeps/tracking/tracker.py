@@ -6,8 +6,8 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainer.config.names import names
-from trainer.folder.record import Row
+from pipegap.trainer.config.names import names
+from pipegap.trainer.folder.record import Row
 
 
 @dataclass(frozen=True)

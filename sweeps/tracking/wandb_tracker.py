@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 
 from annotated_types import Gt, MinLen
 
-from sweeps.tracking.tracker import About, numbers, summary
-from trainer.base.status import Status
-from trainer.folder.record import Row
+from pipegap.sweeps.tracking.tracker import About, numbers, summary
+from pipegap.trainer.base.status import Status
+from pipegap.trainer.folder.record import Row
 
 ID_FILE = "store_id"
 WRITE_TIMEOUT = 5.0

@@ -10,13 +10,13 @@ from ray.tune import Callback
 from rich.console import Console
 from rich.live import Live
 
-from analysis.objects.bucket import StoreAway
-from sweeps.request.expand import Trial
-from sweeps.view.progress import Progress
-from sweeps.view.render import LIBRARIES, GapTable, Throttled, render
-from trainer.base.cli import duration
-from trainer.base.status import Status
-from trainer.ranks.supervisor import AskedToStop
+from pipegap.analysis.objects.bucket import StoreAway
+from pipegap.sweeps.request.expand import Trial
+from pipegap.sweeps.view.progress import Progress
+from pipegap.sweeps.view.render import LIBRARIES, GapTable, Throttled, render
+from pipegap.trainer.base.cli import duration
+from pipegap.trainer.base.status import Status
+from pipegap.trainer.ranks.supervisor import AskedToStop
 
 DRAW_EVERY, READ_EVERY = 0.5, 5.0
 """Seconds between two frames, and between two reads of the store for gaps and others' trials."""

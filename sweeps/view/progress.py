@@ -7,11 +7,11 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
-from sweeps.request.expand import Trial
-from trainer.base.status import ACTIVE, ENDED, FINAL, Status
-from trainer.folder.lease import attempts, holder
-from trainer.folder.metrics import last_row, row_number
-from trainer.folder.record import Row, read_result
+from pipegap.sweeps.request.expand import Trial
+from pipegap.trainer.base.status import ACTIVE, ENDED, FINAL, Status
+from pipegap.trainer.folder.lease import attempts, holder
+from pipegap.trainer.folder.metrics import last_row, row_number
+from pipegap.trainer.folder.record import Row, read_result
 
 STATUSES = (*ENDED, *ACTIVE, Status.INTERRUPTED, Status.WAITING)
 """What a trial of a sweep can be, in the order in which a view counts them."""

@@ -12,16 +12,20 @@ from rich.table import Table
 from rich.text import Text
 from typing_extensions import override
 
-from sweeps.view.progress import STATUSES, Progress
-from trainer.base.cli import duration
-from trainer.base.status import ACTIVE, ENDED, Status
+from pipegap.sweeps.view.progress import STATUSES, Progress
+from pipegap.trainer.base.cli import duration
+from pipegap.trainer.base.status import ACTIVE, ENDED, Status
 
 SHOWN = 8
 """How many running trials the view lists; the others are only counted."""
 SHARE = 0.02
 """The largest share of its caller's time that a view may take."""
 STYLES = {Status.FAILED: "bold red", Status.DIVERGED: "yellow", Status.RUNNING: "green"}
-LIBRARIES = ("analysis.statistics.gaps", "analysis.statistics.text", "analysis.table.load")
+LIBRARIES = (
+    "pipegap.analysis.statistics.gaps",
+    "pipegap.analysis.statistics.text",
+    "pipegap.analysis.table.load",
+)
 """What a table needs. To import it takes seconds, which no callback may."""
 
 
@@ -155,9 +159,9 @@ def _gaps_so_far(results: Path, trial_ids: Collection[str], width: int | None) -
 
     Raises as `load` and `gaps` do; the report at the end repeats their warnings.
     """
-    from analysis.statistics.gaps import gaps
-    from analysis.statistics.text import printed_gaps
-    from analysis.table.load import load
+    from pipegap.analysis.statistics.gaps import gaps
+    from pipegap.analysis.statistics.text import printed_gaps
+    from pipegap.analysis.table.load import load
 
     if not results.is_dir():
         return ""

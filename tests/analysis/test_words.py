@@ -1,9 +1,9 @@
-"""A wrong word of `python -m analysis` is refused in one line, and nothing is written."""
+"""A wrong word of `pipegap report` is refused in one line, and nothing is written."""
 
 import pytest
 
-from analysis.__main__ import main
-from analysis.commands import COMMANDS
+from pipegap.analysis.__main__ import main
+from pipegap.analysis.commands import COMMANDS
 from tests.support.refusals import Refused, name_of
 
 LONG = "x" * 300

@@ -13,20 +13,20 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from sweeps.cluster.package import CODE, OWN_CODE, Own, sent_with
+from pipegap.sweeps.cluster.package import CODE, OWN_CODE, Own, sent_with
+from pipegap.trainer.__main__ import main as trainer
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.config.compose import compose
+from pipegap.trainer.config.identity import trial_id
+from pipegap.trainer.models.export import save_final, start_from
+from pipegap.trainer.trial import run_trial
 from tests.support import small
 from tests.support.markdown import ROOT, shell_lines
 from tests.support.refusals import Refused, name_of
-from trainer.__main__ import main as trainer
-from trainer.base.errors import BadInput
-from trainer.config.compose import compose
-from trainer.config.identity import trial_id
-from trainer.models.export import save_final, start_from
-from trainer.trial import run_trial
 
 DOCUMENT = ROOT / "docs" / "code.md"
 EXAMPLE = ROOT / "examples" / "gpt2"
-TRIALS = [words[3:] for words in shell_lines(DOCUMENT) if words[:3] == ["python", "-m", "trainer"]]
+TRIALS = [words[3:] for words in shell_lines(DOCUMENT) if words[:3] == ["pipegap", "trial"]]
 KEPT = ("batch_size", "seq_len", "num_updates", "eval_every", "checkpoint_every")
 
 
@@ -127,8 +127,8 @@ def test_it_starts_from_a_checkpoint_as_the_hub_has_it(tmp_path: Path) -> None:
 
 ID = """
 import sys
-from trainer.config.compose import compose
-from trainer.config.identity import trial_id
+from pipegap.trainer.config.compose import compose
+from pipegap.trainer.config.identity import trial_id
 print(trial_id(compose([f"code={sys.argv[1]}", "model=gpt2_tiny"]), "d"))
 """
 
@@ -156,8 +156,8 @@ def test_a_change_of_the_code_makes_another_trial(tmp_path: Path) -> None:
 BASE = """
 from __future__ import annotations
 from dataclasses import dataclass
-from trainer.base.ranges import Rows
-from trainer.models.llama import Llama
+from pipegap.trainer.base.ranges import Rows
+from pipegap.trainer.models.llama import Llama
 @dataclass(frozen=True, kw_only=True)
 class Mine(Llama):
     window: Rows = 64
@@ -221,5 +221,5 @@ def test_a_job_gets_the_code(tmp_path: Path) -> None:
         sent = {str(p.relative_to(root / OWN_CODE)) for p in (root / OWN_CODE).rglob("*.*")}
         assert sent == {"gpt2.py", "model/gpt2_tiny.yaml"}
         words = [f"code={OWN_CODE}", "model=gpt2_tiny", "--cfg"]
-        command = [sys.executable, "-m", "trainer", *words]
+        command = [sys.executable, "-m", "pipegap", "trial", *words]
         subprocess.run(command, cwd=root, check=True, capture_output=True)

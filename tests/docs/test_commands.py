@@ -9,22 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from analysis.__main__ import main as analysis
 from pipegap.__main__ import PLACES
-from sweeps.__main__ import main as sweeps
-from sweeps.commands import COMMANDS
-from sweeps.commands.evaluate import parse_words
-from sweeps.request.command_line import parse_request
+from pipegap.analysis.__main__ import main as analysis
+from pipegap.sweeps.__main__ import main as sweeps
+from pipegap.sweeps.commands import COMMANDS
+from pipegap.sweeps.commands.evaluate import parse_words
+from pipegap.sweeps.request.command_line import parse_request
+from pipegap.trainer.__main__ import main as trainer
+from pipegap.trainer.base.cli import split_command
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.data import benchmarks
+from pipegap.trainer.data.__main__ import CORPORA, _request
+from pipegap.trainer.data.tokenizers import ENCODERS
 from tests.support.make import lines_of_make
 from tests.support.markdown import DOCUMENTS, ROOT, commands, shell_lines, write_files
 from tests.support.reports import with_figures
 from tests.support.synthetic_store import write_arms
-from trainer.__main__ import main as trainer
-from trainer.base.cli import split_command
-from trainer.base.errors import BadInput
-from trainer.data import benchmarks
-from trainer.data.__main__ import CORPORA, _request
-from trainer.data.tokenizers import ENCODERS
 
 pytestmark = pytest.mark.filterwarnings("ignore:Pydantic V1 style:DeprecationWarning")  # wandb's
 Words = Sequence[str]
@@ -127,7 +127,7 @@ def check_analysis(words: Words) -> None:
 
 MODULES: Mapping[str, Callable[[Words], None]] = {
     "trainer": check_trial,
-    "trainer.data": check_corpus,
+    "pipegap.trainer.data": check_corpus,
     "sweeps": check_sweep,
     "analysis": check_analysis,
 }
@@ -183,16 +183,15 @@ def test_a_command_is_understood(
     [
         "make sweep-tiny-nowhere",
         "make nothing",
-        "python -m trainer optimizer.momentun=0.9",
-        "python -m sweeps sweep=main seeds=[a]",
-        "python -m sweeps list stat=failed",
-        "python -m sweeps evaluate sweep=main task=[copa]",
-        "python -m analysis advice optimizer=muon",
-        "python -m analysis advise optimiser=muon",
-        "python -m trainer.data wikipedia",
+        "pipegap trial optimizer.momentun=0.9",
+        "pipegap sweep sweep=main seeds=[a]",
+        "pipegap list stat=failed",
+        "pipegap evaluate sweep=main task=[copa]",
+        "pipegap report advice optimizer=muon",
+        "pipegap advise optimiser=muon",
+        "pipegap data wikipedia",
         "python -m bench.nothing",
         "pipegap advice",
-        "pipegap trial optimizer.momentun=0.9",
         "rm -rf results",
     ],
 )

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.__main__ import main as sweeps
+from pipegap.sweeps.__main__ import main as sweeps
+from pipegap.trainer.__main__ import main as trainer
 from tests.support import small
 from tests.support.markdown import ROOT, shell_lines
 from tests.support.own_text import texts, write_jsonl, write_parquet, write_txt
-from trainer.__main__ import main as trainer
 
 DOCUMENT = ROOT / "docs" / "data.md"
 LINES = [words[2:] for words in shell_lines(DOCUMENT) if words[:2] == ["python", "-m"]]

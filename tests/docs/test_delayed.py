@@ -9,10 +9,10 @@ import pytest
 import torch
 from scipy import stats
 
-from analysis import gaps, load
+from pipegap.analysis import gaps, load
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.delayed import DelayedOptimizer, record
 from tests.support.markdown import ROOT, blocks
-from trainer.base.errors import BadInput
-from trainer.delayed import DelayedOptimizer, record
 
 DOCUMENT = ROOT / "docs" / "delayed.md"
 

@@ -9,17 +9,17 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from sweeps.__main__ import main as sweeps
+from pipegap.sweeps.__main__ import main as sweeps
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.config.compose import compose
+from pipegap.trainer.config.schema import validate
+from pipegap.trainer.trial import run_trial
 from tests.support import small
 from tests.support.markdown import ROOT, shell_lines, write_files
 from tests.support.synthetic_store import write_arms
-from trainer.base.errors import BadInput
-from trainer.config.compose import compose
-from trainer.config.schema import validate
-from trainer.trial import run_trial
 
 DOCUMENT = ROOT / "docs" / "extending.md"
-TRIALS = [words[3:] for words in shell_lines(DOCUMENT) if words[:3] == ["python", "-m", "trainer"]]
+TRIALS = [words[3:] for words in shell_lines(DOCUMENT) if words[:3] == ["pipegap", "trial"]]
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +114,7 @@ def test_a_resolved_config_runs_again(folder: Path) -> None:
 
 
 def test_the_sweep(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    [words] = [w[3:] for w in shell_lines(DOCUMENT) if w[:3] == ["python", "-m", "sweeps"]]
+    [words] = [w[3:] for w in shell_lines(DOCUMENT) if w[:3] == ["pipegap", "sweep"]]
     assert sweeps([*words, f"data.path={folder / 'corpus'}"]) == 0
     assert "9 asked, 9 unique" in capsys.readouterr().out
 

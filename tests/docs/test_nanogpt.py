@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 from examples.nanogpt.gpt import GPT
 from examples.nanogpt.nanogpt import NanoGPT
+from pipegap.trainer.base.build import build
+from pipegap.trainer.base.code import use_code
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.config.compose import compose_node
+from pipegap.trainer.config.identity import version_of
+from pipegap.trainer.models.loss import cross_entropy
 from tests.support import gangs, small
 from tests.support.markdown import ROOT
 from tests.support.whole import whole
-from trainer.base.build import build
-from trainer.base.code import use_code
-from trainer.base.errors import BadInput
-from trainer.config.compose import compose_node
-from trainer.config.identity import version_of
-from trainer.models.loss import cross_entropy
 
 SMALL = NanoGPT(
     vocab_size=50,

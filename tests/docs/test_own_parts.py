@@ -8,22 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from analysis.__main__ import main as analysis
-from analysis.table.load import load
-from sweeps.__main__ import main as sweeps
-from sweeps.cluster.package import require_shared
-from sweeps.request.command_line import parse_request
+from pipegap.analysis.__main__ import main as analysis
+from pipegap.analysis.table.load import load
+from pipegap.sweeps.__main__ import main as sweeps
+from pipegap.sweeps.cluster.package import require_shared
+from pipegap.sweeps.request.command_line import parse_request
+from pipegap.trainer.__main__ import main as trainer
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.config.compose import Composer
 from tests.support import small
-from trainer.__main__ import main as trainer
-from trainer.base.errors import BadInput
-from trainer.config.compose import Composer
 
 SOURCE = """
-from trainer.base.ranges import Few
-from trainer.corrections.none import NoCorrection
-from trainer.data.shards import Prepared
-from trainer.models.llama import Llama
-from trainer.schedules.recipes import pipedream_2bw
+from pipegap.trainer.base.ranges import Few
+from pipegap.trainer.corrections.none import NoCorrection
+from pipegap.trainer.data.shards import Prepared
+from pipegap.trainer.models.llama import Llama
+from pipegap.trainer.schedules.recipes import pipedream_2bw
 import torch
 
 class Text:

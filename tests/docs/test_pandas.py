@@ -7,9 +7,9 @@ import nbformat
 import pandas as pd
 import pytest
 
-from analysis import best, downstream, gaps, load
-from analysis.table.schema import BEST, DOWNSTREAM, GAP, TRIAL, Columns
 from findings.front import JOB, NOTEBOOK, executed
+from pipegap.analysis import best, downstream, gaps, load
+from pipegap.analysis.table.schema import BEST, DOWNSTREAM, GAP, TRIAL, Columns
 from tests.support.answers import write_answers
 from tests.support.synthetic_store import write_arms
 

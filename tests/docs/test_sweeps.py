@@ -2,8 +2,8 @@
 
 import re
 
-from sweeps.request.command_line import parse_request
-from sweeps.request.files import known
+from pipegap.sweeps.request.command_line import parse_request
+from pipegap.sweeps.request.files import known
 from tests.support.markdown import ROOT, SPAN
 
 ROW = re.compile(r"\| (`[\w`, ]+`) \| .+ \| (.+) \|")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from pipegap.trainer.base.places import CONF
 from tests.support import hybrid, moe
 from tests.support.fake_cuda.asked import answers, choices, needed, require_sound, small
-from trainer.base.places import CONF
 
 pytestmark = [pytest.mark.slow, needed]
 # Between two renewals: LAPACK's routines report to the host whether they converged.

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from pipegap.trainer.config.combinations import REJECTED
 from tests.support.every_optimizer import NAMES
 from tests.support.fake_cuda.asked import answers, needed, require_planned
 from tests.support.fake_cuda.parts import EF, in_two
 from tests.support.steps import words_of_scale
-from trainer.config.combinations import REJECTED
 
 pytestmark = [pytest.mark.slow, needed]
 FEW_TOKENS = ("batch_size=1", "seq_len=16", "pipeline.num_microbatches=1", "model.loss_chunk=null")

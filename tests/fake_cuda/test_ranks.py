@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from pipegap.trainer.config.plan import plan_trial
 from tests.support import hybrid, moe
 from tests.support.fake_cuda.asked import answers, needed, small
 from tests.support.steps import resolved, words_of_scale
-from trainer.config.plan import plan_trial
 
 pytestmark = [pytest.mark.slow, needed]
 UPDATES = 3

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from analysis import load
 from findings.overshoot import look_ahead
 from findings.overshoot.look_ahead import OPTIMIZERS, LookAhead, config_of
-from trainer.config.compose import compose
-from trainer.config.plan import plan_trial
+from pipegap.analysis import load
+from pipegap.trainer.config.compose import compose
+from pipegap.trainer.config.plan import plan_trial
 
 PUBLISHED = Path(look_ahead.__file__).parent / "trials_tiny.csv"
 

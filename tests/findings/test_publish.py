@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from analysis import load
 from findings import __main__ as command
 from findings.__main__ import publish
+from pipegap.analysis import load
+from pipegap.trainer.base.errors import BadInput
 from tests.support.refusals import Refused
 from tests.support.synthetic_store import record, write_arms
-from trainer.base.errors import BadInput
 
 
 @pytest.fixture

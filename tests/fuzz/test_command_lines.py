@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 
-from analysis.__main__ import main as analysis
-from sweeps.__main__ import main as sweeps
+from pipegap.analysis.__main__ import main as analysis
+from pipegap.sweeps.__main__ import main as sweeps
+from pipegap.trainer.__main__ import main as trainer
+from pipegap.trainer.config.schema import TrialConfig
 from tests.support import fuzzing, odd, small
 from tests.support.synthetic_store import LOSSES, write_arms
-from trainer.__main__ import main as trainer
-from trainer.config.schema import TrialConfig
 
 KEYS = (
     *TrialConfig.model_fields,
@@ -98,17 +98,17 @@ def names(words: Sequence[str]) -> set[str]:
     return {*given, *parts, *words, *empty, *TrialConfig.model_fields, *OF_SWEEPS, *OF_ANALYSES}
 
 
-@fuzzing.inputs(30, "`python -m trainer --cfg`")
+@fuzzing.inputs(30, "`pipegap trial --cfg`")
 @given(words=odd.commands(TRIALS, KEYS))
 @example(words=["\0"])  # a word that is empty where it arrives
 def test_of_thetrainer(place: Path, words: list[str]) -> None:
     fuzzing.count(
-        "`python -m trainer --cfg`",
-        lambda: check(place, "python -m trainer", trainer, ["--cfg", *words]),
+        "`pipegap trial --cfg`",
+        lambda: check(place, "pipegap trial", trainer, ["--cfg", *words]),
     )
 
 
-@fuzzing.inputs(15, "`python -m sweeps`")
+@fuzzing.inputs(15, "`pipegap sweep`")
 @given(words=odd.commands(SWEEPS, OF_SWEEPS))
 def test_of_sweeps(place: Path, words: list[str]) -> None:
     """Without what needs a network: a cluster, or the server of a tracker."""
@@ -118,18 +118,16 @@ def test_of_sweeps(place: Path, words: list[str]) -> None:
     kept = [word for word in words if not word.startswith(("watch=", "mode=", "tracking.mode="))]
     last = "dry_run=true" if first not in ("status", "list", "dashboard") else ""
     fuzzing.count(
-        "`python -m sweeps`",
-        lambda: check(place, "python -m sweeps", sweeps, [*kept, *filter(None, [last])]),
+        "`pipegap sweep`",
+        lambda: check(place, "pipegap sweep", sweeps, [*kept, *filter(None, [last])]),
     )
 
 
-@fuzzing.inputs(30, "`python -m analysis`")
+@fuzzing.inputs(30, "`pipegap report`")
 @given(words=odd.commands(ANALYSES, OF_ANALYSES))
 def test_of_the_analysis(place: Path, words: list[str]) -> None:
     """A report of a store would be written: here there is none to read."""
     kept = [*words]
     if words[:1] != ["advise"]:
         kept += [f"out={place}/report", "results=nowhere"]
-    fuzzing.count(
-        "`python -m analysis`", lambda: check(place, "python -m analysis", analysis, kept)
-    )
+    fuzzing.count("`pipegap report`", lambda: check(place, "pipegap report", analysis, kept))

@@ -12,20 +12,20 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis import load
-from analysis.__main__ import main as analysis
-from sweeps.__main__ import main as sweeps
-from sweeps.request.command_line import parse_request
-from sweeps.request.expand import points
+from pipegap.analysis import load
+from pipegap.analysis.__main__ import main as analysis
+from pipegap.sweeps.__main__ import main as sweeps
+from pipegap.sweeps.request.command_line import parse_request
+from pipegap.sweeps.request.expand import points
+from pipegap.trainer.__main__ import main as trainer
+from pipegap.trainer.folder import lease
+from pipegap.trainer.folder.record import read_result
+from pipegap.trainer.trial import run_trial
 from tests.support import fuzzing, small
 from tests.support.damage import Damage, Place, draw_damage
 from tests.support.reports import with_figures
 from tests.support.synthetic_store import LOSSES, record, write_arms
 from tests.support.trials import Stop, rows, stop_at, untimed
-from trainer.__main__ import main as trainer
-from trainer.folder import lease
-from trainer.folder.record import read_result
-from trainer.trial import run_trial
 
 SWEEP = {
     "base": small.SMALL,
@@ -146,14 +146,14 @@ def check_report(place: Place, damage: Damage) -> fuzzing.Ended:
     return found
 
 
-@fuzzing.inputs(6, "store, `python -m trainer`", share=0.05)
+@fuzzing.inputs(6, "store, `pipegap trial`", share=0.05)
 @given(data=st.data())
 def test_of_a_trial_that_resumes(place: Place, data: st.DataObject) -> None:
     """It ends as it would have, or is refused and nothing was written."""
     own = [path for path in place.files if path.parent == place.interrupted]
     damage = draw_damage(data, place, [*own, place.interrupted / "result.json"])
     with damage.written(place):
-        fuzzing.count("store, `python -m trainer`", lambda: check_resumed(place, damage))
+        fuzzing.count("store, `pipegap trial`", lambda: check_resumed(place, damage))
 
 
 def check_resumed(place: Place, damage: Damage) -> fuzzing.Ended:

@@ -9,11 +9,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeps.__main__ import main
-from sweeps.request.schema import Sweep
+from pipegap.sweeps.__main__ import main
+from pipegap.sweeps.request.schema import Sweep
+from pipegap.trainer.base.places import CONF
+from pipegap.trainer.config.schema import TrialConfig
 from tests.support import fuzzing, odd, small
-from trainer.base.places import CONF
-from trainer.config.schema import TrialConfig
 
 SMALL = f"""\
 base: [{", ".join(small.SMALL)}]
@@ -86,6 +86,6 @@ def check(place: Path, content: bytes) -> fuzzing.Ended:
         *TrialConfig.model_fields,
         *re.findall(r"[\w.]+", content.decode(errors="replace")),
     }
-    fuzzing.require_one_line(found, "python -m sweeps", named)
+    fuzzing.require_one_line(found, "pipegap sweep", named)
     assert fuzzing.tree(place) == before
     return found

@@ -6,8 +6,8 @@ See optimizers.py for the arguments.
 import torch
 from torch import Tensor
 
+from pipegap.trainer.optimizers.orthogonal import POLAR_EXPRESS
 from tests.oracles.optimizers import Batches, Settings
-from trainer.optimizers.orthogonal import POLAR_EXPRESS
 
 POLYNOMIALS = {
     "newton_schulz": [(3.4445, -4.7750, 2.0315)] * 20,

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipegap.trainer.optimizers.kronecker import own_stream
 from tests.oracles.dion import dion2, dion3
 from tests.oracles.hyperball import POLYNOMIALS, cautious
 from tests.oracles.kl_soap import kl_soap
 from tests.oracles.optimizers import MATRICES, Batches, Settings
-from trainer.optimizers.kronecker import own_stream
 
 
 def orthogonalised(m: Tensor, steps: int = 5, iteration: str = "newton_schulz") -> Tensor:

@@ -21,9 +21,9 @@ from torch.distributed.pipelining.schedules import (
     _PipelineScheduleRuntime,
 )
 
-from trainer.models.loss import cross_entropy
-from trainer.parts import Parts
-from trainer.schedules.operations import Op
+from pipegap.trainer.models.loss import cross_entropy
+from pipegap.trainer.parts import Parts
+from pipegap.trainer.schedules.operations import Op
 
 CPU = torch.device("cpu")
 Config = dict[str, Any]

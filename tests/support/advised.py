@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from analysis import advise, load
-from analysis.advice.advice import Advice
+from pipegap.analysis import advise, load
+from pipegap.analysis.advice.advice import Advice
 
 
 def ask(store: Path, stages: int = 4, microbatches: int = 8, **more: Any) -> Advice:

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
+from pipegap.trainer.trial import run_trial
 from tests.support import small
-from trainer.trial import run_trial
 
 QUESTIONS = [
     {

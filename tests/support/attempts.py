@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pipegap.trainer.folder import checkpoint, lease
+from pipegap.trainer.folder.record import Row, TrialFolder
 from tests.support.records import state
-from trainer.folder import checkpoint, lease
-from trainer.folder.record import Row, TrialFolder
 
 
 def row(update: int) -> Row:

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from analysis import load
-from analysis.claims import CLAIMS, Outcome, Verdict, judged
+from pipegap.analysis import load
+from pipegap.analysis.claims import CLAIMS, Outcome, Verdict, judged
 from tests.support.answers import write_answers
 from tests.support.synthetic_store import config, result, write
 

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import torch
 
+from pipegap.trainer.optimizers.adam import adamw
+from pipegap.trainer.optimizers.routing import kinds
+from pipegap.trainer.optimizers.sgd import sgd
+from pipegap.trainer.schedules.operations import Schedule, delays
+from pipegap.trainer.schedules.proof import check
 from tests.oracles import corrections, semantics
 from tests.support import toy
-from trainer.optimizers.adam import adamw
-from trainer.optimizers.routing import kinds
-from trainer.optimizers.sgd import sgd
-from trainer.schedules.operations import Schedule, delays
-from trainer.schedules.proof import check
 
 T = 10
 ADAMW = partial(

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from trainer.data.prepare import prepare
-from trainer.data.shards import Prepared
-from trainer.data.tokenizers import ENCODERS
+from pipegap.trainer.data.prepare import prepare
+from pipegap.trainer.data.shards import Prepared
+from pipegap.trainer.data.tokenizers import ENCODERS
 
 TEXTS = [f"document {i}: " + "naïve words ".replace("n", chr(97 + i % 20)) * 9 for i in range(200)]
 ABOUT = {"corpus": "t", "tokenizer": "bytes", "license": "none", "attribution": "nobody"}

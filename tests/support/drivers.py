@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 
-from sweeps.cluster.queue import TrialQueue, in_order
-from sweeps.store.store import TrialState
+from pipegap.sweeps.cluster.queue import TrialQueue, in_order
+from pipegap.sweeps.store.store import TrialState
 
 SECONDS, SPREAD = 55.0, 0.05
 TRIALS = 10

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
+from pipegap.trainer.base.build import build, locate
+from pipegap.trainer.base.places import CONF
+from pipegap.trainer.config.compose import compose
+from pipegap.trainer.corrections.none import NoCorrection
+from pipegap.trainer.schedules.operations import Schedule
+from pipegap.trainer.schedules.recipes import constant_delay, pipedream
 from tests.oracles import corrections as references
 from tests.support import toy
 from tests.support.delayed import PHASES, SGD, T, expected_of_stages
-from trainer.base.build import build, locate
-from trainer.base.places import CONF
-from trainer.config.compose import compose
-from trainer.corrections.none import NoCorrection
-from trainer.schedules.operations import Schedule
-from trainer.schedules.recipes import constant_delay, pipedream
 
 NAMES = sorted(path.stem for path in (CONF / "correction").glob("*.yaml"))
 Make = Callable[[int, Sequence[int]], NoCorrection]

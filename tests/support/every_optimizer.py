@@ -5,9 +5,9 @@ from typing import Any
 
 import yaml
 
-from trainer.base.build import locate
-from trainer.base.places import CONF
-from trainer.config.compose import compose
+from pipegap.trainer.base.build import locate
+from pipegap.trainer.base.places import CONF
+from pipegap.trainer.config.compose import compose
 
 NAMES = sorted(path.stem for path in (CONF / "optimizer").glob("*.yaml"))
 

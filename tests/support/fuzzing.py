@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from hypothesis import HealthCheck, Phase, settings
 
-from trainer.base.errors import one_line
+from pipegap.trainer.base.errors import one_line
 
 CPU_SECONDS, BUSY = 2.0, 5.0
 """What an input may cost before it is accepted or refused; so many times as much in the suite,

@@ -11,17 +11,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pipegap.trainer.base.resources import rank_device, reproducible
+from pipegap.trainer.executors.channel import AHEAD
+from pipegap.trainer.executors.emulated import Emulated
+from pipegap.trainer.executors.gradients import Diverged, Update
+from pipegap.trainer.executors.pipelined import Pipelined
+from pipegap.trainer.parts import Parts, build_emulated, build_parts, build_pipelined
+from pipegap.trainer.ranks.groups import Heartbeat, joined
+from pipegap.trainer.ranks.spawn import run_gang
+from pipegap.trainer.ranks.supervisor import Parent
 from tests.support.lazy_kernels import BETWEEN_PASSES, PASSES, lazy_kernels
 from tests.support.nccl_like import nccl_like
-from trainer.base.resources import rank_device, reproducible
-from trainer.executors.channel import AHEAD
-from trainer.executors.emulated import Emulated
-from trainer.executors.gradients import Diverged, Update
-from trainer.executors.pipelined import Pipelined
-from trainer.parts import Parts, build_emulated, build_parts, build_pipelined
-from trainer.ranks.groups import Heartbeat, joined
-from trainer.ranks.spawn import run_gang
-from trainer.ranks.supervisor import Parent
 
 CPU = torch.device("cpu")
 Config = dict[str, Any]

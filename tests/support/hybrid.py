@@ -1,7 +1,7 @@
 """A small hybrid in Qwen3-Next's shape."""
 
+from pipegap.trainer.models.qwen3_next import Qwen3Next
 from tests.support.moe import SIZES
-from trainer.models.qwen3_next import Qwen3Next
 
 HYBRID = Qwen3Next(
     **SIZES,

@@ -14,17 +14,20 @@ from torch.distributed import distributed_c10d
 OF_2BW = (
     "torch.distributed.pipelining.stage._PipelineStageBase.forward_one_chunk",
     "torch.distributed.pipelining.stage._PipelineStageBase.backward_one_chunk",
-    "trainer.torch_pipelining.sums.norms_of",
-    "trainer.torch_pipelining.update.LateUpdate.__call__",
+    "pipegap.trainer.torch_pipelining.sums.norms_of",
+    "pipegap.trainer.torch_pipelining.update.LateUpdate.__call__",
 )
 """What launches kernels in `Schedule2BW`."""
 PASSES = (
-    "trainer.stages.stage.Stage.forward",
-    "trainer.stages.stage.Stage.backward_input",
-    "trainer.stages.stage.Stage.backward_weights",
+    "pipegap.trainer.stages.stage.Stage.forward",
+    "pipegap.trainer.stages.stage.Stage.backward_input",
+    "pipegap.trainer.stages.stage.Stage.backward_weights",
 )
 """What launches kernels in a trial, the same ones for every batch."""
-BETWEEN_PASSES = ("trainer.stages.stage.Stage.update", "trainer.stages.stage.Stage.evaluate")
+BETWEEN_PASSES = (
+    "pipegap.trainer.stages.stage.Stage.update",
+    "pipegap.trainer.stages.stage.Stage.evaluate",
+)
 """Likewise; an optimizer may do something new in a later update."""
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from trainer.models.llama import Llama
+from pipegap.trainer.models.llama import Llama
 
 SMALL = Llama(
     vocab_size=61,

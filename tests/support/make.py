@@ -3,7 +3,7 @@
 import os
 import subprocess
 
-from trainer.base.places import CODE_ROOT
+from pipegap.trainer.base.places import CODE_ROOT
 
 
 def lines_of_make(*words: str) -> list[str]:

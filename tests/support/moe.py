@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from trainer.models.qwen3_moe import Qwen3Moe
+from pipegap.trainer.models.qwen3_moe import Qwen3Moe
 
 SIZES: dict[str, Any] = {
     "vocab_size": 61,

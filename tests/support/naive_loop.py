@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainer.delayed import DelayedOptimizer
+from pipegap.trainer.delayed import DelayedOptimizer
 
 T = 6
 SHAPES = ((4, 3), (3,), (), (0,))

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from pipegap.trainer.delayed import DelayedOptimizer
+from pipegap.trainer.optimizers.routing import kinds
 from tests.support import toy
-from trainer.delayed import DelayedOptimizer
-from trainer.optimizers.routing import kinds
 
 KEEP = ("weights", "gradients")
 """How a delay can be made."""

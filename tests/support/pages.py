@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import vl_convert
 
-from analysis.report.page import page as page_module
-from analysis.report.report import report
+from pipegap.analysis.report.page import page as page_module
+from pipegap.analysis.report.report import report
 
 VENDOR = Path(page_module.__file__).parent / "vendor"
 

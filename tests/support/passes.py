@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from pipegap.trainer.executors.emulated import Emulated
+from pipegap.trainer.stages import update
 from tests.support.steps import executor, resolved
-from trainer.executors.emulated import Emulated
-from trainer.stages import update
 
 NUM_BEFORE = 3
 """Updates before the one that is counted: then there are states, and something to correct."""

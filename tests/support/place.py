@@ -6,13 +6,13 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from sweeps.plan.sweep_plan import all_planned, plan_sweeps
-from sweeps.request.command_line import parse_request
-from sweeps.request.expand import Trial
-from sweeps.store.store import SweepStore
+from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
+from pipegap.sweeps.request.command_line import parse_request
+from pipegap.sweeps.request.expand import Trial
+from pipegap.sweeps.store.store import SweepStore
+from pipegap.trainer.base.errors import Stopped
 from tests.support import s3_server, small
 from tests.support.stored import after, run
-from trainer.base.errors import Stopped
 
 PREFIX = "a/store"
 SWEEP = {

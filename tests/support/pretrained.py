@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.models.decoder import Decoder
-from trainer.models.export import save_final
-from trainer.models.layers import rotation
+from pipegap.trainer.models.decoder import Decoder
+from pipegap.trainer.models.export import save_final
+from pipegap.trainer.models.layers import rotation
 
 
 def theirs(recipe: Decoder, weights: Mapping[str, Tensor], folder: Path) -> tuple[Any, Any]:

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pipegap.trainer.executors.emulated import Emulated
+from pipegap.trainer.executors.gradients import Clip
+from pipegap.trainer.schedules.recipes import constant_delay
+from pipegap.trainer.stages.stage import Stage
 from tests.support.delayed import PHASES
 from tests.support.every_correction import ONE_STAGE, maker
-from trainer.executors.emulated import Emulated
-from trainer.executors.gradients import Clip
-from trainer.schedules.recipes import constant_delay
-from trainer.stages.stage import Stage
 
 
 def trajectory(

@@ -9,15 +9,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainer.base.build import build
-from trainer.base.resources import rank_device, reproducible
-from trainer.config.compose import compose
-from trainer.data.batches import Batches, Windows
-from trainer.data.tokens import Tokens
-from trainer.parts import Parts, build_pipelined
-from trainer.ranks.groups import Gang, Heartbeat, joined
-from trainer.ranks.spawn import run_gang
-from trainer.ranks.supervisor import Parent
+from pipegap.trainer.base.build import build
+from pipegap.trainer.base.resources import rank_device, reproducible
+from pipegap.trainer.config.compose import compose
+from pipegap.trainer.data.batches import Batches, Windows
+from pipegap.trainer.data.tokens import Tokens
+from pipegap.trainer.parts import Parts, build_pipelined
+from pipegap.trainer.ranks.groups import Gang, Heartbeat, joined
+from pipegap.trainer.ranks.spawn import run_gang
+from pipegap.trainer.ranks.supervisor import Parent
 
 RANKS, ROWS, LENGTH = 2, 2, 128
 IN_A_ROW = 64

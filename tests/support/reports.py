@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from analysis.figures import FIGURES, Plot
-from analysis.figures.figure import whole
-from analysis.figures.files import picture
-from analysis.report import contents
-from trainer.base.children import Worker
+from pipegap.analysis.figures import FIGURES, Plot
+from pipegap.analysis.figures.figure import whole
+from pipegap.analysis.figures.files import picture
+from pipegap.analysis.report import contents
+from pipegap.trainer.base.children import Worker
 
 ALL = frozenset(figure.name for figure in FIGURES)
 FEW = ("final_losses", "validation_curves", "fig03_curves")

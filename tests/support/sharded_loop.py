@@ -17,11 +17,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from pipegap.trainer.delayed import DelayedOptimizer
+from pipegap.trainer.optimizers.routing import kinds
+from pipegap.trainer.ranks.groups import Heartbeat
 from tests.support import toy
 from tests.support.delayed import ADAMW
-from trainer.delayed import DelayedOptimizer
-from trainer.optimizers.routing import kinds
-from trainer.ranks.groups import Heartbeat
 
 Wrap = Callable[[nn.Module], nn.Module]
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from pipegap.trainer.config.compose import compose
 from tests.support.documents import prepared
-from trainer.config.compose import compose
 
 SMALL = [
     "model.hidden_size=24",

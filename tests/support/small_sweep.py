@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from analysis.objects.bucket import BucketClient
-from trainer.base.status import Status
+from pipegap.analysis.objects.bucket import BucketClient
+from pipegap.trainer.base.status import Status
 
 GANG = (
     "runner=pipelined",
@@ -40,7 +40,7 @@ POLL_EVERY = 0.02
 
 @dataclass
 class SmallSweep:
-    """`python -m sweeps` on a store in `folder`; its processes are known by their environment."""
+    """`pipegap sweep` on a store in `folder`; its processes are known by their environment."""
 
     folder: Path
     words: Sequence[str]
@@ -60,7 +60,7 @@ class SmallSweep:
         """Run the sweep in the background."""
         words = [*SWEEP, *self.words, f"results={self.store}"]
         return subprocess.Popen(
-            [sys.executable, "-m", "sweeps", *words],
+            [sys.executable, "-m", "pipegap", "sweep", *words],
             env={**os.environ, MARK: self.mark, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

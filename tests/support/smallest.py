@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from pipegap.trainer.executors.emulated import Emulated
 from tests.support.steps import executor, resolved
-from trainer.executors.emulated import Emulated
 
 DENSE = (
     *("model=nano", "model.num_layers=1", "model.hidden_size=16", "model.intermediate_size=24"),

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sweeps.request.expand import Trial
-from sweeps.store.store import SweepStore
+from pipegap.sweeps.request.expand import Trial
+from pipegap.sweeps.store.store import SweepStore
+from pipegap.trainer.config.plan import plan_trial
+from pipegap.trainer.trial import run_trial
 from tests.support import s3_server, small
-from trainer.config.plan import plan_trial
-from trainer.trial import run_trial
 
 URL = f"s3://{s3_server.BUCKET}/a/store"
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from sweeps.request.command_line import parse_request
-from sweeps.request.expand import Trial, points, unique
-from sweeps.request.schema import Sweep
+from pipegap.sweeps.request.command_line import parse_request
+from pipegap.sweeps.request.expand import Trial, points, unique
+from pipegap.sweeps.request.schema import Sweep
 
 ARMS = {
     "sync": ["pipeline=sync"],

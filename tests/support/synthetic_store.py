@@ -5,18 +5,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.table.records import FORMAT
+from pipegap.analysis.table.records import FORMAT
 
-SYNC = {"_target_": "trainer.schedules.sync", "num_stages": 1, "num_microbatches": 1}
+SYNC = {"_target_": "pipegap.trainer.schedules.sync", "num_stages": 1, "num_microbatches": 1}
 TWO_BUFFERED = {
-    "_target_": "trainer.schedules.pipedream_2bw",
+    "_target_": "pipegap.trainer.schedules.pipedream_2bw",
     "num_stages": 1,
     "num_microbatches": 1,
     "synchronous_start": 0,
     "synchronous_cooldown": 0,
 }
-NONE = {"_target_": "trainer.corrections.none.NoCorrection"}
-FEEDBACK = {"_target_": "trainer.corrections.error_feedback.ErrorFeedback", "coefficient": 1.0}
+NONE = {"_target_": "pipegap.trainer.corrections.none.NoCorrection"}
+FEEDBACK = {
+    "_target_": "pipegap.trainer.corrections.error_feedback.ErrorFeedback",
+    "coefficient": 1.0,
+}
 ARMS = {"sync": (SYNC, NONE), "delay": (TWO_BUFFERED, NONE), "delay_ef": (TWO_BUFFERED, FEEDBACK)}
 
 LOSSES: dict[str, list[float | None]] = {
@@ -30,12 +33,16 @@ def config(arm: str = "sync", *, optimizer: str = "adamw", seed: int = 0) -> dic
     """What a resolved config looks like, in short."""
     pipeline, correction = ARMS[arm]
     return {
-        "model": {"_target_": "trainer.models.llama.Llama", "vocab_size": 257, "hidden_size": 96},
-        "data": {"_target_": "trainer.data.shards.Prepared", "path": "data/wiki"},
+        "model": {
+            "_target_": "pipegap.trainer.models.llama.Llama",
+            "vocab_size": 257,
+            "hidden_size": 96,
+        },
+        "data": {"_target_": "pipegap.trainer.data.shards.Prepared", "path": "data/wiki"},
         "optimizer": {"_target_": f"trainer.optimizers.{optimizer}", "lr": 0.004, "momentum": 0.9},
         "pipeline": dict(pipeline),
         "correction": dict(correction),
-        "lr_schedule": {"_target_": "trainer.lr.cosine"},
+        "lr_schedule": {"_target_": "pipegap.trainer.lr.cosine"},
         "runner": "emulated",
         "seed": seed,
         "batch_size": 16,
@@ -136,7 +143,7 @@ def late(
     correction: Mapping[str, Any] = {},
 ) -> None:
     """One trial per seed, of which all gradients are so many updates late; one update: by 2BW."""
-    constant = {"_target_": "trainer.schedules.constant_delay", "delay": delay}
+    constant = {"_target_": "pipegap.trainer.schedules.constant_delay", "delay": delay}
     for seed, loss in enumerate(losses):
         settings = config("delay", optimizer=optimizer, seed=seed)
         settings["pipeline"] |= constant if delay > 1 else {}

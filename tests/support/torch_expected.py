@@ -4,6 +4,9 @@ from functools import partial
 
 import torch
 
+from pipegap.trainer.base.resources import rank_device
+from pipegap.trainer.corrections.error_feedback import ErrorFeedback
+from pipegap.trainer.schedules.recipes import pipedream_2bw
 from tests.oracles import corrections, semantics
 from tests.support import every_correction, every_optimizer, toy
 from tests.support.torch_optimizers import OPTIMIZERS
@@ -18,9 +21,6 @@ from tests.support.torch_pipeline import (
     modules_of,
     tokens,
 )
-from trainer.base.resources import rank_device
-from trainer.corrections.error_feedback import ErrorFeedback
-from trainer.schedules.recipes import pipedream_2bw
 
 
 def expected(case: Case, num_stages: int, dtype: torch.dtype = torch.float32) -> Trained:

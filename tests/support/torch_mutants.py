@@ -7,10 +7,10 @@ from unittest.mock import patch
 
 from torch import Tensor
 
+from pipegap.trainer.corrections.error_feedback import ErrorFeedback
+from pipegap.trainer.torch_pipelining.sums import LateSums
+from pipegap.trainer.torch_pipelining.twins import Twins
 from tests.support.torch_pipeline import Training, as_rank
-from trainer.corrections.error_feedback import ErrorFeedback
-from trainer.torch_pipelining.sums import LateSums
-from trainer.torch_pipelining.twins import Twins
 
 
 def as_mutant(mutant: str, *rest: Any) -> None:

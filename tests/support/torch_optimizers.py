@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from pipegap.trainer.optimizers.routing import kinds
+from pipegap.trainer.optimizers.together import Together
 from tests.support import every_optimizer
-from trainer.optimizers.routing import kinds
-from trainer.optimizers.together import Together
 
 
 def sgd(stage: nn.Module) -> Optimizer:

@@ -15,17 +15,17 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
+from pipegap.trainer.base.resources import rank_device
+from pipegap.trainer.delayed import DelayedOptimizer
+from pipegap.trainer.ranks.groups import Heartbeat, joined
+from pipegap.trainer.ranks.spawn import run_gang
+from pipegap.trainer.ranks.supervisor import Parent
+from pipegap.trainer.torch_pipelining import Schedule2BW
 from tests.support import toy
 from tests.support.torch_expected import expected
 from tests.support.torch_optimizers import adamw
 from tests.support.torch_pipeline import TIGHT, Case, T, batch, modules
 from tests.support.torch_wrapped import SETTINGS, Setting
-from trainer.base.resources import rank_device
-from trainer.delayed import DelayedOptimizer
-from trainer.ranks.groups import Heartbeat, joined
-from trainer.ranks.spawn import run_gang
-from trainer.ranks.supervisor import Parent
-from trainer.torch_pipelining import Schedule2BW
 
 MICROBATCHES = 4
 EVALUATED_BEFORE, CALLED_BEFORE = 3, (5, 6)

@@ -18,16 +18,16 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.optim.lr_scheduler import LambdaLR
 
+from pipegap.trainer.base.resources import rank_device
+from pipegap.trainer.executors.channel import AHEAD
+from pipegap.trainer.ranks.groups import Heartbeat, joined
+from pipegap.trainer.ranks.spawn import run_gang
+from pipegap.trainer.ranks.supervisor import Parent
+from pipegap.trainer.torch_pipelining import Schedule2BW
 from tests.support import every_correction, toy
 from tests.support.lazy_kernels import lazy_kernels
 from tests.support.nccl_like import nccl_like
 from tests.support.torch_optimizers import OPTIMIZERS
-from trainer.base.resources import rank_device
-from trainer.executors.channel import AHEAD
-from trainer.ranks.groups import Heartbeat, joined
-from trainer.ranks.spawn import run_gang
-from trainer.ranks.supervisor import Parent
-from trainer.torch_pipelining import Schedule2BW
 
 T = 8
 LOOSE, TIGHT = 1e9, 0.5

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.corrections.none import NoCorrection
-from trainer.executors.emulated import Emulated
-from trainer.executors.gradients import Clip, Update
-from trainer.optimizers.routing import kinds
-from trainer.schedules.operations import Schedule
-from trainer.stages.backward import microbatches_of
-from trainer.stages.stage import Stage
+from pipegap.trainer.corrections.none import NoCorrection
+from pipegap.trainer.executors.emulated import Emulated
+from pipegap.trainer.executors.gradients import Clip, Update
+from pipegap.trainer.optimizers.routing import kinds
+from pipegap.trainer.schedules.operations import Schedule
+from pipegap.trainer.stages.backward import microbatches_of
+from pipegap.trainer.stages.stage import Stage
 
 VOCABULARY, WIDTH, BATCH, LENGTH = 11, 8, 12, 5
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sweeps.tracking import choice
-from sweeps.tracking.choice import Background, Tracking
+from pipegap.sweeps.tracking import choice
+from pipegap.sweeps.tracking.choice import Background, Tracking
+from pipegap.trainer.config.plan import plan_trial
+from pipegap.trainer.folder.record import Row
+from pipegap.trainer.trial import run_trial
 from tests.support import small, trials
-from trainer.config.plan import plan_trial
-from trainer.folder.record import Row
-from trainer.trial import run_trial
 
 PATIENT = 120.0
 

@@ -2,8 +2,8 @@
 
 import threading
 
-from sweeps.tracking.tracker import About
-from trainer.folder.record import Row
+from pipegap.sweeps.tracking.tracker import About
+from pipegap.trainer.folder.record import Row
 
 NEVER = threading.Event()
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pipegap.trainer.__main__ import main
+from pipegap.trainer.folder.record import Row
+from pipegap.trainer.trial import run_trial
 from tests.support import small
-from trainer.__main__ import main
-from trainer.folder.record import Row
-from trainer.trial import run_trial
 
 ASYNC = ("pipeline=pipedream_2bw", "correction=error_feedback", "save_final=true")
 TIMING = {"tokens_per_second", "wall_seconds", "finished_at"}
@@ -81,7 +81,7 @@ def wait_for(condition: Any, seconds: float = 300) -> None:
 
 
 def main_while(words: Sequence[str], act: Callable[[], object]) -> int:
-    """The exit code of `python -m trainer` with these words, in this process; `act` is called in
+    """The exit code of `pipegap trial` with these words, in this process; `act` is called in
     another thread meanwhile."""
     with ThreadPoolExecutor(1) as beside:
         acting = beside.submit(act)

@@ -6,17 +6,17 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from pipegap.trainer.corrections.error_feedback import ErrorFeedback
+from pipegap.trainer.executors.emulated import Emulated
+from pipegap.trainer.executors.gradients import Clip
+from pipegap.trainer.models.decoder import Decoder
+from pipegap.trainer.models.loss import cross_entropy
+from pipegap.trainer.optimizers.in_parts import optimizer_in_parts
+from pipegap.trainer.optimizers.routing import is_entrywise
+from pipegap.trainer.schedules.operations import Schedule
+from pipegap.trainer.stages.stage import Stage
 from tests.support import toy
 from tests.support.delayed import ADAMW
-from trainer.corrections.error_feedback import ErrorFeedback
-from trainer.executors.emulated import Emulated
-from trainer.executors.gradients import Clip
-from trainer.models.decoder import Decoder
-from trainer.models.loss import cross_entropy
-from trainer.optimizers.in_parts import optimizer_in_parts
-from trainer.optimizers.routing import is_entrywise
-from trainer.schedules.operations import Schedule
-from trainer.stages.stage import Stage
 
 EMBEDDING = "model.embed_tokens.weight"
 

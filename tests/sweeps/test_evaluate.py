@@ -1,4 +1,4 @@
-"""`python -m sweeps evaluate`: which trials are asked, and that a kill costs nothing."""
+"""`pipegap evaluate`: which trials are asked, and that a kill costs nothing."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.__main__ import main
+from pipegap.sweeps.__main__ import main
 from tests.support import asked, small
 
 pytest.importorskip("lm_eval", reason="needs the extra [evaluation]")
@@ -33,7 +33,7 @@ def test_where_no_trial_kept_its_weights_nothing_is_left_behind(
 
 
 def test_a_mistyped_task_is_refused_before_lm_eval_is_imported(tmp_path: Path) -> None:
-    code = "import sys; from sweeps.__main__ import main; "
+    code = "import sys; from pipegap.sweeps.__main__ import main; "
     code += f"print(main({['evaluate', 'tasks=piqqa']}), 'lm_eval' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True
@@ -46,7 +46,7 @@ def test_a_mistyped_task_is_refused_before_lm_eval_is_imported(tmp_path: Path) -
 @pytest.mark.slow  # two drivers, each with a cluster of its own
 def test_a_killed_evaluation_goes_on(tmp_path: Path) -> None:
     own = words(tmp_path, "advice=null")
-    run = [sys.executable, "-m", "sweeps"]
+    run = [sys.executable, "-m", "pipegap", "sweep"]
     subprocess.run([*run, *own, "save_final=true"], cwd=ROOT, check=True, capture_output=True)
     task = asked.write_task(tmp_path)
     ask = [*run, "evaluate", *own, f"tasks=[{task}]"]

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from sweeps.__main__ import main
-from sweeps.plan import sweep_record
-from sweeps.plan.sweep_plan import all_planned, plan_sweeps
-from sweeps.request.command_line import parse_request
+from pipegap.sweeps.__main__ import main
+from pipegap.sweeps.plan import sweep_record
+from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
+from pipegap.sweeps.request.command_line import parse_request
 from tests.support import small
 from tests.support.records import finished
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.__main__ import main
-from sweeps.request.files import known
+from pipegap.sweeps.__main__ import main
+from pipegap.sweeps.request.files import known
 
 
 def test_a_store_that_cannot_be_written_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

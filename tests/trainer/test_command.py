@@ -1,15 +1,15 @@
-"""What `python -m trainer` says of a trial, and what `import trainer` gives."""
+"""What `pipegap trial` says of a trial, and what `import trainer` gives."""
 
 from pathlib import Path
 
 import pytest
 
-import trainer
+from pipegap import trainer
+from pipegap.trainer.__main__ import main
+from pipegap.trainer.base.places import CODE_ROOT
 from tests.support import small
 from tests.support.processes import python
 from tests.support.refusals import Refused
-from trainer.__main__ import main
-from trainer.base.places import CODE_ROOT
 
 
 def test_a_finished_trial_does_not_look_as_if_it_had_run(
@@ -27,7 +27,7 @@ def test_a_folder_that_cannot_be_made_is_refused_in_one_line(
     tmp_path: Path, refused: Refused
 ) -> None:
     words = small.overrides(tmp_path, "out=/proc/trial")
-    assert refused(lambda: main(words)).startswith("python -m trainer: out=/proc/trial: ")
+    assert refused(lambda: main(words)).startswith("pipegap trial: out=/proc/trial: ")
 
 
 def test_every_public_name_is_there() -> None:

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from pipegap.trainer.models.delta import fused_gated_delta_rule, gated_delta_rule, unit
+from pipegap.trainer.models.experts import Routes, multiplied
+from pipegap.trainer.trial import run_trial
 from tests.support import hybrid, moe, small
 from tests.support.every_optimizer import NAMES
 from tests.support.trials import ASYNC, untimed
-from trainer.models.delta import fused_gated_delta_rule, gated_delta_rule, unit
-from trainer.models.experts import Routes, multiplied
-from trainer.trial import run_trial
 
 Words = tuple[str, ...]
 mixtures = pytest.mark.parametrize("family", [moe.WORDS, hybrid.WORDS], ids=["moe", "hybrid"])

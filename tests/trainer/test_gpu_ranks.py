@@ -10,17 +10,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from pipegap.trainer import rehearsal
+from pipegap.trainer.base.errors import GangFailed
+from pipegap.trainer.base.resources import SHARED, rank_device, ranks_may_share_a_gpu
+from pipegap.trainer.ranks.groups import Heartbeat, joined
+from pipegap.trainer.ranks.spawn import run_gang
+from pipegap.trainer.ranks.supervisor import Parent
 from tests.support import gangs, hybrid, moe, small
 from tests.support.torch_expected import differences, expected
 from tests.support.torch_parallel import SETTINGS, assert_alike
 from tests.support.torch_pipeline import Case, on_ranks
 from tests.support.trials import ASYNC, ran
-from trainer import rehearsal
-from trainer.base.errors import GangFailed
-from trainer.base.resources import SHARED, rank_device, ranks_may_share_a_gpu
-from trainer.ranks.groups import Heartbeat, joined
-from trainer.ranks.spawn import run_gang
-from trainer.ranks.supervisor import Parent
 
 pytestmark = [
     pytest.mark.gpu,

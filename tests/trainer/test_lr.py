@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from trainer.lr import constant, cosine, inverse_sqrt, linear, wsd
+from pipegap.trainer.lr import constant, cosine, inverse_sqrt, linear, wsd
 
 T = 100
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipegap.trainer.progress import Agenda
+from pipegap.trainer.schedules.proof import check
+from pipegap.trainer.schedules.recipes import pipedream, pipedream_2bw
 from tests.support.trials import ran
-from trainer.progress import Agenda
-from trainer.schedules.proof import check
-from trainer.schedules.recipes import pipedream, pipedream_2bw
 
 T = 12
 EVERY, MAYBE = st.integers(1, 2 * T), st.none() | st.integers(1, 2 * T)

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from pipegap.trainer import rehearsal
+from pipegap.trainer.base.build import build
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.corrections.error_feedback import ErrorFeedback
+from pipegap.trainer.folder.record import Row, TrialFolder
 from tests.support import small
-from trainer import rehearsal
-from trainer.base.build import build
-from trainer.base.errors import BadInput
-from trainer.corrections.error_feedback import ErrorFeedback
-from trainer.folder.record import Row, TrialFolder
 
 EF = ("pipeline=pipedream_2bw", "correction=error_feedback", "dtype=bfloat16")
 

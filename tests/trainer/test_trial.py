@@ -13,11 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.folder.record import Row
+from pipegap.trainer.trial import record_failure, run_trial
 from tests.support import small
 from tests.support.trials import ASYNC, Stop, ran, rows, stop_at, untimed, wait_for
-from trainer.base.errors import BadInput
-from trainer.folder.record import Row
-from trainer.trial import record_failure, run_trial
 
 
 def test_the_record_is_complete(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:
     words = ("num_updates=250", "eval_every=50")
     folder = tmp_path / "killed"
     own = (*words, "checkpoint_every=7", f"out={folder}")
-    command = [sys.executable, "-m", "trainer", *small.overrides(tmp_path, *own)]
+    command = [sys.executable, "-m", "pipegap", "trial", *small.overrides(tmp_path, *own)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_for(lambda: list(folder.glob("checkpoint*")))
     os.kill(process.pid, signal.SIGKILL)

@@ -6,13 +6,14 @@ from importlib import import_module
 from inspect import getattr_static
 from typing import Any
 
-from trainer.base.code import contained, in_short
-from trainer.base.errors import BadInput
+from pipegap.trainer.base.code import contained, in_short
+from pipegap.trainer.base.errors import BadInput
 
 Node = Mapping[str, Any]
 
-OWN, MISSING = "trainer.", object()
-"""How the addresses of our own choices begin; no attribute."""
+PACKAGE, OWN, MISSING = "pipegap.", ("trainer.", "sweeps."), object()
+"""Our package; how the published addresses of our own choices begin, which go without it; no
+attribute."""
 
 _PUBLISHED: Mapping[str, tuple[str, ...]] = {
     "trainer.optimizers.adam": ("adamw", "adan", "ademamix", "adopt", "mars", "nadamw"),
@@ -31,7 +32,7 @@ MOVED = {
     for module, names in _PUBLISHED.items()
     for name in names
 }
-"""Address under which a choice was first published, its package's → where its function lives.
+"""Address under which a choice was first published → where its function lives, both in our package.
 
 Ids of trials hash the published address, so its YAML keeps it. A new choice's YAML gives the
 address where its function lives and needs no entry.
@@ -40,9 +41,18 @@ address where its function lives and needs no entry.
 
 @cache
 def published(path: str) -> str:
-    """The address under which what is at `path` was first published; `path` if it never moved."""
+    """The address under which what is at `path` was first published; `path` if it never moved.
+
+    Those of our own go without `pipegap.`, as all did until version 0.2.
+    """
+    path = path.removeprefix(PACKAGE) if is_own(path) else path
     home = MOVED.get(path, path)
     return next((first for first, now in MOVED.items() if now == home), path)
+
+
+def is_own(path: str) -> bool:
+    """Whether a dotted import path, published or not, is one of our package's."""
+    return path.removeprefix(PACKAGE).startswith(OWN)
 
 
 def locate(path: str) -> Callable[..., Any]:
@@ -50,7 +60,9 @@ def locate(path: str) -> Callable[..., Any]:
 
     Raises ImportError or AttributeError where there is none.
     """
-    module, _, name = MOVED.get(path, path).rpartition(".")
+    first = published(path)
+    home = PACKAGE + MOVED.get(first, first) if is_own(path) else path
+    module, _, name = home.rpartition(".")
     return getattr(import_module(module), name)
 
 
@@ -66,7 +78,7 @@ def made(group: str, node: Node, kind: type, *parts: object) -> Any:
     Raises BadInput if it has not, or if code from outside the trainer fails.
     """
     address = node["_target_"]
-    if address.startswith(OWN):
+    if is_own(address):
         return build(node, *parts)
     home = f"{kind.__module__.replace('.', '/')}.py"
     allowed = f"must make a {kind.__name__} ({home}), this one"

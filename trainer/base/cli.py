@@ -13,7 +13,7 @@ from typing import NoReturn, TextIO
 
 from typing_extensions import override
 
-from trainer.base.errors import NO_TEXT, BadInput, LeaseLost, Unavailable, closest_first
+from pipegap.trainer.base.errors import NO_TEXT, BadInput, LeaseLost, Unavailable, closest_first
 
 Given = dict[str, str]
 
@@ -100,15 +100,9 @@ def _is_unread(descriptor: int) -> bool:
 def split_command(
     words: Sequence[str], commands: Collection[str], default: str
 ) -> tuple[str, Sequence[str]]:
-    """Returns the command that the first word names, or the default, and the words after it.
-
-    Raises BadInput for a first word that is neither a command, an option nor key=value.
-    """
-    first = words[0] if words else ""
-    if first in commands:
-        return first, words[1:]
-    if first and "=" not in first and not first.startswith("-"):
-        raise BadInput(first, "", f"must be key=value, or a command first: {', '.join(commands)}")
+    """Returns the command that the first word names, and the words after it; or the default."""
+    if words and words[0] in commands:
+        return words[0], words[1:]
     return default, words
 
 
@@ -145,7 +139,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(command: str, does: str, keys: str, words: str = "key=value") -> Parser:
-    """Returns the parser of a command such as `python -m sweeps list`; `words` are no options.
+    """Returns the parser of a command such as `pipegap list`; `words` are no options.
 
     `--help` prints what the command `does` and its `keys`.
     """

@@ -14,10 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trainer.base.errors import BadInput
-from trainer.base.places import CODE_ROOT
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.places import PACKAGE
 
-MACHINERY = ("<", f"{CODE_ROOT / 'trainer'}/", inspect.__file__, typing.__file__)
+MACHINERY = ("<", f"{PACKAGE}/", inspect.__file__, typing.__file__)
 """How the names of files start whose lines say nothing about an error in the user's code."""
 
 WITHIN = 120.0

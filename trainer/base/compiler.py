@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from trainer.base.errors import BadInput, Stopped
-from trainer.base.scratch import scratch
+from pipegap.trainer.base.errors import BadInput, Stopped
+from pipegap.trainer.base.scratch import scratch
 
 WRITTEN_IN_PLACE = {".so", ".gch"}
 """What g++ writes under its last name, so that it may be cut; torch renames all other files."""

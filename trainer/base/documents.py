@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from typing_extensions import override
 
-from trainer.base.errors import short
+from pipegap.trainer.base.errors import short
 
 LONGEST_NUMBER = 100
 """Digits of a whole number; a longer one is text."""

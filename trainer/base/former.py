@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.base.build import OWN, Node, label
-from trainer.base.errors import BadInput
+from pipegap.trainer.base.build import Node, is_own, label
+from pipegap.trainer.base.errors import BadInput
 
 CHOICES: Mapping[str, tuple[str, str]] = {
     "model=nanogpt": ("0.3.0", "0.2"),
@@ -27,7 +27,7 @@ def refuse_dropped_choice(group: str, name: str) -> None:
 
 def refuse_dropped_node(group: str, node: Node) -> None:
     """Raises BadInput for a recorded choice of ours that was dropped."""
-    if str(node.get("_target_")).startswith(OWN):
+    if is_own(str(node.get("_target_"))):
         refuse_dropped_choice(group, label(node))
 
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-from trainer.base import nvidia
-from trainer.base.nvidia import Clocks
+from pipegap.trainer.base import nvidia
+from pipegap.trainer.base.nvidia import Clocks
 
 COPIED = {"cuda": 2**30, "cpu": 2**26}
 """Bytes of a copy that is timed, by type of device."""

@@ -4,17 +4,16 @@ import os
 import re
 from pathlib import Path
 
-from trainer.base.errors import NO_TEXT, BadInput
+from pipegap.trainer.base.errors import NO_TEXT, BadInput
 
-_PACKAGE = Path(__file__).parents[1]
+PACKAGE = Path(__file__).parents[2]
+"""The folder of the package pipegap; that of a checkout has links to the folders beside it."""
 
-CODE_ROOT = _PACKAGE.parent
-"""The folder of the packages trainer, sweeps and analysis: a checkout, or site-packages."""
+CODE_ROOT = PACKAGE.parent
+"""The folder in which the package lies: a checkout, or site-packages."""
 
-_INSTALLED = _PACKAGE / "conf"
-
-CONF = _INSTALLED if _INSTALLED.is_dir() else CODE_ROOT / "conf"
-"""The configs: conf/ of a checkout, which setup.py installs as trainer/conf."""
+CONF = PACKAGE / "conf"
+"""The configs."""
 
 MAX_NAME, MAX_PATH = 255, 4_000
 """Bytes of a file's name and of a path, as file systems have them. What is written below a folder

@@ -10,7 +10,7 @@ from annotated_types import Ge, Gt, Interval
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
-from trainer.base.places import path_problem
+from pipegap.trainer.base.places import path_problem
 
 MAX_COUNT = 10**9
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from trainer.base.errors import BadInput
+from pipegap.trainer.base.errors import BadInput
 
 BF16_PRODUCTS = ("avx512_bf16", "amx_bf16")
 """Instructions of processors, by torch's names, with which its products in bfloat16 are faster."""

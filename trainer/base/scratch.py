@@ -8,7 +8,7 @@ from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from tempfile import mkdtemp
 
-from trainer.base.errors import Unavailable
+from pipegap.trainer.base.errors import Unavailable
 
 
 @contextmanager

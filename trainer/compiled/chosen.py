@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trainer.compiled.rules import (
+from pipegap.trainer.compiled.rules import (
     Adam,
     Adan,
     Group,
@@ -20,12 +20,12 @@ from trainer.compiled.rules import (
     Rule,
     TorchAdam,
 )
-from trainer.compiled.rules_of_matrices import Muon, NorMuon, Soap
-from trainer.corrections.error_feedback import ErrorFeedback
-from trainer.corrections.matched_error_feedback import MatchedErrorFeedback
-from trainer.corrections.none import NoCorrection
-from trainer.optimizers.orthogonal import JORDAN
-from trainer.optimizers.together import Together
+from pipegap.trainer.compiled.rules_of_matrices import Muon, NorMuon, Soap
+from pipegap.trainer.corrections.error_feedback import ErrorFeedback
+from pipegap.trainer.corrections.matched_error_feedback import MatchedErrorFeedback
+from pipegap.trainer.corrections.none import NoCorrection
+from pipegap.trainer.optimizers.orthogonal import JORDAN
+from pipegap.trainer.optimizers.together import Together
 
 
 def _muon(group: Group) -> Rule | None:

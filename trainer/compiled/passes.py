@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from trainer.compiled.graphs import Graph, graph_of
-from trainer.compiled.versions import Blocks
-from trainer.models.loss import Output, cross_entropy
-from trainer.models.recipe import Recipe
-from trainer.models.split import Split
-from trainer.stages.versions import dtypes_of
+from pipegap.trainer.compiled.graphs import Graph, graph_of
+from pipegap.trainer.compiled.versions import Blocks
+from pipegap.trainer.models.loss import Output, cross_entropy
+from pipegap.trainer.models.recipe import Recipe
+from pipegap.trainer.models.split import Split
+from pipegap.trainer.stages.versions import dtypes_of
 
 SHORT = 128
 """Tokens of a sequence up to which two products and a softmax, fused, take half of the time of

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from trainer.compiled.rules import Group, Key, Rule, Tensors, corrected, norms
+from pipegap.trainer.compiled.rules import Group, Key, Rule, Tensors, corrected, norms
 
 QUINTIC = (3.4445, -4.7750, 2.0315)
 """Coefficients of the Newton-Schulz iteration (Jordan 2024)."""

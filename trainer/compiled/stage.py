@@ -8,17 +8,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from trainer.compiled import passes
-from trainer.compiled.chosen import without_graph
-from trainer.compiled.passes import AwaitsTargets, Signature, StagePlace
-from trainer.compiled.step import Step
-from trainer.compiled.versions import Blocks, StackedParts, StackedVersions
-from trainer.corrections.none import NoCorrection
-from trainer.optimizers.averaging import evaluated
-from trainer.optimizers.routing import Kind, Parameters
-from trainer.schedules.operations import Op
-from trainer.stages.stage import Stage
-from trainer.stages.versions import Versions
+from pipegap.trainer.compiled import passes
+from pipegap.trainer.compiled.chosen import without_graph
+from pipegap.trainer.compiled.passes import AwaitsTargets, Signature, StagePlace
+from pipegap.trainer.compiled.step import Step
+from pipegap.trainer.compiled.versions import Blocks, StackedParts, StackedVersions
+from pipegap.trainer.corrections.none import NoCorrection
+from pipegap.trainer.optimizers.averaging import evaluated
+from pipegap.trainer.optimizers.routing import Kind, Parameters
+from pipegap.trainer.schedules.operations import Op
+from pipegap.trainer.stages.stage import Stage
+from pipegap.trainer.stages.versions import Versions
 
 
 class _Passed(NamedTuple):

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainer.compiled.chosen import feedback, rules
-from trainer.compiled.graphs import Graph, graph_of
-from trainer.compiled.rules import Key, Rule
-from trainer.compiled.versions import Blocks, StackedVersions
-from trainer.corrections.none import NoCorrection
+from pipegap.trainer.compiled.chosen import feedback, rules
+from pipegap.trainer.compiled.graphs import Graph, graph_of
+from pipegap.trainer.compiled.rules import Key, Rule
+from pipegap.trainer.compiled.versions import Blocks, StackedVersions
+from pipegap.trainer.corrections.none import NoCorrection
 
 
 class Block(NamedTuple):

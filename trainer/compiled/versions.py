@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from trainer.stages.versions import Versions
+from pipegap.trainer.stages.versions import Versions
 
 
 class Blocks:

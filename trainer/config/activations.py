@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
-from trainer.base.build import build
-from trainer.base.flat import storage
-from trainer.models.recipe import LayerByLayer, Recipe
+from pipegap.trainer.base.build import build
+from pipegap.trainer.base.flat import storage
+from pipegap.trainer.models.recipe import LayerByLayer, Recipe
 
 PRODUCTS = {"mm", "bmm", "_grouped_mm", "index_select"}
 """Operations whose operands and results a compiled forward keeps: it computes none of them twice,

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.base.build import label
-from trainer.base.errors import BadInput
-from trainer.corrections.none import NoCorrection
-from trainer.models.recipe import Recipe
-from trainer.schedules.operations import Schedule
+from pipegap.trainer.base.build import is_own, label
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.corrections.none import NoCorrection
+from pipegap.trainer.models.recipe import Recipe
+from pipegap.trainer.schedules.operations import Schedule
 
 Config = Mapping[str, Any]
 
@@ -108,7 +108,7 @@ def require_graphs(config: Config) -> None:
     """Raise BadInput for a choice that `compile=update` leaves to the code of `compile=false`."""
     for group, made in MADE_BY_GRAPHS.items():
         node = config[group]
-        name, is_ours = label(node), node["_target_"].startswith("trainer.")
+        name, is_ours = label(node), is_own(node["_target_"])
         if not is_ours or name not in made:
             raise BadInput(group, name, f"must be one of {', '.join(sorted(made))}")
         for key, value in made[name].items():

@@ -16,12 +16,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from trainer.base.errors import BadInput, closest_first
-from trainer.base.former import is_dropped
-from trainer.base.places import CONF
-from trainer.config.names import GROUPS
-from trainer.config.schema import validate
-from trainer.config.words import REFERENCE, SEARCHPATH, ParsedWords, Word, parse, parse_word
+from pipegap.trainer.base.errors import BadInput, closest_first
+from pipegap.trainer.base.former import is_dropped
+from pipegap.trainer.base.places import CONF
+from pipegap.trainer.config.names import GROUPS
+from pipegap.trainer.config.schema import validate
+from pipegap.trainer.config.words import REFERENCE, SEARCHPATH, ParsedWords, Word, parse, parse_word
 
 Node = dict[str, Any]
 SUGGESTED = 4

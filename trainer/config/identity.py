@@ -25,12 +25,12 @@ from pathlib import Path
 from subprocess import CalledProcessError, run
 from typing import Any
 
-from trainer.base.build import build, locate
-from trainer.base.code import code_digest, is_in, use_code
-from trainer.base.places import CODE_ROOT
-from trainer.base.ranges import MAX_COUNT
-from trainer.config.names import is_choice, without_younger
-from trainer.models.checkpoint_files import weights_digest
+from pipegap.trainer.base.build import build, is_own, locate, published
+from pipegap.trainer.base.code import code_digest, is_in, use_code
+from pipegap.trainer.base.places import CODE_ROOT
+from pipegap.trainer.base.ranges import MAX_COUNT
+from pipegap.trainer.config.names import is_choice, without_younger
+from pipegap.trainer.models.checkpoint_files import weights_digest
 
 TRAINER_VERSION = 2
 """Raised by hand when a fix changes numbers: results of different versions are never mixed."""
@@ -45,9 +45,8 @@ TIED_CLIP_FIXES = 1
 """Raised by hand when a fix changes the numbers alone of trials whose stages clip by themselves and
 hold copies of one weight."""
 
-PACKAGE = __name__.partition(".")[0]
-OWN_DATA = f"{PACKAGE}.data."
-"""How the address of a data's class begins that lies in this package."""
+OWN_DATA = "trainer.data."
+"""How the published address of a data's class begins that lies in this package."""
 
 CHANGES_NO_NUMBER = (
     *("choices", "results", "out", "data.path", "data.skip_bad_rows", "code"),
@@ -104,7 +103,7 @@ def trial_id(config: Mapping[str, Any], data_hash: str | None) -> str:
 
 def _counted_by_hash(data: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the keys for which the hash of the data stands, if this package has the class."""
-    if not data["_target_"].startswith(OWN_DATA):
+    if not published(data["_target_"]).startswith(OWN_DATA):
         return ()
     return getattr(locate(data["_target_"]), "COUNTED_BY_HASH", ())
 
@@ -119,7 +118,7 @@ def sources(config: Mapping[str, Any]) -> dict[str, str]:
     return {
         group: digest
         for group, address in addresses.items()
-        if address.partition(".")[0] != PACKAGE and (digest := _source_digest(address, code))
+        if not is_own(address) and (digest := _source_digest(address, code))
     }
 
 
@@ -137,7 +136,7 @@ def _source_digest(address: str, code: str | None) -> str | None:
         return code_digest(str(code))
     if inspect.isclass(target) or inspect.isfunction(target):
         modules.add(target.__module__)
-    contents = {_content(module) for module in modules if module.partition(".")[0] != PACKAGE}
+    contents = {_content(module) for module in modules if not is_own(module)}
     digests = sorted(hashlib.sha256(content).hexdigest() for content in contents if content)
     return hashlib.sha256("".join(digests).encode()).hexdigest()[:16] if digests else None
 

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from trainer.base.build import build, locate
-from trainer.config.activations import kept_bytes
-from trainer.corrections.none import NoCorrection
-from trainer.models.recipe import Recipe
-from trainer.optimizers.dropped import dropped_entries
-from trainer.optimizers.routing import Kind, kept_entries
-from trainer.schedules.operations import Op, Schedule
-from trainer.schedules.proof import interleave
+from pipegap.trainer.base.build import build, locate
+from pipegap.trainer.config.activations import kept_bytes
+from pipegap.trainer.corrections.none import NoCorrection
+from pipegap.trainer.models.recipe import Recipe
+from pipegap.trainer.optimizers.dropped import dropped_entries
+from pipegap.trainer.optimizers.routing import Kind, kept_entries
+from pipegap.trainer.schedules.operations import Op, Schedule
+from pipegap.trainer.schedules.proof import interleave
 
 FP32 = 4
 WALKED = 3

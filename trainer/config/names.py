@@ -11,9 +11,9 @@ from typing import Any, TypeGuard
 
 import yaml
 
-from trainer.base import former
-from trainer.base.build import Node, label, published
-from trainer.base.places import CONF
+from pipegap.trainer.base import former
+from pipegap.trainer.base.build import Node, label, published
+from pipegap.trainer.base.places import CONF
 
 GROUPS = ("model", "data", "optimizer", "pipeline", "correction", "lr_schedule")
 """What is chosen of a trial; the folders of conf/ that hold its choices."""

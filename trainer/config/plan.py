@@ -10,20 +10,27 @@ from typing import Any, Protocol
 
 import torch
 
-from trainer.base.build import label, locate, made
-from trainer.base.code import use_code
-from trainer.base.errors import BadInput
-from trainer.base.ranges import MAX_COUNT
-from trainer.config.combinations import check_backward, check_graphs, check_in_place
-from trainer.config.identity import trial_id
-from trainer.config.memory import FP32, by_rank, largest_rank, loss_bytes, num_entries, weights_of
-from trainer.corrections.none import NoCorrection
-from trainer.data.tokens import Source
-from trainer.models.export import check_start
-from trainer.models.recipe import Recipe
-from trainer.optimizers.routing import kept_entries
-from trainer.schedules.operations import Schedule
-from trainer.schedules.proof import check
+from pipegap.trainer.base.build import label, locate, made
+from pipegap.trainer.base.code import use_code
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.ranges import MAX_COUNT
+from pipegap.trainer.config.combinations import check_backward, check_graphs, check_in_place
+from pipegap.trainer.config.identity import trial_id
+from pipegap.trainer.config.memory import (
+    FP32,
+    by_rank,
+    largest_rank,
+    loss_bytes,
+    num_entries,
+    weights_of,
+)
+from pipegap.trainer.corrections.none import NoCorrection
+from pipegap.trainer.data.tokens import Source
+from pipegap.trainer.models.export import check_start
+from pipegap.trainer.models.recipe import Recipe
+from pipegap.trainer.optimizers.routing import kept_entries
+from pipegap.trainer.schedules.operations import Schedule
+from pipegap.trainer.schedules.proof import check
 
 PROVEN = 8
 """Number of batches at the start of each phase that are proven to run; later ones repeat them."""

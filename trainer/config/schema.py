@@ -16,15 +16,15 @@ from annotated_types import Gt, Interval
 from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
-from trainer.base.build import locate, published
-from trainer.base.code import contained, in_short, refuse_hidden, use_code
-from trainer.base.errors import BadInput, closest_first
-from trainer.base.former import is_dropped, refuse_dropped_node
-from trainer.base.places import require_folder
-from trainer.base.ranges import Count, Few, Place, Rows, Seed
-from trainer.base.resources import resolved_dtype
-from trainer.config.combinations import check_combinations
-from trainer.config.names import GROUPS, YOUNGER, names
+from pipegap.trainer.base.build import locate, published
+from pipegap.trainer.base.code import contained, in_short, refuse_hidden, use_code
+from pipegap.trainer.base.errors import BadInput, closest_first
+from pipegap.trainer.base.former import is_dropped, refuse_dropped_node
+from pipegap.trainer.base.places import require_folder
+from pipegap.trainer.base.ranges import Count, Few, Place, Rows, Seed
+from pipegap.trainer.base.resources import resolved_dtype
+from pipegap.trainer.config.combinations import check_combinations
+from pipegap.trainer.config.names import GROUPS, YOUNGER, names
 
 Choice = dict[str, Any]
 

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trainer.base.build import locate
-from trainer.config.memory import FP32, Weight, by_rank, num_entries, weights_of
-from trainer.corrections.none import NoCorrection
-from trainer.models.recipe import Recipe
-from trainer.models.split import Split
-from trainer.optimizers.routing import EXPERTS, MATRICES, buffers
-from trainer.schedules.operations import Schedule
+from pipegap.trainer.base.build import locate
+from pipegap.trainer.config.memory import FP32, Weight, by_rank, num_entries, weights_of
+from pipegap.trainer.corrections.none import NoCorrection
+from pipegap.trainer.models.recipe import Recipe
+from pipegap.trainer.models.split import Split
+from pipegap.trainer.optimizers.routing import EXPERTS, MATRICES, buffers
+from pipegap.trainer.schedules.operations import Schedule
 
 Config = Mapping[str, Any]
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.base import documents
-from trainer.base.cli import one_of, split_word
-from trainer.base.code import require_code
-from trainer.base.errors import BadInput
-from trainer.base.former import refuse_dropped_choice
-from trainer.base.places import CONF
-from trainer.config.names import GROUPS
+from pipegap.trainer.base import documents
+from pipegap.trainer.base.cli import one_of, split_word
+from pipegap.trainer.base.code import require_code
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.former import refuse_dropped_choice
+from pipegap.trainer.base.places import CONF
+from pipegap.trainer.config.names import GROUPS
 
 SEARCHPATH = "hydra.searchpath"
 SCHEME = "file://"

@@ -8,8 +8,8 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 from typing_extensions import override
 
-from trainer.corrections.error_feedback import ErrorFeedback, Late
-from trainer.corrections.none import State
+from pipegap.trainer.corrections.error_feedback import ErrorFeedback, Late
+from pipegap.trainer.corrections.none import State
 
 
 class AdaptiveErrorFeedback(ErrorFeedback):

@@ -8,9 +8,9 @@ from annotated_types import Ge
 from torch import Tensor
 from typing_extensions import override
 
-from trainer.base.flat import are_at_hand, chosen, wholes
-from trainer.corrections.none import NoCorrection, State
-from trainer.corrections.past import Past
+from pipegap.trainer.base.flat import are_at_hand, chosen, wholes
+from pipegap.trainer.corrections.none import NoCorrection, State
+from pipegap.trainer.corrections.past import Past
 
 Late = Mapping[int, int]
 """Number of a weight that is corrected → its delay in updates."""

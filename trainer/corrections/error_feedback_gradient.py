@@ -8,8 +8,8 @@ from annotated_types import Ge
 from torch import Tensor
 from typing_extensions import override
 
-from trainer.corrections.none import NoCorrection, State
-from trainer.corrections.past import Past
+from pipegap.trainer.corrections.none import NoCorrection, State
+from pipegap.trainer.corrections.past import Past
 
 
 class GradientErrorFeedback(NoCorrection):

@@ -6,7 +6,7 @@ from typing import Annotated
 from annotated_types import Ge
 from typing_extensions import override
 
-from trainer.corrections.none import NoCorrection
+from pipegap.trainer.corrections.none import NoCorrection
 
 
 class LearningRate(NoCorrection):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from trainer.corrections.error_feedback import ErrorFeedback, Late
+from pipegap.trainer.corrections.error_feedback import ErrorFeedback, Late
 
 
 class MatchedErrorFeedback(ErrorFeedback):

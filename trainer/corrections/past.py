@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from trainer.corrections.none import State
+from pipegap.trainer.corrections.none import State
 
 
 class Past:

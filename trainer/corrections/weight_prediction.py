@@ -8,7 +8,7 @@ from annotated_types import Ge
 from torch import Tensor
 from typing_extensions import override
 
-from trainer.corrections.none import NoCorrection
+from pipegap.trainer.corrections.none import NoCorrection
 
 
 class WeightPrediction(NoCorrection):

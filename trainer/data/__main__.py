@@ -1,8 +1,8 @@
 """The corpora, and the command that prepares one:
 
-    python -m trainer.data wiki [tokenizer=bpe] [out=DIR] [num_tokens=N]
+    pipegap data wiki [tokenizer=bpe] [out=DIR] [num_tokens=N]
 
-`python -m trainer.data evaluation` prepares the questions of benchmarks.
+`pipegap data evaluation` prepares the questions of benchmarks.
 """
 
 import json
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.base.cli import (
+from pipegap.trainer.base.cli import (
     DONE,
     Parser,
     end_with,
@@ -23,14 +23,14 @@ from trainer.base.cli import (
     refuse_others,
     split_word,
 )
-from trainer.base.errors import BadInput
-from trainer.base.places import require_folder
-from trainer.data import benchmarks
-from trainer.data.archives import CACHE, fetch
-from trainer.data.hub import HubDocuments
-from trainer.data.prepare import prepare
-from trainer.data.shards import Prepared
-from trainer.data.tokenizers import ENCODERS
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.places import require_folder
+from pipegap.trainer.data import benchmarks
+from pipegap.trainer.data.archives import CACHE, fetch
+from pipegap.trainer.data.hub import HubDocuments
+from pipegap.trainer.data.prepare import prepare
+from pipegap.trainer.data.shards import Prepared
+from pipegap.trainer.data.tokenizers import ENCODERS
 
 SHORTEST_LEAD = 120
 
@@ -116,7 +116,7 @@ CORPORA = {
 
 def _parser() -> Parser:
     return parser(
-        "python -m trainer.data",
+        "pipegap data",
         "Downloads a corpus, tokenizes it and writes verified shards.",
         f"corpus:      {' | '.join(CORPORA)}; or {benchmarks.NAME}: the questions of benchmarks\n"
         f"tokenizer=   {' | '.join(ENCODERS)} (default: the corpus's own)\n"
@@ -160,7 +160,7 @@ def run(name: str, options: dict[str, str], cache: Path = CACHE) -> str:
     `name` may also be `evaluation`, which returns one line per benchmark.
     """
     if name == benchmarks.NAME:
-        refuse_others(options, f"python -m trainer.data {name}")
+        refuse_others(options, f"pipegap data {name}")
         return benchmarks.prepare(cache)
     corpus_name, _, suffix = name.rpartition("_")
     if name not in CORPORA and corpus_name in CORPORA:  # wiki_bpe, as the folder is called
@@ -209,7 +209,7 @@ def main(words: Sequence[str]) -> int:
         print(run(*_request(_parser().parse_args(words).keys)))
         return DONE
 
-    return exit_code("python -m trainer.data", command)
+    return exit_code("pipegap data", command)
 
 
 if __name__ == "__main__":

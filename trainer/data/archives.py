@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 from zipfile import ZipFile
 
-from trainer.base.atomic import file_hash
-from trainer.base.errors import BadInput
+from pipegap.trainer.base.atomic import file_hash
+from pipegap.trainer.base.errors import BadInput
 
 CACHE = Path("data/archives")
 PINS = Path(__file__).with_name("archives.txt")

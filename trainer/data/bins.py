@@ -12,10 +12,10 @@ from typing import Annotated, Any
 import numpy as np
 from annotated_types import Gt
 
-from trainer.base.atomic import file_hash
-from trainer.base.errors import BadInput
-from trainer.base.ranges import Place
-from trainer.data.tokens import Array, Dataset, Tokens
+from pipegap.trainer.base.atomic import file_hash
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.ranges import Place
+from pipegap.trainer.data.tokens import Array, Dataset, Tokens
 
 HEADER_BYTES = 256 * 4
 LAYOUTS: dict[tuple[int, int], np.dtype[Any]] = {

@@ -8,19 +8,19 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from trainer.base.atomic import write_atomically, write_json
-from trainer.base.build import build
-from trainer.base.cli import one_of
-from trainer.base.errors import BadInput, first_line
-from trainer.data.tokenizer_json import (
+from pipegap.trainer.base.atomic import write_atomically, write_json
+from pipegap.trainer.base.build import build
+from pipegap.trainer.base.cli import one_of
+from pipegap.trainer.base.errors import BadInput, first_line
+from pipegap.trainer.data.tokenizer_json import (
     END_OF_DOCUMENT,
     end_of_document,
     loaded,
     usual_end,
     without_settings,
 )
-from trainer.data.tokenizers import ENCODERS, TOKENIZER_FILE, Chosen, kept, vocab_size
-from trainer.data.tokens import KnowsTokenizer
+from pipegap.trainer.data.tokenizers import ENCODERS, TOKENIZER_FILE, Chosen, kept, vocab_size
+from pipegap.trainer.data.tokens import KnowsTokenizer
 
 KEY = "data.tokenizer"
 

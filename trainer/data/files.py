@@ -13,8 +13,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
-from trainer.base.atomic import digests, file_hash
-from trainer.base.errors import BadInput, some
+from pipegap.trainer.base.atomic import digests, file_hash
+from pipegap.trainer.base.errors import BadInput, some
 
 Parts = tuple[str, ...]
 """What is left of a pattern below a folder; nothing if the folder matches, with all below it."""

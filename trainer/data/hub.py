@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from logging import CRITICAL
 from typing import Any
 
-from trainer.base.errors import BadInput, first_line
-from trainer.data.readers import State
-from trainer.data.rows import Found, no_field, texts
+from pipegap.trainer.base.errors import BadInput, first_line
+from pipegap.trainer.data.readers import State
+from pipegap.trainer.data.rows import Found, no_field, texts
 
 PATTERN = re.compile(r"[*?\[\]]")
 ROWS = "rows_read"

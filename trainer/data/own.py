@@ -15,17 +15,17 @@ from annotated_types import Gt, Interval
 from tokenizers import Tokenizer
 from typing_extensions import override
 
-from trainer.base.errors import BadInput
-from trainer.base.ranges import Place, Positive
-from trainer.data.archives import CACHE
-from trainer.data.chosen import chosen
-from trainer.data.files import Named, digests_of, has_mark, named, sentence, text_hash
-from trainer.data.hub import HubDocuments, newest_commit
-from trainer.data.prepare import on_stderr, prepare, stated_vocab_size
-from trainer.data.readers import READERS, documents
-from trainer.data.shards import Prepared
-from trainer.data.tokenizers import Chosen
-from trainer.data.tokens import Dataset
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.ranges import Place, Positive
+from pipegap.trainer.data.archives import CACHE
+from pipegap.trainer.data.chosen import chosen
+from pipegap.trainer.data.files import Named, digests_of, has_mark, named, sentence, text_hash
+from pipegap.trainer.data.hub import HubDocuments, newest_commit
+from pipegap.trainer.data.prepare import on_stderr, prepare, stated_vocab_size
+from pipegap.trainer.data.readers import READERS, documents
+from pipegap.trainer.data.shards import Prepared
+from pipegap.trainer.data.tokenizers import Chosen
+from pipegap.trainer.data.tokens import Dataset
 
 Share = Annotated[float, Interval(gt=0, lt=1)]
 Size = Annotated[int, Gt(0)]

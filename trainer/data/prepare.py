@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from trainer.base.errors import BadInput
-from trainer.data.readers import Batch, State
-from trainer.data.shards import FORMAT, MANIFEST, Manifest
-from trainer.data.tokenizers import Document, Encoder
-from trainer.data.writer import PROGRESS, Preparation, progress
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.data.readers import Batch, State
+from pipegap.trainer.data.shards import FORMAT, MANIFEST, Manifest
+from pipegap.trainer.data.tokenizers import Document, Encoder
+from pipegap.trainer.data.writer import PROGRESS, Preparation, progress
 
 Documents = Callable[[], Iterable[str]]
 MakeEncoder = Callable[[Iterable[str], Path], Encoder]

@@ -10,8 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from trainer.base.errors import BadInput
-from trainer.data.rows import LONGEST, Found, is_utf8, no_field, texts, too_long
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.data.rows import LONGEST, Found, is_utf8, no_field, texts, too_long
 
 Reader = Callable[[Path, str], Iterator[Found]]
 """(file, field) → the values of the field, in order; a .txt has no fields."""

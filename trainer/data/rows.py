@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from trainer.base.errors import BadInput
+from pipegap.trainer.base.errors import BadInput
 
 LONGEST = 2**24
 """Characters of a document at most. More would not fit in the memory that a preparation takes."""

@@ -18,11 +18,11 @@ from annotated_types import Gt
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 from tokenizers import Tokenizer
 
-from trainer.base.atomic import file_hash, write_atomically
-from trainer.base.errors import BadInput
-from trainer.base.ranges import Place
-from trainer.data.tokenizers import TOKENIZER_FILE, byte_tokenizer
-from trainer.data.tokens import Array, Dataset, Tokens
+from pipegap.trainer.base.atomic import file_hash, write_atomically
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.ranges import Place
+from pipegap.trainer.data.tokenizers import TOKENIZER_FILE, byte_tokenizer
+from pipegap.trainer.data.tokens import Array, Dataset, Tokens
 
 MANIFEST = "manifest.json"
 FORMAT: Literal[1] = 1
@@ -89,7 +89,7 @@ class Manifest(ManifestPart):
 
 
 class Prepared:
-    """Shards that `python -m trainer.data` wrote."""
+    """Shards that `pipegap data` wrote."""
 
     def __init__(self, *, path: Place) -> None:
         self._path = Path(path)

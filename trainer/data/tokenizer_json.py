@@ -7,7 +7,7 @@ evaluation read every file by `loaded`.
 
 from tokenizers import Tokenizer
 
-from trainer.base.errors import BadInput, some
+from pipegap.trainer.base.errors import BadInput, some
 
 END_OF_DOCUMENT = "<|endoftext|>"
 ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>")

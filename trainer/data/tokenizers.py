@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from trainer.base.atomic import write_atomically
-from trainer.base.errors import BadInput
-from trainer.data.archives import fetch
-from trainer.data.gguf import read_metadata
-from trainer.data.tokenizer_json import END_OF_DOCUMENT, loaded
+from pipegap.trainer.base.atomic import write_atomically
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.data.archives import fetch
+from pipegap.trainer.data.gguf import read_metadata
+from pipegap.trainer.data.tokenizer_json import END_OF_DOCUMENT, loaded
 
 Document = npt.NDArray[np.integer[Any]]
 LEARNED_FROM = 1_000_000

@@ -12,12 +12,12 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 import numpy.typing as npt
 
-from trainer.base.atomic import file_hash, write_json
-from trainer.base.children import mapped
-from trainer.base.errors import BadInput
-from trainer.data.readers import Batch, State, batches
-from trainer.data.shards import File, Shard, Split, Splits, TokenType
-from trainer.data.tokenizers import Document
+from pipegap.trainer.base.atomic import file_hash, write_json
+from pipegap.trainer.base.children import mapped
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.data.readers import Batch, State, batches
+from pipegap.trainer.data.shards import File, Shard, Split, Splits, TokenType
+from pipegap.trainer.data.tokenizers import Document
 
 SHARD_TOKENS = 100_000_000
 CHARACTERS_AHEAD = 2**23

@@ -8,15 +8,15 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from trainer.base.build import build, published
-from trainer.base.errors import BadInput
-from trainer.base.ranges import MAX_COUNT
-from trainer.config.schema import check_choice
-from trainer.corrections.error_feedback import ErrorFeedback
-from trainer.corrections.none import NoCorrection
-from trainer.delayed.closure import needs_arguments
-from trainer.optimizers.averaging import averages
-from trainer.schedules.operations import Schedule
+from pipegap.trainer.base.build import build, published
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.ranges import MAX_COUNT
+from pipegap.trainer.config.schema import check_choice
+from pipegap.trainer.corrections.error_feedback import ErrorFeedback
+from pipegap.trainer.corrections.none import NoCorrection
+from pipegap.trainer.delayed.closure import needs_arguments
+from pipegap.trainer.optimizers.averaging import averages
+from pipegap.trainer.schedules.operations import Schedule
 
 Node = dict[str, Any]
 MakeCorrection = Callable[..., NoCorrection]

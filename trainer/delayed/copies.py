@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from trainer.base.flat import local
+from pipegap.trainer.base.flat import local
 
 
 def alike(tensors: Sequence[Tensor]) -> list[list[int]]:

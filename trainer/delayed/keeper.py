@@ -9,8 +9,8 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from typing_extensions import override
 
-from trainer.delayed.copies import copy_into, reshard_all
-from trainer.delayed.settings import Options, Settings
+from pipegap.trainer.delayed.copies import copy_into, reshard_all
+from pipegap.trainer.delayed.settings import Options, Settings
 
 
 class Gradient(NamedTuple):

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from trainer.base.flat import local
-from trainer.delayed.copies import copy_into, exchange
-from trainer.delayed.keeper import Gradient, Keeper, Update, Waiting
+from pipegap.trainer.base.flat import local
+from pipegap.trainer.delayed.copies import copy_into, exchange
+from pipegap.trainer.delayed.keeper import Gradient, Keeper, Update, Waiting
 
 
 class KeptWeights(Keeper):

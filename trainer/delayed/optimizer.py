@@ -10,19 +10,19 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from trainer.base.build import build
-from trainer.base.ranges import MAX_COUNT
-from trainer.corrections.none import NoCorrection
-from trainer.delayed import arm, packing
-from trainer.delayed.around import Around
-from trainer.delayed.copies import alike
-from trainer.delayed.keeper import Gradient, Keeper, KeptGradients, Waiting
-from trainer.delayed.kept_weights import KeptWeights
-from trainer.delayed.settings import Settings
-from trainer.delayed.update import clip, has_average, make_update, to_evaluate
-from trainer.optimizers import state as optimizer_state
-from trainer.optimizers.averaging import HasModes
-from trainer.stages.in_parts import CorrectionInParts
+from pipegap.trainer.base.build import build
+from pipegap.trainer.base.ranges import MAX_COUNT
+from pipegap.trainer.corrections.none import NoCorrection
+from pipegap.trainer.delayed import arm, packing
+from pipegap.trainer.delayed.around import Around
+from pipegap.trainer.delayed.copies import alike
+from pipegap.trainer.delayed.keeper import Gradient, Keeper, KeptGradients, Waiting
+from pipegap.trainer.delayed.kept_weights import KeptWeights
+from pipegap.trainer.delayed.settings import Settings
+from pipegap.trainer.delayed.update import clip, has_average, make_update, to_evaluate
+from pipegap.trainer.optimizers import state as optimizer_state
+from pipegap.trainer.optimizers.averaging import HasModes
+from pipegap.trainer.stages.in_parts import CorrectionInParts
 
 SAME = ("delay", "keep", "pipeline", "correction")
 """Attributes that a state must have been saved with."""

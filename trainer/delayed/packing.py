@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from trainer.base.errors import BadInput
-from trainer.delayed.keeper import Waiting
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.delayed.keeper import Waiting
 
 Group = Mapping[str, Any]
 OWN = "delay_"

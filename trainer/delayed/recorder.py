@@ -1,4 +1,4 @@
-"""Records a loop of one's own as a trial of a store, so that `python -m analysis` shows its gap."""
+"""Records a loop of one's own as a trial of a store, so that `pipegap report` shows its gap."""
 
 import math
 import time
@@ -10,15 +10,15 @@ from typing import Any
 
 import torch.distributed as dist
 
-from trainer.base.errors import BadInput
-from trainer.base.resources import device_name, peak_memory_bytes
-from trainer.base.status import Status
-from trainer.config.identity import made_by, provenance, trial_id
-from trainer.delayed.arm import Node
-from trainer.delayed.optimizer import DelayedOptimizer
-from trainer.executors.gradients import Diverged
-from trainer.folder import wellformed
-from trainer.folder.record import ReadOnlyFolder, Row, TrialFolder, trial_folder
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.resources import device_name, peak_memory_bytes
+from pipegap.trainer.base.status import Status
+from pipegap.trainer.config.identity import made_by, provenance, trial_id
+from pipegap.trainer.delayed.arm import Node
+from pipegap.trainer.delayed.optimizer import DelayedOptimizer
+from pipegap.trainer.executors.gradients import Diverged
+from pipegap.trainer.folder import wellformed
+from pipegap.trainer.folder.record import ReadOnlyFolder, Row, TrialFolder, trial_folder
 
 Word = str | int | float | bool | None
 NAMES = ("model", "data", "optimizer", "lr_schedule")

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten
 
-from trainer.optimizers.state import copied, options
+from pipegap.trainer.optimizers.state import copied, options
 
 Options = list[dict[str, Any]]
 """Some options of each parameter group."""

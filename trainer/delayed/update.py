@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from trainer.delayed.keeper import Gradient
-from trainer.optimizers.averaging import averages, evaluated
-from trainer.stages.in_parts import CorrectionInParts
-from trainer.stages.probe import NoProbe
-from trainer.stages.update import corrected_update
+from pipegap.trainer.delayed.keeper import Gradient
+from pipegap.trainer.optimizers.averaging import averages, evaluated
+from pipegap.trainer.stages.in_parts import CorrectionInParts
+from pipegap.trainer.stages.probe import NoProbe
+from pipegap.trainer.stages.update import corrected_update
 
 
 def make_update(

@@ -9,10 +9,10 @@ from lm_eval.api.model import TemplateLM
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from trainer.base.build import build
-from trainer.base.code import use_code
-from trainer.data.chosen import tokenizer_of
-from trainer.models.export import load_final
+from pipegap.trainer.base.build import build
+from pipegap.trainer.base.code import use_code
+from pipegap.trainer.data.chosen import tokenizer_of
+from pipegap.trainer.models.export import load_final
 
 LOGITS = 2**25
 """Entries of the logits of one batch, unless one sequence alone has more."""

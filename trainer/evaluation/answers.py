@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from trainer.base.atomic import always, write_atomically, write_json
-from trainer.evaluation.questions import MultipleChoice, Questions
+from pipegap.trainer.base.atomic import always, write_atomically, write_json
+from pipegap.trainer.evaluation.questions import MultipleChoice, Questions
 
 Row = dict[str, Any]
 

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainer.base.atomic import file_hash
-from trainer.base.resources import device_name, reproducible, require_device
-from trainer.config.identity import made_by
-from trainer.evaluation.answers import EVALUATOR_VERSION, FOLDER, AnswersFile, Row, answer
-from trainer.evaluation.questions import MultipleChoice, Questions
-from trainer.folder.lease import Lease, leased
-from trainer.models.export import FINAL
+from pipegap.trainer.base.atomic import file_hash
+from pipegap.trainer.base.resources import device_name, reproducible, require_device
+from pipegap.trainer.config.identity import made_by
+from pipegap.trainer.evaluation.answers import EVALUATOR_VERSION, FOLDER, AnswersFile, Row, answer
+from pipegap.trainer.evaluation.questions import MultipleChoice, Questions
+from pipegap.trainer.folder.lease import Lease, leased
+from pipegap.trainer.models.export import FINAL
 
 Config = Mapping[str, Any]
 
@@ -46,7 +46,7 @@ def evaluate_trial(
     ]
     if not todo:
         return True
-    from trainer.evaluation.adapter import final_model  # lm-eval is slow to load
+    from pipegap.trainer.evaluation.adapter import final_model  # lm-eval is slow to load
 
     device = require_device(config["device"])
     by_whom = made_by(device_name(device))

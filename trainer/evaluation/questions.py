@@ -15,9 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainer.base.cli import one_of
-from trainer.base.errors import BadInput, first_line
-from trainer.data.benchmarks import BENCHMARKS, FOLDER, splits, subjects
+from pipegap.trainer.base.cli import one_of
+from pipegap.trainer.base.errors import BadInput, first_line
+from pipegap.trainer.data.benchmarks import BENCHMARKS, FOLDER, splits, subjects
 
 HUB = "hub"
 """In the place of a folder of benchmarks: the Hugging Face hub."""

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.ranks.groups import Edge, Gang
-from trainer.schedules.operations import Op, Schedule
+from pipegap.trainer.ranks.groups import Edge, Gang
+from pipegap.trainer.schedules.operations import Op, Schedule
 
 AHEAD = {"cpu": 2, "cuda": 0}
 """Type of device → receives that are posted before those that their reader waits for.

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from trainer.base.flat import wholes
-from trainer.executors.executor import Executor, OnUpdate
-from trainer.executors.gradients import Clip, Diverged, Update, slots
-from trainer.executors.passes import Loss
-from trainer.schedules.operations import Op, Schedule, completes
-from trainer.schedules.proof import interleave
-from trainer.stages.stage import Stage
+from pipegap.trainer.base.flat import wholes
+from pipegap.trainer.executors.executor import Executor, OnUpdate
+from pipegap.trainer.executors.gradients import Clip, Diverged, Update, slots
+from pipegap.trainer.executors.passes import Loss
+from pipegap.trainer.schedules.operations import Op, Schedule, completes
+from pipegap.trainer.schedules.proof import interleave
+from pipegap.trainer.stages.stage import Stage
 
 
 class Emulated(Executor):

@@ -7,12 +7,12 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
-from trainer.executors.gradients import Diverged, Update
-from trainer.executors.passes import FRESH_GRADIENT, TRAINING, Loss, Pass, against
-from trainer.models.loss import Output
-from trainer.schedules.operations import Op, Schedule
-from trainer.stages.probe import Comparison
-from trainer.stages.stage import Stage
+from pipegap.trainer.executors.gradients import Diverged, Update
+from pipegap.trainer.executors.passes import FRESH_GRADIENT, TRAINING, Loss, Pass, against
+from pipegap.trainer.models.loss import Output
+from pipegap.trainer.schedules.operations import Op, Schedule
+from pipegap.trainer.stages.probe import Comparison
+from pipegap.trainer.stages.stage import Stage
 
 OnUpdate = Callable[[Update], None]
 T = TypeVar("T")

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from trainer.base.flat import chosen, wholes
-from trainer.stages.stage import Stage
+from pipegap.trainer.base.flat import chosen, wholes
+from pipegap.trainer.stages.stage import Stage
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer.models.loss import Output
-from trainer.schedules.operations import Op
-from trainer.stages.stage import Stage
+from pipegap.trainer.models.loss import Output
+from pipegap.trainer.schedules.operations import Op
+from pipegap.trainer.stages.stage import Stage
 
 Loss = Callable[[Output, Tensor], Tensor]
 

@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from trainer.base.resources import peak_memory_bytes
-from trainer.executors.channel import Channels
-from trainer.executors.executor import Executor, OnUpdate, T
-from trainer.executors.gradients import Clip, Diverged, Update
-from trainer.executors.passes import Loss
-from trainer.executors.reduction import Reducer
-from trainer.ranks.collect import collect, whole_state
-from trainer.ranks.groups import Gang
-from trainer.schedules.operations import Op, Schedule, completes, horizon
-from trainer.stages.probe import Comparison
-from trainer.stages.stage import Stage
-from trainer.tracing.clock import Clock
-from trainer.tracing.trace import leave
+from pipegap.trainer.base.resources import peak_memory_bytes
+from pipegap.trainer.executors.channel import Channels
+from pipegap.trainer.executors.executor import Executor, OnUpdate, T
+from pipegap.trainer.executors.gradients import Clip, Diverged, Update
+from pipegap.trainer.executors.passes import Loss
+from pipegap.trainer.executors.reduction import Reducer
+from pipegap.trainer.ranks.collect import collect, whole_state
+from pipegap.trainer.ranks.groups import Gang
+from pipegap.trainer.schedules.operations import Op, Schedule, completes, horizon
+from pipegap.trainer.stages.probe import Comparison
+from pipegap.trainer.stages.stage import Stage
+from pipegap.trainer.tracing.clock import Clock
+from pipegap.trainer.tracing.trace import leave
 
 
 class Pipelined(Executor):

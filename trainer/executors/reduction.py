@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.base.flat import wholes
-from trainer.executors.channel import on_stream, own_stream
-from trainer.executors.gradients import Clip, Diverged, Slots, Update, slots
-from trainer.executors.passes import Pass
-from trainer.ranks.groups import Gang
-from trainer.schedules.operations import Op
-from trainer.stages.stage import Stage
-from trainer.tracing.clock import Clock
+from pipegap.trainer.base.flat import wholes
+from pipegap.trainer.executors.channel import on_stream, own_stream
+from pipegap.trainer.executors.gradients import Clip, Diverged, Slots, Update, slots
+from pipegap.trainer.executors.passes import Pass
+from pipegap.trainer.ranks.groups import Gang
+from pipegap.trainer.schedules.operations import Op
+from pipegap.trainer.stages.stage import Stage
+from pipegap.trainer.tracing.clock import Clock
 
 
 class Totals:

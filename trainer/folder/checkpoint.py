@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from trainer.base import former
-from trainer.base.atomic import always, file_hash, partial, publish, rename
-from trainer.base.errors import BadInput
-from trainer.folder import wellformed
+from pipegap.trainer.base import former
+from pipegap.trainer.base.atomic import always, file_hash, partial, publish, rename
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.folder import wellformed
 
 State = dict[str, Any]
 PREFIX = "checkpoint-"

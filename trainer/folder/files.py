@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.base.errors import BadInput, some
+from pipegap.trainer.base.errors import BadInput, some
 
 MARKER = "trial_id"
 """The file that says whose folder it is."""

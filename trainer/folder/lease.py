@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
-from trainer.base.atomic import SUFFIX, write_json
-from trainer.base.children import repeated
-from trainer.base.errors import BadInput, LeaseLost
-from trainer.folder import wellformed
-from trainer.folder.files import Damaged, damage
-from trainer.folder.process import Attempt, is_dead, new_attempt
+from pipegap.trainer.base.atomic import SUFFIX, write_json
+from pipegap.trainer.base.children import repeated
+from pipegap.trainer.base.errors import BadInput, LeaseLost
+from pipegap.trainer.folder import wellformed
+from pipegap.trainer.folder.files import Damaged, damage
+from pipegap.trainer.folder.process import Attempt, is_dead, new_attempt
 
 HEARTBEAT_EVERY = 10.0
 """Seconds between two heartbeats of a holder."""

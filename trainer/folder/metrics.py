@@ -9,8 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainer.base.atomic import partial, publish
-from trainer.folder.wellformed import ROW, parse
+from pipegap.trainer.base.atomic import partial, publish
+from pipegap.trainer.folder.wellformed import ROW, parse
 
 Row = dict[str, Any]
 TAIL = 1 << 16

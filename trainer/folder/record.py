@@ -10,14 +10,14 @@ from typing import Any
 
 from typing_extensions import override
 
-from trainer.base.atomic import clean, partials, write_atomically, write_json
-from trainer.base.errors import BadInput
-from trainer.base.status import Status
-from trainer.folder import checkpoint, metrics, wellformed
-from trainer.folder.checkpoint import Writer, copied
-from trainer.folder.files import MARKER, Damaged, recorded_id
-from trainer.folder.lease import attempts, holder, leased, read, trained
-from trainer.folder.metrics import Metrics, Row
+from pipegap.trainer.base.atomic import clean, partials, write_atomically, write_json
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.status import Status
+from pipegap.trainer.folder import checkpoint, metrics, wellformed
+from pipegap.trainer.folder.checkpoint import Writer, copied
+from pipegap.trainer.folder.files import MARKER, Damaged, recorded_id
+from pipegap.trainer.folder.lease import attempts, holder, leased, read, trained
+from pipegap.trainer.folder.metrics import Metrics, Row
 
 FILES = ("config.json", "metrics.jsonl", "result.json", MARKER)  # each has one name
 OF_ATTEMPT = ("attempt", "from_update", "git", "versions", "device_name")

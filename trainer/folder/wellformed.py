@@ -12,9 +12,9 @@ from pydantic import AfterValidator, ConfigDict, Strict, TypeAdapter, Validation
 from pydantic_core import from_json
 from typing_extensions import TypedDict
 
-from trainer.base.build import label
-from trainer.base.status import FINAL
-from trainer.folder.files import Damaged, content
+from pipegap.trainer.base.build import label
+from pipegap.trainer.base.status import FINAL
+from pipegap.trainer.folder.files import Damaged, content
 
 Content = dict[str, Any]
 Form = TypeAdapter[Any]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from trainer.models.initial import Streams
-from trainer.optimizers.routing import Kind
+from pipegap.trainer.models.initial import Streams
+from pipegap.trainer.optimizers.routing import Kind
 
 
 class NoBalance(nn.Module):

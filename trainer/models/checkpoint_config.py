@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.base.errors import BadInput, short
-from trainer.models.checkpoint_files import KEY, published_config
-from trainer.models.recipe import Pretrained
+from pipegap.trainer.base.errors import BadInput, short
+from pipegap.trainer.models.checkpoint_files import KEY, published_config
+from pipegap.trainer.models.recipe import Pretrained
 
 CHANGES_NOTHING = {"architectures", "initializer_range", "dtype", "bos_token_id", "eos_token_id"}
 """Keys of a published config that the weights and what is made of them do not depend on."""

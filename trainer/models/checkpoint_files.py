@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from trainer.base.atomic import digests
-from trainer.base.errors import BadInput, first_line, some
+from pipegap.trainer.base.atomic import digests
+from pipegap.trainer.base.errors import BadInput, first_line, some
 
 KEY = "from_pretrained"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

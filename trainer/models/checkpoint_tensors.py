@@ -10,9 +10,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from trainer.base.errors import BadInput, first_line, short, some
-from trainer.models.checkpoint_files import KEY, weight_files
-from trainer.models.recipe import Pretrained
+from pipegap.trainer.base.errors import BadInput, first_line, short, some
+from pipegap.trainer.models.checkpoint_files import KEY, weight_files
+from pipegap.trainer.models.recipe import Pretrained
 
 NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 """Types whose values are the weights themselves; narrower ones have a scale beside them."""

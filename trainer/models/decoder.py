@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from trainer.base.errors import BadInput
-from trainer.base.ranges import Few, Positive, Rows
-from trainer.models.initial import initialise
-from trainer.models.layers import RMSNorm, rotation
-from trainer.models.loss import Output, Unprojected
-from trainer.models.recipe import Pretrained
-from trainer.models.split import Split, balanced
-from trainer.optimizers.routing import Kind, kinds
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.ranges import Few, Positive, Rows
+from pipegap.trainer.models.initial import initialise
+from pipegap.trainer.models.layers import RMSNorm, rotation
+from pipegap.trainer.models.loss import Output, Unprojected
+from pipegap.trainer.models.recipe import Pretrained
+from pipegap.trainer.models.split import Split, balanced
+from pipegap.trainer.optimizers.routing import Kind, kinds
 
 LOSS = 256
 """Multiplications of a forward that take as long as the loss of one logit, forward and backward: on

@@ -4,9 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.base.errors import BadInput
-from trainer.models.initial import Streams
-from trainer.models.layers import RMSNorm, wide
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.models.initial import Streams
+from pipegap.trainer.models.layers import RMSNorm, wide
 
 EPS = 1e-6
 """Added to the squared norms of queries and keys."""

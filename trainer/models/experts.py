@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from trainer.models.balance import NoBalance
-from trainer.models.initial import Streams, normal
-from trainer.optimizers.routing import Kind
+from pipegap.trainer.models.balance import NoBalance
+from pipegap.trainer.models.initial import Streams, normal
+from pipegap.trainer.optimizers.routing import Kind
 
 
 class MixtureOfExperts(nn.Module):

@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from trainer.base.atomic import write_atomically
-from trainer.base.errors import BadInput
-from trainer.models.checkpoint_config import check_config
-from trainer.models.checkpoint_files import KEY
-from trainer.models.checkpoint_tensors import Tensors
-from trainer.models.recipe import Recipe
+from pipegap.trainer.base.atomic import write_atomically
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.models.checkpoint_config import check_config
+from pipegap.trainer.models.checkpoint_files import KEY
+from pipegap.trainer.models.checkpoint_tensors import Tensors
+from pipegap.trainer.models.recipe import Recipe
 
 FINAL = "final.safetensors"
 

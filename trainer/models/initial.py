@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Generator, Tensor, nn
 
-from trainer.base.randomness import stream
+from pipegap.trainer.base.randomness import stream
 
 
 class Streams(Protocol):

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from trainer.models.initial import Streams
-from trainer.optimizers.routing import Kind
+from pipegap.trainer.models.initial import Streams
+from pipegap.trainer.optimizers.routing import Kind
 
 SHORT = 256
 """Tokens up to which, in bf16 on a CPU, matrix products are faster than torch's kernel, which does

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer.models.layers import wide
+from pipegap.trainer.models.layers import wide
 
 
 class Unprojected(NamedTuple):

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from trainer.base.errors import BadInput
-from trainer.base.ranges import Few, NonNegative, Rows
-from trainer.models.balance import AuxiliaryLoss, Bias, NoBalance
-from trainer.models.decoder import DEFAULTS, KEYS, Decoder, LayerSize, size_of_heads
-from trainer.models.experts import Experts, MixtureOfExperts, Router
-from trainer.models.layers import Attention, Layer, RMSNorm
-from trainer.models.recipe import Pretrained
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.ranges import Few, NonNegative, Rows
+from pipegap.trainer.models.balance import AuxiliaryLoss, Bias, NoBalance
+from pipegap.trainer.models.decoder import DEFAULTS, KEYS, Decoder, LayerSize, size_of_heads
+from pipegap.trainer.models.experts import Experts, MixtureOfExperts, Router
+from pipegap.trainer.models.layers import Attention, Layer, RMSNorm
+from pipegap.trainer.models.recipe import Pretrained
 
 BALANCES: Mapping[str, Callable[[float, int], NoBalance]] = {
     "none": NoBalance,

@@ -11,14 +11,14 @@ from annotated_types import Interval
 from torch import Tensor, nn
 from typing_extensions import override
 
-from trainer.base.errors import BadInput
-from trainer.base.ranges import Few, Rows
-from trainer.models.decoder import LayerSize
-from trainer.models.delta import FUSED_CHUNKS, FUSED_KEY_SIZE, GatedDeltaNet
-from trainer.models.experts import MixtureWithSharedExpert
-from trainer.models.layers import Attention, CentredRMSNorm, Layer, SigmoidGate, SwiGLU
-from trainer.models.qwen3_moe import MIXTURE_DEFAULTS, MIXTURE_KEYS, MixtureDecoder, joined
-from trainer.models.recipe import Pretrained
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.ranges import Few, Rows
+from pipegap.trainer.models.decoder import LayerSize
+from pipegap.trainer.models.delta import FUSED_CHUNKS, FUSED_KEY_SIZE, GatedDeltaNet
+from pipegap.trainer.models.experts import MixtureWithSharedExpert
+from pipegap.trainer.models.layers import Attention, CentredRMSNorm, Layer, SigmoidGate, SwiGLU
+from pipegap.trainer.models.qwen3_moe import MIXTURE_DEFAULTS, MIXTURE_KEYS, MixtureDecoder, joined
+from pipegap.trainer.models.recipe import Pretrained
 
 MIXER = ".self_attn."
 """What follows the layer in the name of each weight of attention or of a Gated DeltaNet."""

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from trainer.models.split import Split
-from trainer.optimizers.routing import Kind
+from pipegap.trainer.models.split import Split
+from pipegap.trainer.optimizers.routing import Kind
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 

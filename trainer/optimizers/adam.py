@@ -4,10 +4,17 @@ import torch
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from trainer.base.ranges import Count, NonNegative, Positive
-from trainer.optimizers.dropped import drops, of_a_kind, one_vector
-from trainer.optimizers.routing import Decay, Parameters, decaying, entrywise, grouped, holds
-from trainer.optimizers.together import Together
+from pipegap.trainer.base.ranges import Count, NonNegative, Positive
+from pipegap.trainer.optimizers.dropped import drops, of_a_kind, one_vector
+from pipegap.trainer.optimizers.routing import (
+    Decay,
+    Parameters,
+    decaying,
+    entrywise,
+    grouped,
+    holds,
+)
+from pipegap.trainer.optimizers.together import Together
 
 
 @entrywise

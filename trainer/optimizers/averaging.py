@@ -8,10 +8,10 @@ from annotated_types import Interval
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trainer.base.flat import cloned, wholes
-from trainer.base.ranges import NonNegative, Positive
-from trainer.optimizers.routing import Decay, Parameters, decaying, entrywise
-from trainer.optimizers.together import Together
+from pipegap.trainer.base.flat import cloned, wholes
+from pipegap.trainer.base.ranges import NonNegative, Positive
+from pipegap.trainer.optimizers.routing import Decay, Parameters, decaying, entrywise
+from pipegap.trainer.optimizers.together import Together
 
 
 @runtime_checkable

@@ -5,10 +5,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from trainer.base.ranges import Count, Positive
-from trainer.optimizers.dropped import drops, of_a_shape
-from trainer.optimizers.routing import Decay, Group, holds
-from trainer.optimizers.together import Batched, beside_adamw
+from pipegap.trainer.base.ranges import Count, Positive
+from pipegap.trainer.optimizers.dropped import drops, of_a_shape
+from pipegap.trainer.optimizers.routing import Decay, Group, holds
+from pipegap.trainer.optimizers.together import Batched, beside_adamw
 
 
 def adam_update(

@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from trainer.base.ranges import Positive
-from trainer.optimizers.dropped import drops, of_a_shape
-from trainer.optimizers.orthogonal import POLAR_EXPRESS, iterated, norms
-from trainer.optimizers.routing import Decay, Group, holds
-from trainer.optimizers.together import Batched, beside_adamw
+from pipegap.trainer.base.ranges import Positive
+from pipegap.trainer.optimizers.dropped import drops, of_a_shape
+from pipegap.trainer.optimizers.orthogonal import POLAR_EXPRESS, iterated, norms
+from pipegap.trainer.optimizers.routing import Decay, Group, holds
+from pipegap.trainer.optimizers.together import Batched, beside_adamw
 
 Fraction = Annotated[float, Interval(gt=0, le=1)]
 

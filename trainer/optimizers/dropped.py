@@ -6,8 +6,8 @@ from math import prod
 
 from torch.optim import Optimizer
 
-from trainer.base.flat import LARGEST
-from trainer.optimizers.routing import MATRICES, Factory, Kind, alike, is_entrywise
+from pipegap.trainer.base.flat import LARGEST
+from pipegap.trainer.optimizers.routing import MATRICES, Factory, Kind, alike, is_entrywise
 
 Weights = Sequence[tuple[Kind, Sequence[int]]]
 """Kind and shape of each weight; a stack of matrices is one weight."""

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from trainer.base.ranges import Count, Positive
-from trainer.optimizers.dropped import drops, of_a_kind, of_a_shape
-from trainer.optimizers.orthogonal import Orthogonal, Orthogonalisation, norms
-from trainer.optimizers.routing import Decay, Group, holds
-from trainer.optimizers.together import StepsItsOwnWay, beside_adamw
+from pipegap.trainer.base.ranges import Count, Positive
+from pipegap.trainer.optimizers.dropped import drops, of_a_kind, of_a_shape
+from pipegap.trainer.optimizers.orthogonal import Orthogonal, Orthogonalisation, norms
+from pipegap.trainer.optimizers.routing import Decay, Group, holds
+from pipegap.trainer.optimizers.together import StepsItsOwnWay, beside_adamw
 
 SMALLEST = 1e-10
 """Least norm that is divided by. A matrix of zeros stays one."""

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from trainer.optimizers.averaging import averages, evaluated
-from trainer.optimizers.routing import BALANCE, EXPERTS, VECTOR, Group, Kind, Parameters
-from trainer.optimizers.state import options, replace_options
+from pipegap.trainer.optimizers.averaging import averages, evaluated
+from pipegap.trainer.optimizers.routing import BALANCE, EXPERTS, VECTOR, Group, Kind, Parameters
+from pipegap.trainer.optimizers.state import options, replace_options
 
 PARTS = "parts"
 """Key of the state of a weight that is seen in parts: a list with the state of each of them."""

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from trainer.base.flat import Layout, Vector, storage
-from trainer.optimizers.averaging import averages, evaluated
-from trainer.optimizers.routing import Make, Parameters, alike
-from trainer.optimizers.state import State, options, replace_options
+from pipegap.trainer.base.flat import Layout, Vector, storage
+from pipegap.trainer.optimizers.averaging import averages, evaluated
+from pipegap.trainer.optimizers.routing import Make, Parameters, alike
+from pipegap.trainer.optimizers.state import State, options, replace_options
 
 
 def joined(make: Make) -> Make:

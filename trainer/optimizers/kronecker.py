@@ -8,10 +8,10 @@ import torch
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from trainer.base.ranges import Count, Positive
-from trainer.optimizers.dropped import drops, one_matrix
-from trainer.optimizers.routing import Decay, Group, holds
-from trainer.optimizers.together import Together, beside_adamw
+from pipegap.trainer.base.ranges import Count, Positive
+from pipegap.trainer.optimizers.dropped import drops, one_matrix
+from pipegap.trainer.optimizers.routing import Decay, Group, holds
+from pipegap.trainer.optimizers.together import Together, beside_adamw
 
 
 @holds(1, squares=2)

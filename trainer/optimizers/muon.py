@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from trainer.base.ranges import Count, NonNegative, Positive
-from trainer.optimizers.dropped import drops, of_a_shape, of_two_sides
-from trainer.optimizers.orthogonal import Orthogonalisation, polynomials
-from trainer.optimizers.routing import Decay, Group, Parameters, grouped, holds
-from trainer.optimizers.together import (
+from pipegap.trainer.base.ranges import Count, NonNegative, Positive
+from pipegap.trainer.optimizers.dropped import drops, of_a_shape, of_two_sides
+from pipegap.trainer.optimizers.orthogonal import Orthogonalisation, polynomials
+from pipegap.trainer.optimizers.routing import Decay, Group, Parameters, grouped, holds
+from pipegap.trainer.optimizers.together import (
     Batched,
     CautiousDecay,
     Together,

@@ -7,11 +7,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from trainer.base.ranges import Count, Positive
-from trainer.optimizers.dropped import drops, of_a_shape
-from trainer.optimizers.orthogonal import Orthogonal, Orthogonalisation
-from trainer.optimizers.routing import Decay, Group, holds
-from trainer.optimizers.together import beside_adamw, decay_cautiously
+from pipegap.trainer.base.ranges import Count, Positive
+from pipegap.trainer.optimizers.dropped import drops, of_a_shape
+from pipegap.trainer.optimizers.orthogonal import Orthogonal, Orthogonalisation
+from pipegap.trainer.optimizers.routing import Decay, Group, holds
+from pipegap.trainer.optimizers.together import beside_adamw, decay_cautiously
 
 
 class Nanochat(Orthogonal):

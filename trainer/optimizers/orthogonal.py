@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from trainer.base.errors import BadInput
-from trainer.optimizers.routing import Group
-from trainer.optimizers.together import Batched
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.optimizers.routing import Group
+from pipegap.trainer.optimizers.together import Batched
 
 Coefficients = tuple[float, float, float]
 """Of x, x³ and x⁵, where x is a singular value."""

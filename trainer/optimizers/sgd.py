@@ -3,9 +3,9 @@
 import torch
 from torch.optim import Optimizer
 
-from trainer.base.ranges import NonNegative, Positive
-from trainer.optimizers.dropped import drops, one_vector
-from trainer.optimizers.routing import Decay, Parameters, decaying, entrywise, holds
+from pipegap.trainer.base.ranges import NonNegative, Positive
+from pipegap.trainer.optimizers.dropped import drops, one_vector
+from pipegap.trainer.optimizers.routing import Decay, Parameters, decaying, entrywise, holds
 
 
 @entrywise

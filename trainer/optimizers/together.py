@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from trainer.base.ranges import NonNegative, Positive
-from trainer.optimizers.routing import Decay, Group, Parameters, decaying, grouped, split
+from pipegap.trainer.base.ranges import NonNegative, Positive
+from pipegap.trainer.optimizers.routing import Decay, Group, Parameters, decaying, grouped, split
 
 
 class Together(Optimizer):

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainer.base.resources import on_cpu
-from trainer.ranks.groups import Gang
+from pipegap.trainer.base.resources import on_cpu
+from pipegap.trainer.ranks.groups import Gang
 
 State = dict[str, Any]
 PREFIX = ".spilled-"

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.base.errors import Stopped
+from pipegap.trainer.base.errors import Stopped
 
 
 class PeerLost(RuntimeError):

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from trainer.base.scratch import scratch
-from trainer.ranks.groups import Heartbeat
-from trainer.ranks.supervisor import (
+from pipegap.trainer.base.scratch import scratch
+from pipegap.trainer.ranks.groups import Heartbeat
+from pipegap.trainer.ranks.supervisor import (
     START_UP,
     Cause,
     Liveness,
@@ -31,7 +31,7 @@ from trainer.ranks.supervisor import (
     supervise,
 )
 
-PRELOAD = ["torch", "torch._dynamo", "trainer.parts"]
+PRELOAD = ["torch", "torch._dynamo", "pipegap.trainer.parts"]
 """What a process without threads imports once, of which every rank is then a fork. torch takes 2 s
 of a core, and torch._dynamo, which its optimizers import when they are made, another 2 s. None
 starts threads or CUDA when it is imported."""

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from trainer.base.errors import BadInput, GangFailed, LeaseLost, Stopped
-from trainer.ranks.groups import PeerLost
+from pipegap.trainer.base.errors import BadInput, GangFailed, LeaseLost, Stopped
+from pipegap.trainer.ranks.groups import PeerLost
 
 START_UP = 300.0
 """Seconds that a rank may take to import torch and to build its part, on a busy machine."""

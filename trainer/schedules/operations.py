@@ -11,7 +11,7 @@ from itertools import takewhile
 from math import ceil
 from typing import NamedTuple
 
-from trainer.schedules.orders import Kind, Order, OrderStep, Place, Placement, in_turns
+from pipegap.trainer.schedules.orders import Kind, Order, OrderStep, Place, Placement, in_turns
 
 
 class Op(NamedTuple):

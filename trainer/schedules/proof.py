@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from trainer.schedules.operations import Op
+from pipegap.trainer.schedules.operations import Op
 
 Key = tuple[str, int, int, int]
 SHOWN = 4

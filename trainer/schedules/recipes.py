@@ -12,10 +12,10 @@ from typing import Annotated
 
 from annotated_types import Interval
 
-from trainer.base.errors import BadInput
-from trainer.base.ranges import MAX_COUNT, Delay, Few
-from trainer.schedules import orders
-from trainer.schedules.operations import Schedule
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.ranges import MAX_COUNT, Delay, Few
+from pipegap.trainer.schedules import orders
+from pipegap.trainer.schedules.operations import Schedule
 
 Updates = Annotated[int, Interval(ge=0, le=MAX_COUNT)] | Annotated[float, Interval(ge=0, le=1)]
 """A number of updates, or, if a float, a share of all updates."""

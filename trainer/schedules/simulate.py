@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from trainer.schedules.operations import Op, Schedule
-from trainer.schedules.proof import Awaits, Key, interleave, key
+from pipegap.trainer.schedules.operations import Op, Schedule
+from pipegap.trainer.schedules.proof import Awaits, Key, interleave, key
 
 Costs = Mapping[str, float]
 """Time of an operation of each kind."""

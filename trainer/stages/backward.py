@@ -13,8 +13,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
-from trainer.base.flat import storage
-from trainer.schedules.operations import Schedule
+from pipegap.trainer.base.flat import storage
+from pipegap.trainer.schedules.operations import Schedule
 
 
 class WeightsLater(TorchFunctionMode):

@@ -12,9 +12,9 @@ import torch
 from torch import Size, Tensor
 from typing_extensions import override
 
-from trainer.base.flat import chosen
-from trainer.corrections.none import NoCorrection, State
-from trainer.optimizers.routing import BALANCE, EXPERTS, Kind
+from pipegap.trainer.base.flat import chosen
+from pipegap.trainer.corrections.none import NoCorrection, State
+from pipegap.trainer.optimizers.routing import BALANCE, EXPERTS, Kind
 
 MakeCorrection = Callable[[Sequence[int]], NoCorrection]
 """Makes a correction from the lag of each of its weights."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from trainer.optimizers.routing import Kind
+from pipegap.trainer.optimizers.routing import Kind
 
 Sums = dict[str, float]
 """Name → inner product of two parts of one weight's update."""

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainer.base.resources import on_cpu
-from trainer.corrections.none import NoCorrection
-from trainer.optimizers import state as optimizer_state
-from trainer.optimizers.averaging import evaluated
-from trainer.optimizers.routing import BALANCE, Kind, Parameters, alike
-from trainer.schedules.operations import Op
-from trainer.stages.backward import Microbatch
-from trainer.stages.in_parts import correction_in_parts
-from trainer.stages.probe import Comparison, NoProbe, Probe
-from trainer.stages.sums import Sums
-from trainer.stages.update import corrected_update, dry_update
-from trainer.stages.versions import Versions
+from pipegap.trainer.base.resources import on_cpu
+from pipegap.trainer.corrections.none import NoCorrection
+from pipegap.trainer.optimizers import state as optimizer_state
+from pipegap.trainer.optimizers.averaging import evaluated
+from pipegap.trainer.optimizers.routing import BALANCE, Kind, Parameters, alike
+from pipegap.trainer.schedules.operations import Op
+from pipegap.trainer.stages.backward import Microbatch
+from pipegap.trainer.stages.in_parts import correction_in_parts
+from pipegap.trainer.stages.probe import Comparison, NoProbe, Probe
+from pipegap.trainer.stages.sums import Sums
+from pipegap.trainer.stages.update import corrected_update, dry_update
+from pipegap.trainer.stages.versions import Versions
 
 
 class Stage:

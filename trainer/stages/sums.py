@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trainer.base.flat import Flat, Vector, wholes
+from pipegap.trainer.base.flat import Flat, Vector, wholes
 
 
 class Sums:

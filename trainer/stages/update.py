@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainer.base.flat import cloned, wholes
-from trainer.base.resources import random_state, restore_random_state
-from trainer.corrections.none import NoCorrection
-from trainer.optimizers import state as optimizer_state
-from trainer.optimizers.hyperball import on_spheres
-from trainer.optimizers.joined import Joined
-from trainer.stages.probe import NoProbe
+from pipegap.trainer.base.flat import cloned, wholes
+from pipegap.trainer.base.resources import random_state, restore_random_state
+from pipegap.trainer.corrections.none import NoCorrection
+from pipegap.trainer.optimizers import state as optimizer_state
+from pipegap.trainer.optimizers.hyperball import on_spheres
+from pipegap.trainer.optimizers.joined import Joined
+from pipegap.trainer.stages.probe import NoProbe
 
 Weights = Sequence[nn.Parameter]
 Gradients = Sequence[Tensor | None]

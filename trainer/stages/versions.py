@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from trainer.base.flat import Flat, Layout
+from pipegap.trainer.base.flat import Flat, Layout
 
 
 @runtime_checkable

@@ -7,7 +7,7 @@ from torch import nn
 from torch._dynamo import OptimizedModule
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.torch_pipelining import refusals
+from pipegap.trainer.torch_pipelining import refusals
 
 WRAPPERS = OptimizedModule | DistributedDataParallel
 """Modules that note in attributes what they did last: these are no user's."""

@@ -5,9 +5,9 @@ from operator import is_
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from trainer.base.errors import some
-from trainer.stages.versions import places_of
-from trainer.torch_pipelining import refusals
+from pipegap.trainer.base.errors import some
+from pipegap.trainer.stages.versions import places_of
+from pipegap.trainer.torch_pipelining import refusals
 
 OWN = 2
 """The set that the user's optimizer steps, beside those that even and odd batches compute on."""

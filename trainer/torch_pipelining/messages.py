@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
-from trainer.executors.channel import AHEAD, own_stream
+from pipegap.trainer.executors.channel import AHEAD, own_stream
 
 FORWARD, BACKWARD = "F", "B"
 Operations = Callable[[int], list[dist.P2POp]]

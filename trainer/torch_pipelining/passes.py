@@ -8,19 +8,19 @@ from typing import Any
 
 from torch.distributed.pipelining import PipelineStage
 
-from trainer.base.errors import BadInput
-from trainer.schedules.operations import Op, Schedule
-from trainer.schedules.orders import by_turns
-from trainer.torch_pipelining.messages import (
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.schedules.operations import Op, Schedule
+from pipegap.trainer.schedules.orders import by_turns
+from pipegap.trainer.torch_pipelining.messages import (
     BACKWARD,
     FORWARD,
     Neighbours,
     of_every_rank,
     wait_for,
 )
-from trainer.torch_pipelining.twins import Twins
-from trainer.tracing.clock import Clock
-from trainer.tracing.trace import leave
+from pipegap.trainer.torch_pipelining.twins import Twins
+from pipegap.trainer.tracing.clock import Clock
+from pipegap.trainer.tracing.trace import leave
 
 Call = Callable[[int, int], None]
 """What makes a pass of a batch and a microbatch."""

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.jit import ScriptModule
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.base.errors import BadInput
+from pipegap.trainer.base.errors import BadInput
 
 
 def require(is_met: object, name: str, given: object, allowed: str) -> None:

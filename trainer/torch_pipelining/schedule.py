@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from typing_extensions import override
 
-from trainer.corrections.none import NoCorrection
-from trainer.delayed.arm import correction_node, require_options
-from trainer.schedules.recipes import pipedream_2bw
-from trainer.torch_pipelining import refusals
-from trainer.torch_pipelining.messages import BACKWARD, FORWARD
-from trainer.torch_pipelining.passes import Passes
-from trainer.torch_pipelining.sums import way_back
-from trainer.torch_pipelining.unseen import Unseen
-from trainer.torch_pipelining.update import LateUpdate
+from pipegap.trainer.corrections.none import NoCorrection
+from pipegap.trainer.delayed.arm import correction_node, require_options
+from pipegap.trainer.schedules.recipes import pipedream_2bw
+from pipegap.trainer.torch_pipelining import refusals
+from pipegap.trainer.torch_pipelining.messages import BACKWARD, FORWARD
+from pipegap.trainer.torch_pipelining.passes import Passes
+from pipegap.trainer.torch_pipelining.sums import way_back
+from pipegap.trainer.torch_pipelining.unseen import Unseen
+from pipegap.trainer.torch_pipelining.update import LateUpdate
 
 TAKES_TARGET = "target" in signature(Schedule1F1B._initialize_stage).parameters  # not in 2.11
 

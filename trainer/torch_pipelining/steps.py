@@ -10,7 +10,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from trainer.torch_pipelining.sums import entries
+from pipegap.trainer.torch_pipelining.sums import entries
 
 
 class Steps:

@@ -13,11 +13,11 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.utils import get_total_norm
 
-from trainer.base.errors import BadInput
-from trainer.base.flat import local
-from trainer.executors.gradients import Diverged
-from trainer.torch_pipelining import refusals
-from trainer.torch_pipelining.messages import new_group, of_every_rank, ranks_of
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.flat import local
+from pipegap.trainer.executors.gradients import Diverged
+from pipegap.trainer.torch_pipelining import refusals
+from pipegap.trainer.torch_pipelining.messages import new_group, of_every_rank, ranks_of
 
 NUM_FLAWS = len(refusals.FLAWS)
 

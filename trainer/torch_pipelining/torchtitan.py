@@ -16,9 +16,9 @@ from torchtitan.models.common.moe import MoE
 from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.trainer import Trainer
 
-from trainer.base.errors import BadInput
-from trainer.torch_pipelining.refusals import Replaced
-from trainer.torch_pipelining.schedule import Schedule2BW
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.torch_pipelining.refusals import Replaced
+from pipegap.trainer.torch_pipelining.schedule import Schedule2BW
 
 NAME = "2BW"
 """What `parallelism.pipeline_parallel_schedule` names it."""

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from trainer.delayed.copies import copy_into
-from trainer.torch_pipelining import refusals
-from trainer.torch_pipelining.copies import Copies
-from trainer.torch_pipelining.leaves import Leaves
+from pipegap.trainer.delayed.copies import copy_into
+from pipegap.trainer.torch_pipelining import refusals
+from pipegap.trainer.torch_pipelining.copies import Copies
+from pipegap.trainer.torch_pipelining.leaves import Leaves
 
 
 class Twins:

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
-from trainer.base.build import build
-from trainer.base.flat import cloned, wholes
-from trainer.base.ranges import MAX_COUNT
-from trainer.corrections.none import NoCorrection
-from trainer.delayed.arm import Node, require_fitting
-from trainer.delayed.copies import alike, reshard_all
-from trainer.executors.gradients import Clip
-from trainer.optimizers.hyperball import on_spheres
-from trainer.stages.in_parts import CorrectionInParts
-from trainer.torch_pipelining import refusals
-from trainer.torch_pipelining.steps import Steps
-from trainer.torch_pipelining.sums import LateSums, entries
-from trainer.torch_pipelining.twins import Twins
+from pipegap.trainer.base.build import build
+from pipegap.trainer.base.flat import cloned, wholes
+from pipegap.trainer.base.ranges import MAX_COUNT
+from pipegap.trainer.corrections.none import NoCorrection
+from pipegap.trainer.delayed.arm import Node, require_fitting
+from pipegap.trainer.delayed.copies import alike, reshard_all
+from pipegap.trainer.executors.gradients import Clip
+from pipegap.trainer.optimizers.hyperball import on_spheres
+from pipegap.trainer.stages.in_parts import CorrectionInParts
+from pipegap.trainer.torch_pipelining import refusals
+from pipegap.trainer.torch_pipelining.steps import Steps
+from pipegap.trainer.torch_pipelining.sums import LateSums, entries
+from pipegap.trainer.torch_pipelining.twins import Twins
 
 
 class LateUpdate:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trainer.schedules.operations import Op
+from pipegap.trainer.schedules.operations import Op
 
 LONGEST_TRACE = 50_000
 """Most spans that a rank keeps: viewers show a trace of that size with ease."""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, median
 
-from trainer.schedules.operations import Op, Schedule
-from trainer.schedules.proof import Awaits, key
-from trainer.schedules.simulate import Costs, Timeline, simulate
-from trainer.tracing.clock import Span
+from pipegap.trainer.schedules.operations import Op, Schedule
+from pipegap.trainer.schedules.proof import Awaits, key
+from pipegap.trainer.schedules.simulate import Costs, Timeline, simulate
+from pipegap.trainer.tracing.clock import Span
 
 SHOWN = 6
 """Number of batches in the picture: with more, bars would be too narrow to see."""
@@ -106,7 +106,7 @@ def leave(folder: Path, spans: Spans, schedule: Schedule, runs: Sequence[tuple[i
     if not whole:
         return
     first, last = max(whole, key=lambda run: (run[1] - run[0], run[0]))
-    from trainer.tracing.timeline import draw  # altair is slow to load
+    from pipegap.trainer.tracing.timeline import draw  # altair is slow to load
 
     longer = min(last, first + SHOWN + 2)  # so that the last batch shown is not the last to run
     expected = simulated(between(one_replica, first, last), schedule, first, longer)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.table.names import OPTIMIZERS, minus
+from pipegap.analysis.table.names import OPTIMIZERS, minus
 
 MOST_ROWS = 500
 """Rows on the page, unless more are asked for; the CSV has all."""

@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from analysis.claims import ALL_PARTS, Outcome, Verdict
-from analysis.claims.audit import MOST_SEEDS
-from analysis.figures import Figure, Plot, panels
-from analysis.figures.curves import FEWEST
-from analysis.figures.fonts import usual_faces
-from analysis.figures.kept import kept
-from analysis.report.answer import MICROBATCHES, STAGES, StoreAnswer
-from analysis.report.facts import Overview, TrialNow
-from analysis.report.page.listing import Listing
-from analysis.table.metrics import spaced
-from analysis.table.names import prose
+from pipegap.analysis.claims import ALL_PARTS, Outcome, Verdict
+from pipegap.analysis.claims.audit import MOST_SEEDS
+from pipegap.analysis.figures import Figure, Plot, panels
+from pipegap.analysis.figures.curves import FEWEST
+from pipegap.analysis.figures.fonts import usual_faces
+from pipegap.analysis.figures.kept import kept
+from pipegap.analysis.report.answer import MICROBATCHES, STAGES, StoreAnswer
+from pipegap.analysis.report.facts import Overview, TrialNow
+from pipegap.analysis.report.page.listing import Listing
+from pipegap.analysis.table.metrics import spaced
+from pipegap.analysis.table.names import prose
 
 VENDOR_SCRIPTS = ("vendor/dataTables.min.js", "vendor/dataTables.buttons.min.js")
 VENDOR_STYLES = ("vendor/dataTables.dataTables.min.css", "vendor/buttons.dataTables.min.css")
@@ -177,7 +177,7 @@ def html(page: Page) -> str:
 @cache
 def _environment() -> Environment:
     made = Environment(
-        loader=PackageLoader("analysis.report", "page"),
+        loader=PackageLoader("pipegap.analysis.report", "page"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

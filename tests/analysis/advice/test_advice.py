@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.advice.advice import Advice
-from analysis.advice.race import SameTime
-from analysis.advice.verdict import GO, STAY, UNDECIDED
+from pipegap.analysis.advice.advice import Advice
+from pipegap.analysis.advice.race import SameTime
+from pipegap.analysis.advice.verdict import GO, STAY, UNDECIDED
 from tests.support.advised import ask
 from tests.support.synthetic_store import config, put, write
 

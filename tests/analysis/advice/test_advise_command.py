@@ -1,4 +1,4 @@
-"""`python -m analysis advise` answers in text and JSON, and says in a line what it cannot use."""
+"""`pipegap advise` answers in text and JSON, and says in a line what it cannot use."""
 
 import json
 from pathlib import Path
@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from analysis.__main__ import main
-from analysis.commands import COMMANDS, advise
+from pipegap.analysis.__main__ import main
+from pipegap.analysis.commands import COMMANDS, advise
+from pipegap.trainer.base.errors import BadInput
 from tests.support.synthetic_store import write_arms
-from trainer.base.errors import BadInput
 
 PIPELINE = {"optimizer": "muon", "stages": "4", "microbatches": "8"}
 
@@ -155,4 +155,4 @@ def test_every_command_has_a_help(capsys: pytest.CaptureFixture[str], name: str)
     with pytest.raises(SystemExit) as ended:
         main([name, "--help"])
     assert ended.value.code == 0
-    assert f"usage: python -m analysis {name} " in capsys.readouterr().out
+    assert f"usage: pipegap report {name} " in capsys.readouterr().out

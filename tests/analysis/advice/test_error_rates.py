@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.advice.evidence import Evidence, Gap
-from analysis.advice.race import optimistic, pessimistic
-from analysis.advice.verdict import GO, STAY, UNDECIDED, candidates, decide
-from analysis.statistics.tax import Tax
+from pipegap.analysis.advice.evidence import Evidence, Gap
+from pipegap.analysis.advice.race import optimistic, pessimistic
+from pipegap.analysis.advice.verdict import GO, STAY, UNDECIDED, candidates, decide
+from pipegap.analysis.statistics.tax import Tax
 
 
 def wrong(evidence: Evidence, speed_up: float) -> bool:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from analysis.advice.verdict import UNDECIDED
-from analysis.table.records import Record, RecordedTrial
+from pipegap.analysis.advice.verdict import UNDECIDED
+from pipegap.analysis.table.records import Record, RecordedTrial
+from pipegap.trainer.base.errors import BadInput
 from tests.support.advised import ask
 from tests.support.synthetic_store import config, put, result, write
-from trainer.base.errors import BadInput
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_the_command_repeats_a_setting_whose_key_is_null(tmp_path: Path) -> None
     assert ask(tmp_path, records=[replace(made, trials={})]).command == ""
     told = ask(tmp_path, records=[replace(made, trials={}), made])
     assert shlex.split(told.command) == [
-        *("python", "-m", "sweeps", "sweep=main", "scale=micro", "grid.optimizer=[adamw]"),
+        *("pipegap", "sweep", "sweep=main", "scale=micro", "grid.optimizer=[adamw]"),
         *("data=gcide", "clip_norm=null", "seeds=[0,1,2]", "advice=null"),
     ]
     assert f"to settle it against ZB-V: {told.command}" in str(told)

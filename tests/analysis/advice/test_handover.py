@@ -10,8 +10,8 @@ from torch.distributed.pipelining import PipelineStage
 from torch.nn.functional import mse_loss
 
 import pipegap
-from analysis import advise, load
-from analysis.advice.rows import handover
+from pipegap.analysis import advise, load
+from pipegap.analysis.advice.rows import handover
 from tests.support.synthetic_store import write_arms
 
 SYNC, FEEDBACK = [1.00, 1.01, 1.02], [0.90, 0.92, 0.91]

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis import load
-from analysis.advice.advice import sentence
-from analysis.advice.rows import ROW, advices, verdict_rows
+from pipegap.analysis import load
+from pipegap.analysis.advice.advice import sentence
+from pipegap.analysis.advice.rows import ROW, advices, verdict_rows
 from tests.support.advised import ask
 from tests.support.synthetic_store import put, write_arms
 

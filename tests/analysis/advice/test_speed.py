@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.advice.speed import (
+from pipegap.analysis.advice.speed import (
     FLUSHED,
     SETTLED,
     TWO_BUFFERED,
@@ -15,8 +15,8 @@ from analysis.advice.speed import (
     speed,
     speed_up,
 )
-from trainer.base.errors import BadInput
-from trainer.schedules.simulate import simulate
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.schedules.simulate import simulate
 
 STAGES, MICROBATCHES = st.integers(1, 6), st.integers(1, 8)
 

@@ -6,14 +6,20 @@ from typing import Any
 
 import pytest
 
-from analysis.advice.advice import bubble
-from analysis.advice.speed import Costs, equal_stages, flushed_speeds, traced_costs, with_step_time
-from analysis.commands import advise
+from pipegap.analysis.advice.advice import bubble
+from pipegap.analysis.advice.speed import (
+    Costs,
+    equal_stages,
+    flushed_speeds,
+    traced_costs,
+    with_step_time,
+)
+from pipegap.analysis.commands import advise
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.tracing.clock import Span
+from pipegap.trainer.tracing.trace import write_trace
 from tests.support.advised import ask
 from tests.support.synthetic_store import put
-from trainer.base.errors import BadInput
-from trainer.tracing.clock import Span
-from trainer.tracing.trace import write_trace
 
 
 def spans(rank: int, stages: list[int], *, in_halves: bool) -> list[Span]:

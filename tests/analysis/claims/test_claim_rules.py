@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from analysis.claims import CLAIMS, Claim
-from sweeps.request.files import ALL, sweep_files
+from pipegap.analysis.claims import CLAIMS, Claim
+from pipegap.sweeps.request.files import ALL, sweep_files
 
 VERDICTS = {name: content["verdict"] for name, content in sweep_files(ALL)}
 """Name of each sweep in conf/ and findings/ → its rule."""

@@ -6,8 +6,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import load
-from analysis.claims import Outcome, judged
+from pipegap.analysis import load
+from pipegap.analysis.claims import Outcome, judged
 from tests.support.claim_stores import (
     BY_NAME,
     COOLED,

@@ -12,10 +12,10 @@ import pytest
 from altair.utils.schemapi import SchemaBase
 from jsonschema import Draft7Validator
 
-from analysis import gaps, load
-from analysis.figures import BY_NAME, FIGURES, Figure, Plot, panels, plot, save
-from analysis.figures.figure import Spec, whole
-from analysis.figures.style import DARK
+from pipegap.analysis import gaps, load
+from pipegap.analysis.figures import BY_NAME, FIGURES, Figure, Plot, panels, plot, save
+from pipegap.analysis.figures.figure import Spec, whole
+from pipegap.analysis.figures.style import DARK
 from tests.support.swept_store import ANSWERED, SWEEPS, write_sweep
 
 ANY_TRIALS = ("momentum", "coefficient", "staleness", "horizon", ANSWERED)

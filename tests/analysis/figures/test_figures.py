@@ -6,10 +6,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import gaps, load
-from analysis.figures import BY_NAME, FIGURES, plot
-from analysis.figures.curves import FEWEST
-from analysis.report.paper_tables import TABLES
+from pipegap.analysis import gaps, load
+from pipegap.analysis.figures import BY_NAME, FIGURES, plot
+from pipegap.analysis.figures.curves import FEWEST
+from pipegap.analysis.report.paper_tables import TABLES
 from tests.support.synthetic_store import config, late, put, result, write, write_arms
 
 
@@ -99,7 +99,7 @@ def test_no_swept_number_no_figure(tmp_path: Path) -> None:
 def test_coefficients_of_a_correction_are_a_line_beside_the_plain_delay(tmp_path: Path) -> None:
     put(tmp_path, "sync", [1.0, 1.0])
     put(tmp_path, "delay", [1.4, 1.6])
-    taylor = "trainer.corrections.taylor.Taylor"
+    taylor = "pipegap.trainer.corrections.taylor.Taylor"
     for value in (0.5, 1.0):
         put(tmp_path, "delay_ef", [1.1 + value, 1.2], correction={"coefficient": value})
         lagged = {"coefficient": value, "lag": "delay"}
@@ -128,7 +128,7 @@ def test_delays_of_all_stages_are_the_axis_of_each_correction(tmp_path: Path) ->
     late(tmp_path, 8, [2.9, None])
     for delay in (3, 4):
         of_first = config(seed=0)
-        own = {"_target_": "trainer.schedules.pipedream", "num_stages": delay + 1}
+        own = {"_target_": "pipegap.trainer.schedules.pipedream", "num_stages": delay + 1}
         of_first["pipeline"] |= own
         write(tmp_path, of_first, result(of_first, 1.5, delays=[delay, 0]))
     write(tmp_path, config(seed=7), None)

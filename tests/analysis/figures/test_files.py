@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from fontTools.ttLib import TTFont
 
-from analysis import gaps, load
-from analysis.__main__ import main
-from analysis.figures import BY_NAME, Plot, files, plot, save
-from analysis.figures.files import PER_INCH, WIDTHS, picture, sized
-from analysis.figures.fonts import USUAL, with_font
-from analysis.statistics.tax import paper_losses
+from pipegap.analysis import gaps, load
+from pipegap.analysis.__main__ import main
+from pipegap.analysis.figures import BY_NAME, Plot, files, plot, save
+from pipegap.analysis.figures.files import PER_INCH, WIDTHS, picture, sized
+from pipegap.analysis.figures.fonts import USUAL, with_font
+from pipegap.analysis.statistics.tax import paper_losses
+from pipegap.trainer.base.children import Worker
 from tests.support.synthetic_store import put
-from trainer.base.children import Worker
 
 FIGURE = BY_NAME["final_losses"]
 ROOT = Path(__file__).parents[3]
@@ -105,7 +105,7 @@ def test_the_command_writes_what_is_asked_for_and_refuses_the_rest(
     paper: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["figures", f"results={paper}", f"out={tmp_path}"]
-    command = [sys.executable, "-m", "analysis", *words, "width=one", "theme=dark"]
+    command = [sys.executable, "-m", "pipegap", "report", *words, "width=one", "theme=dark"]
     done = subprocess.run(
         [*command, "only=final_losses"], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.figures.fonts import usual_faces
-from analysis.figures.kept import kept, source
+from pipegap.analysis.figures.fonts import usual_faces
+from pipegap.analysis.figures.kept import kept, source
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis import gaps, load
-from analysis.figures import FIGURES
-from analysis.figures.figure import plot, whole
-from analysis.table.metrics import training_losses
+from pipegap.analysis import gaps, load
+from pipegap.analysis.figures import FIGURES
+from pipegap.analysis.figures.figure import plot, whole
+from pipegap.analysis.table.metrics import training_losses
 from tests.support.swept_store import write_sweep
 from tests.support.synthetic_store import put
 

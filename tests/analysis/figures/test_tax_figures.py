@@ -7,11 +7,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import gaps, load
-from analysis.figures import BY_NAME
-from analysis.figures.figure import plot, whole
-from analysis.report.report import report
-from analysis.statistics.tax import ESTIMATED, REPORTED, reported_taxes
+from pipegap.analysis import gaps, load
+from pipegap.analysis.figures import BY_NAME
+from pipegap.analysis.figures.figure import plot, whole
+from pipegap.analysis.report.report import report
+from pipegap.analysis.statistics.tax import ESTIMATED, REPORTED, reported_taxes
 from tests.support.reports import as_svg, with_figures
 from tests.support.synthetic_store import ids, put, record
 
@@ -92,7 +92,7 @@ def test_longer_runs_that_a_sweep_asks_for_tell_its_tax_and_are_not_missing(
     """The main job asks for such runs; the report of its sweep compares the other runs alone."""
     advised_by: list[set[str]] = []
     monkeypatch.setattr(
-        "analysis.report.answer.advices",
+        "pipegap.analysis.report.answer.advices",
         lambda trials, **_: [*filter(None, [advised_by.append({*trials["trial_id"]})])],
     )
     store(tmp_path / "store")
@@ -113,7 +113,7 @@ def test_a_store_of_one_length_says_what_it_lacks(tmp_path: Path) -> None:
     put(tmp_path / "store", "sync", [1.0, 1.1])
     put(tmp_path / "store", "delay", [1.2, 1.3])
     text = report(tmp_path / "store", tmp_path / "out")
-    assert text.splitlines()[-1].startswith("nothing is decided yet: python -m sweeps sweep=main")
+    assert text.splitlines()[-1].startswith("nothing is decided yet: pipegap sweep sweep=main")
     page = (tmp_path / "out" / "index.html").read_text()
     assert "token tax, Trials of no sweep: not enough data: runs of one length only" in page
     assert not (tmp_path / "out" / "token_tax.csv").exists()

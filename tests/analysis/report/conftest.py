@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from analysis.figures import save
-from analysis.report import contents
-from analysis.report.report import report
+from pipegap.analysis.figures import save
+from pipegap.analysis.report import contents
+from pipegap.analysis.report.report import report
 from tests.support.browser import Opened, headless, settle
 from tests.support.pages import Made, page
 from tests.support.reports import FEW, as_svg, with_figures

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.report.ahead import MANY, Ahead
-from analysis.report.report import report
+from pipegap.analysis.report.ahead import MANY, Ahead
+from pipegap.analysis.report.report import report
 from tests.support.reports import with_figures
 from tests.support.synthetic_store import write_arms
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import load
-from analysis.__main__ import main as analysis
-from analysis.advice.rows import verdict_rows
-from analysis.report.answer import MICROBATCHES, STAGES
-from analysis.report.contents import EXPECTED
-from sweeps.__main__ import main as sweeps
-from sweeps.request.command_line import parse_request
+from pipegap.analysis import load
+from pipegap.analysis.__main__ import main as analysis
+from pipegap.analysis.advice.rows import verdict_rows
+from pipegap.analysis.report.answer import MICROBATCHES, STAGES
+from pipegap.analysis.report.contents import EXPECTED
+from pipegap.sweeps.__main__ import main as sweeps
+from pipegap.sweeps.request.command_line import parse_request
 from tests.support.pages import Made, own, page
 from tests.support.synthetic_store import LOSSES, config, ids, put, record, write, write_arms
 
@@ -34,7 +34,7 @@ def test_the_answer_comes_first_then_verdicts_which_follow_the_records(recorded:
     says = dict(zip(claims["claim"], claims["verdict"], strict=True))
     assert says["It costs AdamW more than Muon"] == "reproduced"
     assert says["High momentum makes an optimizer robust"] == "not enough data"
-    assert "python -m sweeps sweep=momentum scale=tiny" in text
+    assert "pipegap sweep sweep=momentum scale=tiny" in text
     assert "the rule of its file" in text
 
 
@@ -76,9 +76,9 @@ def test_what_a_record_asks_and_the_store_lacks_is_missing_and_priced(tmp_path: 
     ]
     assert row["arms"] == "2 delay"
     assert "2 trials of 1 sweep are missing: 60 min one after the other, 2,000 tokens" in text
-    assert "python -m sweeps sweep=main scale=tiny" in text
+    assert "pipegap sweep sweep=main scale=tiny" in text
     never = left[left["sweep"] == "momentum"].to_dict("records")[0]
-    assert never["command"] == f"python -m sweeps sweep=momentum scale=tiny results={store}"
+    assert never["command"] == f"pipegap sweep sweep=momentum scale=tiny results={store}"
     assert pd.isna(never["seconds"])
 
 
@@ -134,7 +134,7 @@ def test_a_store_that_decides_nothing_says_what_to_run(unfinished: Made, tmp_pat
         (without, f"sweep=main results={tmp_path / 'results'}"),
     ):
         first = text.split('id="answer"')[1].split("</section>")[0]
-        assert f"<code>python -m sweeps {command}</code>" in first
+        assert f"<code>pipegap sweep {command}</code>" in first
         assert "not enough data" not in first
 
 

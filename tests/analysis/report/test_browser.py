@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from analysis.report.report import TRIALS
+from pipegap.analysis.report.report import TRIALS
 from tests.support.browser import Opened, needs_browser, resize, wait
 
 pytestmark = needs_browser

@@ -10,14 +10,14 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis import gaps, load
-from analysis.report.report import report
-from analysis.table.metrics import MOST
-from analysis.table.points import flatten
+from pipegap.analysis import gaps, load
+from pipegap.analysis.report.report import report
+from pipegap.analysis.table.metrics import MOST
+from pipegap.analysis.table.points import flatten
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.folder.lease import leased
 from tests.support.pages import VENDOR, Made, own, page, vendored
 from tests.support.synthetic_store import LOSSES, config, ids, record, result, write, write_arms
-from trainer.base.errors import BadInput
-from trainer.folder.lease import leased
 
 pytestmark = pytest.mark.usefixtures("few_figures")
 

@@ -1,4 +1,4 @@
-"""`python -m analysis` writes the same report from the same store, and never a traceback."""
+"""`pipegap report` writes the same report from the same store, and never a traceback."""
 
 import subprocess
 import sys
@@ -8,13 +8,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import gaps, load
-from analysis.figures import FIGURES
-from analysis.figures.style import ARMS, arm_styles, optimizer_styles
-from analysis.report.report import report
+from pipegap.analysis import gaps, load
+from pipegap.analysis.figures import FIGURES
+from pipegap.analysis.figures.style import ARMS, arm_styles, optimizer_styles
+from pipegap.analysis.report.report import report
+from pipegap.trainer.base.errors import BadInput
 from tests.support.reports import with_figures
 from tests.support.synthetic_store import config, result, write, write_arms
-from trainer.base.errors import BadInput
 
 ROOT = Path(__file__).parents[3]
 TABLES = ("trials", "gaps", "claims", "missing", "provenance", "makers")
@@ -26,7 +26,7 @@ LOSSES: dict[str, list[float | None]] = {
 
 
 def analysis(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "analysis", *arguments]
+    command = [sys.executable, "-m", "pipegap", "report", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
@@ -65,7 +65,7 @@ def test_the_command_writes_every_file_and_prints_the_table(tmp_path: Path) -> N
 def test_an_empty_store_is_no_error(tmp_path: Path) -> None:
     assert "no trials in" in report(tmp_path, tmp_path / "out")
     page = (tmp_path / "out" / "index.html").read_text()
-    assert "python -m sweeps sweep=main" in page, "it says what would fill it"
+    assert "pipegap sweep sweep=main" in page, "it says what would fill it"
 
 
 @pytest.mark.usefixtures("words_alone")

@@ -5,20 +5,24 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import gaps, load
-from analysis.report.missing import cost, missing, shown
-from analysis.report.page.listing import listed, write_latex
-from analysis.report.table_data import protocols, remedies
-from analysis.table.records import Record, RecordedTrial
+from pipegap.analysis import gaps, load
+from pipegap.analysis.report.missing import cost, missing, shown
+from pipegap.analysis.report.page.listing import listed, write_latex
+from pipegap.analysis.report.table_data import protocols, remedies
+from pipegap.analysis.table.records import Record, RecordedTrial
 from tests.support.synthetic_store import NONE, SYNC, TWO_BUFFERED, config, put, result, write
 
 MATCHED = {
-    "_target_": "trainer.corrections.matched_error_feedback.MatchedErrorFeedback",
+    "_target_": "pipegap.trainer.corrections.matched_error_feedback.MatchedErrorFeedback",
     "coefficient": 1.0,
     "lag": 1,
 }
 THREE = {
-    **{"_target_": "trainer.schedules.constant_delay", "num_stages": 1, "num_microbatches": 1},
+    **{
+        "_target_": "pipegap.trainer.schedules.constant_delay",
+        "num_stages": 1,
+        "num_microbatches": 1,
+    },
     **{"synchronous_start": 0, "synchronous_cooldown": 0, "delay": 3},
 }
 WORDS, ARMS, SEEDS = ("sweep=main", "scale=tiny"), ("sync", "delay"), (0,)
@@ -114,8 +118,7 @@ def test_a_sweep_that_was_never_run_has_no_price() -> None:
     assert table["seconds"].isna().all()
     assert shown(table)["time"].isna().all()
     assert table["command"].tolist() == [
-        f"python -m sweeps sweep={name} scale=tiny 'results=my store'"
-        for name in ("main", "momentum")
+        f"pipegap sweep sweep={name} scale=tiny 'results=my store'" for name in ("main", "momentum")
     ]
 
 

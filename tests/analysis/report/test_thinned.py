@@ -2,8 +2,8 @@
 
 from itertools import pairwise
 
-from analysis.figures.curves import FEWEST
-from analysis.report.page.page import MOST_POINTS, OVER_TRAINING, thin
+from pipegap.analysis.figures.curves import FEWEST
+from pipegap.analysis.report.page.page import MOST_POINTS, OVER_TRAINING, thin
 
 
 def test_many_points_are_thinned_evenly_and_counted() -> None:

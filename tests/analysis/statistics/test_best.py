@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from analysis import best, load
-from analysis.statistics.best import compare
-from analysis.table.schema import BEST
+from pipegap.analysis import best, load
+from pipegap.analysis.statistics.best import compare
+from pipegap.analysis.table.schema import BEST
 from tests.support.synthetic_store import config, result, write
 
 CHOICE = (1000, 1001)

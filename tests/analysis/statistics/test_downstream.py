@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis import downstream, load
-from analysis.statistics.crossed import crossed_interval
-from analysis.statistics.downstream import precision
-from analysis.table.answers import answered
+from pipegap.analysis import downstream, load
+from pipegap.analysis.statistics.crossed import crossed_interval
+from pipegap.analysis.statistics.downstream import precision
+from pipegap.analysis.table.answers import answered
 from tests.support.answers import BYTES, write_answers
 from tests.support.synthetic_store import write_arms
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis import gaps, load
-from analysis.statistics.text import gap_table
-from analysis.table.schema import GAP
+from pipegap.analysis import gaps, load
+from pipegap.analysis.statistics.text import gap_table
+from pipegap.analysis.table.schema import GAP
 from tests.support.paired import one
 from tests.support.synthetic_store import config, put, write, write_arms
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.statistics.intervals import (
+from pipegap.analysis.statistics.intervals import (
     excludes_zero,
     mean_interval,
     mean_intervals,

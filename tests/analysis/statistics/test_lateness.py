@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis import load
-from analysis.statistics.diagnostics import compared, lateness
+from pipegap.analysis import load
+from pipegap.analysis.statistics.diagnostics import compared, lateness
 from tests.support.synthetic_store import config, result, write
 
 Measured = list[tuple[float, float] | None]

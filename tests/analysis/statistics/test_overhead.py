@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from analysis import load
-from analysis.statistics.pairs import overhead
+from pipegap.analysis import load
+from pipegap.analysis.statistics.pairs import overhead
 from tests.support.synthetic_store import config, result, write
 
 

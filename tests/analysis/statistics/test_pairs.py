@@ -5,10 +5,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import gaps, load
+from pipegap.analysis import gaps, load
+from pipegap.trainer.config.names import names
 from tests.support.paired import add, one
 from tests.support.synthetic_store import TWO_BUFFERED, config, result, write, write_arms
-from trainer.config.names import names
 
 
 def test_the_pair_is_of_one_seed_whatever_the_order_of_the_folders(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.statistics.gaps import spreads
-from analysis.statistics.intervals import detectable_gap, seeds_needed
+from pipegap.analysis.statistics.gaps import spreads
+from pipegap.analysis.statistics.intervals import detectable_gap, seeds_needed
 from tests.support import synthetic_store
 
 NUM_EXPERIMENTS = 40_000

@@ -5,9 +5,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import gaps, load
-from analysis.statistics.gaps import INACTIVE, SHORT, regimes
-from analysis.statistics.text import notes
+from pipegap.analysis import gaps, load
+from pipegap.analysis.statistics.gaps import INACTIVE, SHORT, regimes
+from pipegap.analysis.statistics.text import notes
 from tests.support.synthetic_store import put
 
 BOTH = f"{SHORT}, {INACTIVE}"

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import load
-from analysis.report.report import report
-from analysis.statistics.diagnostics import WINDOW, measure, spikes
-from analysis.statistics.intervals import mean_intervals
+from pipegap.analysis import load
+from pipegap.analysis.report.report import report
+from pipegap.analysis.statistics.diagnostics import WINDOW, measure, spikes
+from pipegap.analysis.statistics.intervals import mean_intervals
 from tests.support.synthetic_store import config, result, write, write_arms
 
 LEVEL = 2.0

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import gaps, load
-from analysis.statistics.tax import (
+from pipegap.analysis import gaps, load
+from pipegap.analysis.statistics.tax import (
     LENGTHS,
     SLOPE,
     Finals,
@@ -17,7 +17,7 @@ from analysis.statistics.tax import (
     by_slope,
     token_tax,
 )
-from analysis.statistics.text import gap_table
+from pipegap.analysis.statistics.text import gap_table
 from tests.support.synthetic_store import put
 
 T = 400

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pytest
 
-from analysis.statistics.tax import Finals, Tax, token_tax
+from pipegap.analysis.statistics.tax import Finals, Tax, token_tax
 
 LAWS: Mapping[str, Callable[[float], float]] = {
     "power with a floor": lambda t: 1.2 + 0.9 * (t / 1600) ** -0.22,

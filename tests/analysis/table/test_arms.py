@@ -6,17 +6,17 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis import load
-from analysis.table.rows import arm, arm_columns
+from pipegap.analysis import load
+from pipegap.analysis.table.rows import arm, arm_columns
+from pipegap.trainer.config.names import names
 from tests.support.synthetic_store import FEEDBACK, NONE, SYNC, TWO_BUFFERED, config, result, write
-from trainer.config.names import names
 
-PER_STAGE = {**TWO_BUFFERED, "_target_": "trainer.schedules.pipedream"}
-CONSTANT = {**TWO_BUFFERED, "_target_": "trainer.schedules.constant_delay", "delay": 3}
-TAYLOR = {"_target_": "trainer.corrections.taylor.Taylor", "coefficient": 1000.0}
-GRADIENT = {"_target_": "trainer.corrections.error_feedback_gradient.X", "coefficient": 1.0}
-ADAPTIVE = {"_target_": "trainer.corrections.adaptive_error_feedback.Adaptive"}
-PREDICTION = {"_target_": "trainer.corrections.prediction.Prediction", "coefficient": 0.3}
+PER_STAGE = {**TWO_BUFFERED, "_target_": "pipegap.trainer.schedules.pipedream"}
+CONSTANT = {**TWO_BUFFERED, "_target_": "pipegap.trainer.schedules.constant_delay", "delay": 3}
+TAYLOR = {"_target_": "pipegap.trainer.corrections.taylor.Taylor", "coefficient": 1000.0}
+GRADIENT = {"_target_": "pipegap.trainer.corrections.error_feedback_gradient.X", "coefficient": 1.0}
+ADAPTIVE = {"_target_": "pipegap.trainer.corrections.adaptive_error_feedback.Adaptive"}
+PREDICTION = {"_target_": "pipegap.trainer.corrections.prediction.Prediction", "coefficient": 0.3}
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis import gaps, load
-from analysis.report.report import report
-from analysis.table.metrics import training_losses
-from analysis.table.records import records
+from pipegap.analysis import gaps, load
+from pipegap.analysis.report.report import report
+from pipegap.analysis.table.metrics import training_losses
+from pipegap.analysis.table.records import records
+from pipegap.trainer.folder.lease import attempt_path
 from tests.support.synthetic_store import LOSSES, config, ids, record, result, write, write_arms
-from trainer.folder.lease import attempt_path
 
 pytestmark = pytest.mark.usefixtures("few_figures")
 

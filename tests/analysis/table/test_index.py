@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 from pyarrow import parquet
 
-from analysis import load
-from analysis.table import index as trials_index
+from pipegap.analysis import load
+from pipegap.analysis.table import index as trials_index
 from tests.support.synthetic_store import config, result, write
 
 

@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 from pandas.testing import assert_frame_equal
 
-from analysis import advise, best, gaps, load
-from analysis.report.report import report
-from analysis.table.metrics import validation_losses
-from analysis.table.schema import TRIAL
+from pipegap.analysis import advise, best, gaps, load
+from pipegap.analysis.report.report import report
+from pipegap.analysis.table.metrics import validation_losses
+from pipegap.analysis.table.schema import TRIAL
+from pipegap.trainer.base.errors import BadInput
 from tests.support.synthetic_store import config, put, result, write
-from trainer.base.errors import BadInput
 
 ROOT = Path(__file__).parents[3]
 EVERY = sorted((ROOT / "findings").glob("*/trials_*.csv"))

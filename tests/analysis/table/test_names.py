@@ -5,8 +5,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import load
-from analysis.table import names
+from pipegap.analysis import load
+from pipegap.analysis.table import names
 from tests.support.swept_store import ALL_ARMS, write_sweep
 
 CONF = Path(__file__).parents[3] / "conf"

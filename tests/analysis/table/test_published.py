@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from analysis import load
-from analysis.__main__ import main
+from pipegap.analysis import load
+from pipegap.analysis.__main__ import main
+from pipegap.trainer.base.errors import BadInput
 from tests.support.synthetic_store import LOSSES, write_arms
-from trainer.base.errors import BadInput
 
 Table = list[list[str]]
 

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from scipy.signal import lfilter
 from torch import nn
 
-from analysis.theory.linear import hooks, linear
-from analysis.theory.recursion import Loop
-from analysis.theory.stability import largest_stable
+from pipegap.analysis.theory.linear import hooks, linear
+from pipegap.analysis.theory.recursion import Loop
+from pipegap.analysis.theory.stability import largest_stable
 from tests.support import every_optimizer
 from tests.support.every_correction import settings
 from tests.support.quadratic import responses, trajectory

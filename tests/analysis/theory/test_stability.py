@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.theory import linear as choices
-from analysis.theory.linear import hooks, linear
-from analysis.theory.recursion import SAME, Loop, average
-from analysis.theory.stability import best_strength, largest_stable, stability
+from pipegap.analysis.theory import linear as choices
+from pipegap.analysis.theory.linear import hooks, linear
+from pipegap.analysis.theory.recursion import SAME, Loop, average
+from pipegap.analysis.theory.stability import best_strength, largest_stable, stability
+from pipegap.trainer.base.errors import BadInput
 from tests.support import every_correction, every_optimizer
-from trainer.base.errors import BadInput
 
 NONE = every_correction.settings("none")
 FEEDBACK = every_correction.settings("error_feedback")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from pipegap.trainer.base.places import CONF
 from tests.support.fake_cuda.library import compiler
-from trainer.base.places import CONF
 
 ROOT = Path(__file__).parents[3]
 needed = pytest.mark.skipif(

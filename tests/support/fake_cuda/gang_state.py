@@ -7,9 +7,9 @@ from unittest.mock import patch
 
 import torch
 
+from pipegap.trainer.executors.pipelined import Pipelined
+from pipegap.trainer.ranks import collect
 from tests.support.fake_cuda.gpu import FakeGPU
-from trainer.executors.pipelined import Pipelined
-from trainer.ranks import collect
 
 
 def looked_at() -> dict[str, Any]:

@@ -11,15 +11,15 @@ from tests.support.steps import resolved, words_of_scale
 
 EF = ("pipeline=pipedream_2bw", "correction=error_feedback", "compile=false")
 PARTS: Mapping[str, str] = {
-    "trainer.stages.stage.Stage.forward": "forward",
-    "trainer.stages.stage.Stage.backward_input": "backward",
-    "trainer.stages.stage.Stage.backward_weights": "sums over microbatches",
-    "trainer.executors.emulated.Emulated._reduce": "mean, norm, clip, and the one wait",
-    "trainer.executors.reduction.Reducer._reduce": "mean, norm, clip, and the one wait",
-    "trainer.stages.stage.Stage.correct": "correction",
-    "trainer.stages.stage.corrected_update": "correction",
-    "trainer.stages.update.step": "optimizer",
-    "trainer.stages.stage.Stage.update": "versions",
+    "pipegap.trainer.stages.stage.Stage.forward": "forward",
+    "pipegap.trainer.stages.stage.Stage.backward_input": "backward",
+    "pipegap.trainer.stages.stage.Stage.backward_weights": "sums over microbatches",
+    "pipegap.trainer.executors.emulated.Emulated._reduce": "mean, norm, clip, and the one wait",
+    "pipegap.trainer.executors.reduction.Reducer._reduce": "mean, norm, clip, and the one wait",
+    "pipegap.trainer.stages.stage.Stage.correct": "correction",
+    "pipegap.trainer.stages.stage.corrected_update": "correction",
+    "pipegap.trainer.stages.update.step": "optimizer",
+    "pipegap.trainer.stages.stage.Stage.update": "versions",
 }
 """Function → what its time counts as, without that of the functions here that it calls."""
 PASSES = ("forward", "backward")

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from pipegap.trainer.data.batches import Prefetched
 from tests.support.fake_cuda import kernels
 from tests.support.fake_cuda.memory import Memory
-from trainer.data.batches import Prefetched
 
 NAME, BYTES = "NVIDIA H100 80GB HBM3", 85_017_624_576
 
@@ -78,7 +78,7 @@ def of(gpu: Watched) -> dict[str, object]:
         ),
         "torch.Tensor.pin_memory": lambda x, device=None: x,
         "torch.Tensor.record_stream": lambda x, stream: None,
-        "trainer.parts.Prefetched": partial(Prefetched, pin=lambda batch: batch),
+        "pipegap.trainer.parts.Prefetched": partial(Prefetched, pin=lambda batch: batch),
         "torch.nn.functional.scaled_dot_product_attention": kernels.attention,
         "torch.nn.Module.to": lambda module, device: _moved(module, lambda p: p.to(device)),
         "torch.nn.Module.to_empty": lambda module, *, device: _moved(

@@ -14,17 +14,17 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from typing_extensions import override
 
+from pipegap.trainer.base.build import build
+from pipegap.trainer.base.resources import reproducible
+from pipegap.trainer.config.memory import peak_bytes
+from pipegap.trainer.executors.pipelined import Pipelined
+from pipegap.trainer.optimizers.routing import BALANCE
+from pipegap.trainer.parts import Parts, build_pipelined, empty_stage
+from pipegap.trainer.ranks import collect
+from pipegap.trainer.ranks.groups import Gang, Heartbeat
 from tests.support.fake_cuda.gpu import FakeGPU
 from tests.support.fake_cuda.trials import Facts, facts_of
 from tests.support.steps import UPDATES, RandomTokens, resolved
-from trainer.base.build import build
-from trainer.base.resources import reproducible
-from trainer.config.memory import peak_bytes
-from trainer.executors.pipelined import Pipelined
-from trainer.optimizers.routing import BALANCE
-from trainer.parts import Parts, build_pipelined, empty_stage
-from trainer.ranks import collect
-from trainer.ranks.groups import Gang, Heartbeat
 
 
 class AloneInGang(Gang):
@@ -79,7 +79,7 @@ def peers(rank: int, config: Facts) -> Iterator[None]:
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     fakes = {
         "torch.distributed.new_group": lambda members, **_: new_group(members, backend="fake"),
-        "trainer.executors.reduction.ThreadPoolExecutor": AtOnce,
+        "pipegap.trainer.executors.reduction.ThreadPoolExecutor": AtOnce,
     }
     try:
         with mock.patch.multiple(AloneInGang, names=names_of(config)):

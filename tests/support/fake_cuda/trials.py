@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipegap.trainer.base.resources import on_cpu, reproducible
+from pipegap.trainer.config.memory import peak_bytes
+from pipegap.trainer.executors.emulated import Emulated
 from tests.support.fake_cuda.gpu import FakeGPU, place
 from tests.support.fake_cuda.parts import PASSES
 from tests.support.steps import executor, resolved
-from trainer.base.resources import on_cpu, reproducible
-from trainer.config.memory import peak_bytes
-from trainer.executors.emulated import Emulated
 
 UPDATES = 100_000
 Facts = dict[str, Any]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sweeps.cluster.package import CODE, code_digest
+from pipegap.sweeps.cluster.package import CODE, code_digest
 from tests.support import small
 from tests.support.ray_head import TOKEN, head
 
@@ -30,7 +30,7 @@ class Cluster:
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "sweeps", *words],
+            [sys.executable, "-m", "pipegap", "sweep", *words],
             env=self.environment,
             text=True,
             stdout=subprocess.PIPE,
@@ -39,7 +39,7 @@ class Cluster:
 
     def run(self, *words: str, **changed: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "sweeps", *words],
+            [sys.executable, "-m", "pipegap", "sweep", *words],
             env={**self.environment, **changed},
             text=True,
             capture_output=True,
@@ -122,7 +122,7 @@ def test_one_job_from_submission_to_result(cluster: Cluster) -> None:
 def test_a_job_of_bad_input_ends_as_the_command_does(cluster: Cluster) -> None:
     refused = cluster.submit("optimizer.lr=-1")
     assert refused.returncode == 2
-    [line] = [line for line in refused.stdout.splitlines() if line.startswith("python -m sweeps:")]
+    [line] = [line for line in refused.stdout.splitlines() if line.startswith("pipegap sweep:")]
     assert "optimizer.lr=-1" in line
 
 

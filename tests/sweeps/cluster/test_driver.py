@@ -13,11 +13,11 @@ import pytest
 import ray
 from ray.tune.execution import class_cache
 
-from sweeps.__main__ import main
-from sweeps.cluster import connection, stop_flag
-from sweeps.cluster.tune_hooks import inherited_environment
-from sweeps.plan.sweep_plan import all_planned, plan_sweeps
-from sweeps.request.command_line import parse_request
+from pipegap.sweeps.__main__ import main
+from pipegap.sweeps.cluster import connection, stop_flag
+from pipegap.sweeps.cluster.tune_hooks import inherited_environment
+from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
+from pipegap.sweeps.request.command_line import parse_request
 from tests.support import small
 from tests.support.records import leave_finished
 
@@ -118,7 +118,7 @@ def test_nobody_waits_for_a_report_after_a_stop(
     assert main(words) == 143
     printed = capsys.readouterr().out.splitlines()
     assert "trials to go" in printed[-2]
-    assert printed[-1].endswith(f"python -m analysis results={tmp_path / 'results'} out=report")
+    assert printed[-1].endswith(f"pipegap report results={tmp_path / 'results'} out=report")
     assert not (tmp_path / "results" / "reports").exists()
 
 

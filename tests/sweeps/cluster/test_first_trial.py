@@ -14,7 +14,7 @@ GANG = ("runner=pipelined", "pipeline.num_stages=2", "num_threads=1")
 
 def run(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     words = small.overrides(folder, "num_updates=8", *more)
-    command = [sys.executable, "-m", "sweeps", *SWEEP, "first_trial=true", *words]
+    command = [sys.executable, "-m", "pipegap", "sweep", *SWEEP, "first_trial=true", *words]
     return subprocess.run(command, check=False, capture_output=True, text=True)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from ray.job_submission import JobStatus
 
-from sweeps.cluster import jobs
-from sweeps.commands import jobs as command
+from pipegap.sweeps.cluster import jobs
+from pipegap.sweeps.commands import jobs as command
 
 
 class Client:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from pipegap.trainer.base.status import Status
 from tests.support import small
 from tests.support.small_sweep import END_TIMEOUT, SmallSweep
 from tests.support.trials import wait_for
-from trainer.base.status import Status
 
 NUM_TRIALS = 3 * 4
 CLOCK = "import time\nclock = time.time\ntime.time = lambda: clock() + 86400\n"

@@ -18,12 +18,12 @@ import pytest
 import ray
 from ray._private.utils import publish_error_to_driver
 
-from sweeps.__main__ import main
-from sweeps.cluster import connection
-from sweeps.cluster.stop_flag import stop_requested
-from sweeps.cluster.tune_hooks import StopWhenAsked
-from sweeps.plan.sweep_plan import plan_sweeps
-from sweeps.request.command_line import parse_request
+from pipegap.sweeps.__main__ import main
+from pipegap.sweeps.cluster import connection
+from pipegap.sweeps.cluster.stop_flag import stop_requested
+from pipegap.sweeps.cluster.tune_hooks import StopWhenAsked
+from pipegap.sweeps.plan.sweep_plan import plan_sweeps
+from pipegap.sweeps.request.command_line import parse_request
 from tests.support import small
 from tests.support.keys import leaks, new_keys
 from tests.support.reports import with_figures
@@ -99,7 +99,7 @@ def test_a_sweep_runs_reports_and_is_done(swept: Swept, capsys: pytest.CaptureFi
     for printed in (
         "4 stages, 8 microbatches  1F1B ",
         "AdamW: not enough data, against any schedule; ",  # of one seed
-        "to settle it against ZB-V: python -m sweeps sweep=main scale=micro",
+        "to settle it against ZB-V: pipegap sweep sweep=main scale=micro",
         "delay_ef",
     ):
         assert printed in swept.said
@@ -151,7 +151,7 @@ def test_a_first_trial_that_fails_is_one_line_and_nothing_begins(
     missing = f"resume_from={tmp_path / 'checkpoint-1.pt'}"
     assert main([*words(tmp_path, missing), "advice=null", "first_trial=true"]) == 1
     assert capsys.readouterr().err.splitlines() == [
-        f"python -m sweeps: first trial: {missing}: must be a checkpoint-*.pt of an unfinished "
+        f"pipegap sweep: first trial: {missing}: must be a checkpoint-*.pt of an unfinished "
         "trial (first_trial=false begins the sweep without it)"
     ]
     assert not [*(tmp_path / "results").glob("trials/*")]

@@ -7,9 +7,9 @@ from zipfile import ZipFile
 import pytest
 from ray._private.runtime_env.packaging import create_package
 
-from sweeps.__main__ import main
-from sweeps.cluster.jobs import job_name
-from sweeps.cluster.package import (
+from pipegap.sweeps.__main__ import main
+from pipegap.sweeps.cluster.jobs import job_name
+from pipegap.sweeps.cluster.package import (
     CODE,
     EXCLUDES,
     OWN_CODE,
@@ -19,12 +19,12 @@ from sweeps.cluster.package import (
     sent_with,
     take_along,
 )
-from sweeps.request.command_line import parse_request
-from sweeps.request.expand import points
-from sweeps.store.results import require_writable
+from pipegap.sweeps.request.command_line import parse_request
+from pipegap.sweeps.request.expand import points
+from pipegap.sweeps.store.results import require_writable
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.places import CODE_ROOT
 from tests.support.refusals import Refused
-from trainer.base.errors import BadInput
-from trainer.base.places import CODE_ROOT
 
 STRAYS = [
     ".env",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sweeps.cluster.queue import (
+from pipegap.sweeps.cluster.queue import (
     LOOK_EVERY,
     LOOKS_AT_ONCE,
     MAX_RETURNS,
@@ -14,15 +14,15 @@ from sweeps.cluster.queue import (
     WorkList,
     in_order,
 )
-from sweeps.cluster.tune_hooks import LastTrials, Offers
-from sweeps.request.command_line import parse_request
-from sweeps.request.expand import points, unique
-from sweeps.store.opened import FileStore
-from sweeps.store.store import TrialState
+from pipegap.sweeps.cluster.tune_hooks import LastTrials, Offers
+from pipegap.sweeps.request.command_line import parse_request
+from pipegap.sweeps.request.expand import points, unique
+from pipegap.sweeps.store.opened import FileStore
+from pipegap.sweeps.store.store import TrialState
+from pipegap.trainer.base.status import Status
+from pipegap.trainer.folder.lease import leased
 from tests.support import small
 from tests.support.drivers import simulate
-from trainer.base.status import Status
-from trainer.folder.lease import leased
 
 
 class InMemory:

@@ -82,7 +82,7 @@ def test_no_key_is_left_on_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyP
         while len(list(files.glob("session_latest/logs/raylet*.out"))) < 2:
             assert time.monotonic() < deadline, (files / "start.log").read_text()
             time.sleep(0.1)
-        submit = [sys.executable, "-m", "sweeps", "submit", *words]
+        submit = [sys.executable, "-m", "pipegap", "submit", *words]
         done = subprocess.run(submit, env=environment, check=False, capture_output=True, text=True)
         assert "completed" in done.stdout, done
         environment["RAY_ADDRESS"] = (files / "ray_current_cluster").read_text()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis import load
-from sweeps.cluster.gang import by_node
+from pipegap.analysis import load
+from pipegap.sweeps.cluster.gang import by_node
 from tests.support import small
 from tests.support.two_nodes import two_nodes
 
@@ -32,7 +32,7 @@ def test_a_gang_of_four_over_two_nodes(tmp_path: Path) -> None:
     the other node; by the host's name they would listen on loopback."""
     words = small.overrides(tmp_path, *STAGES)
     apart = [w for w in words if not w.startswith("results=")]
-    sweep = ["-m", "sweeps", *SWEEP]
+    sweep = ["-m", "pipegap", "sweep", *SWEEP]
     gang = (f"results={tmp_path / 'apart'}", "runner=pipelined", "num_threads=1")
     with two_nodes(num_cpus=2) as run:
         done = run(*sweep, *apart, *gang)

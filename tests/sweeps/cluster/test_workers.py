@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from analysis.objects import bucket as requests
-from analysis.objects.lease import RegisterLease
-from sweeps.cluster import driver
-from sweeps.request.expand import Trial
-from sweeps.store.objects import ObjectStore
-from sweeps.tracking import choice
+from pipegap.analysis.objects import bucket as requests
+from pipegap.analysis.objects.lease import RegisterLease
+from pipegap.sweeps.cluster import driver
+from pipegap.sweeps.request.expand import Trial
+from pipegap.sweeps.store.objects import ObjectStore
+from pipegap.sweeps.tracking import choice
+from pipegap.trainer.base.status import Status
+from pipegap.trainer.config.plan import plan_trial
+from pipegap.trainer.folder.record import read_result
 from tests.support import s3_server, small
-from trainer.base.status import Status
-from trainer.config.plan import plan_trial
-from trainer.folder.record import read_result
 
 Told = list[dict[str, Any]]
 

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from sweeps.__main__ import main
-from sweeps.plan.early_stop import JudgedPoint, judge, remarks
-from sweeps.plan.sweep_plan import plan_sweeps
-from sweeps.plan.tuning import tune
-from sweeps.request.checks import check_sweep
-from sweeps.request.command_line import parse_request
-from sweeps.request.expand import points
-from sweeps.request.schema import Sweep
+from pipegap.sweeps.__main__ import main
+from pipegap.sweeps.plan.early_stop import JudgedPoint, judge, remarks
+from pipegap.sweeps.plan.sweep_plan import plan_sweeps
+from pipegap.sweeps.plan.tuning import tune
+from pipegap.sweeps.request.checks import check_sweep
+from pipegap.sweeps.request.command_line import parse_request
+from pipegap.sweeps.request.expand import points
+from pipegap.sweeps.request.schema import Sweep
+from pipegap.trainer.trial import run_trial
 from tests.support import small
 from tests.support.records import leave_loss
-from trainer.trial import run_trial
 
 LR = "optimizer.lr"
 Loss = Callable[[dict[str, Any]], float | None]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.plan.sweep_plan import SweepPlan, plan_sweeps, speed_up
-from sweeps.request.command_line import parse_request
+from pipegap.sweeps.plan.sweep_plan import SweepPlan, plan_sweeps, speed_up
+from pipegap.sweeps.request.command_line import parse_request
 
 
 def plan(tmp_path: Path, *words: str) -> SweepPlan:

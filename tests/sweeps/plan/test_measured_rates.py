@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from sweeps.plan.devices import known_devices, of_update_and_forward
+from pipegap.sweeps.plan.devices import known_devices, of_update_and_forward
+from pipegap.trainer.config.compose import compose
 from tests.support.steps import words_of_scale
-from trainer.config.compose import compose
 
 MEASURED = Path(__file__).with_name("measured_rates.yaml").read_text()
 ROWS: Sequence[Mapping[str, Any]] = yaml.safe_load(MEASURED)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.plan import devices
-from sweeps.plan.devices import known_devices
-from sweeps.plan.pricing import summary
-from sweeps.plan.sweep_plan import SweepPlan, plan_sweeps
-from sweeps.request.command_line import parse_request
+from pipegap.sweeps.plan import devices
+from pipegap.sweeps.plan.devices import known_devices
+from pipegap.sweeps.plan.pricing import summary
+from pipegap.sweeps.plan.sweep_plan import SweepPlan, plan_sweeps
+from pipegap.sweeps.request.command_line import parse_request
 
 WORDS = ("sweep=main", "scale=135m", "seeds=[0]", "advice=null")
 FEWER = "pipeline.num_microbatches=4"

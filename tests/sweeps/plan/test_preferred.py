@@ -7,18 +7,18 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.report.missing import missing
-from analysis.report.scopes import StoreViews, scopes
-from analysis.table.load import load
-from analysis.table.records import records
-from sweeps.plan import sweep_record
-from sweeps.plan.sweep_plan import SweepPlan, plan_sweeps
-from sweeps.request.command_line import parse_request
-from sweeps.request.files import STUDIES
-from sweeps.store.opened import FileStore
+from pipegap.analysis.report.missing import missing
+from pipegap.analysis.report.scopes import StoreViews, scopes
+from pipegap.analysis.table.load import load
+from pipegap.analysis.table.records import records
+from pipegap.sweeps.plan import sweep_record
+from pipegap.sweeps.plan.sweep_plan import SweepPlan, plan_sweeps
+from pipegap.sweeps.request.command_line import parse_request
+from pipegap.sweeps.request.files import STUDIES
+from pipegap.sweeps.store.opened import FileStore
+from pipegap.trainer.base.errors import BadInput
 from tests.support import small
 from tests.support.records import leave_finished
-from trainer.base.errors import BadInput
 
 SWEEP = """\
 prefer: [compile=update]
@@ -150,7 +150,7 @@ def test_the_command_that_goes_on_is_the_one_that_was_given(tmp_path: Path) -> N
     nothing_done = pd.DataFrame(columns=["trial_id", "status"])
     [command] = missing(nothing_done, [record], [], "results=r")["command"]
     words = [w for w in record.words if w not in plan.added and not w.startswith("results=")]
-    assert command == shlex.join(["python", "-m", "sweeps", *words, "results=r"])
+    assert command == shlex.join(["pipegap", "sweep", *words, "results=r"])
 
 
 def test_studies_stay_as_their_trials_were_published(tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from sweeps.plan import preflight
-from sweeps.plan.devices import known_devices
-from sweeps.request.expand import Trial
+from pipegap.sweeps.plan import preflight
+from pipegap.sweeps.plan.devices import known_devices
+from pipegap.sweeps.request.expand import Trial
+from pipegap.trainer.base.machine import Machine, look
+from pipegap.trainer.base.nvidia import Clocks
+from pipegap.trainer.config.plan import plan_trial
 from tests.support import small
-from trainer.base.machine import Machine, look
-from trainer.base.nvidia import Clocks
-from trainer.config.plan import plan_trial
 
 GB = 10**9
 FAST = known_devices()["H100"].bytes
@@ -140,7 +140,7 @@ def test_the_largest_trial_is_tried(tmp_path: Path) -> None:
 
 
 def test_a_container_s_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.base.machine.LIMITS", tmp_path)
+    monkeypatch.setattr("pipegap.trainer.base.machine.LIMITS", tmp_path)
     without = look(torch.device("cpu"), tmp_path).host_free
     assert without > 10_000
     for name, text in {

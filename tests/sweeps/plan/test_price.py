@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from sweeps.__main__ import main
-from sweeps.plan.devices import counted_seconds
-from sweeps.plan.pricing import ASSUMED_START, Cost, PricedSweeps
-from sweeps.plan.sweep_plan import all_planned, plan_sweeps
-from sweeps.request.command_line import parse_request
-from sweeps.request.expand import Trial
-from sweeps.request.files import known
+from pipegap.sweeps.__main__ import main
+from pipegap.sweeps.plan.devices import counted_seconds
+from pipegap.sweeps.plan.pricing import ASSUMED_START, Cost, PricedSweeps
+from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
+from pipegap.sweeps.request.command_line import parse_request
+from pipegap.sweeps.request.expand import Trial
+from pipegap.sweeps.request.files import known
 from tests.support.make import lines_of_make
 from tests.support.records import leave_finished
 
@@ -216,7 +216,7 @@ def test_a_model_that_reads_numbers_is_priced_without_its_activations(
     def reads(*_: object) -> int:
         raise NotImplementedError
 
-    monkeypatch.setattr("sweeps.plan.sizes.peak_bytes", reads)
+    monkeypatch.setattr("pipegap.sweeps.plan.sizes.peak_bytes", reads)
     words = [f"sweep={written(tmp_path, 'one')}", f"results={tmp_path}", "device=cuda"]
     assert plan(words, capsys)["memory"].endswith("other activations aside")
 

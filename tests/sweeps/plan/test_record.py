@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from sweeps.__main__ import main
-from sweeps.plan import sweep_record
-from sweeps.plan.sweep_plan import SweepPlan, plan_sweeps
-from sweeps.request.command_line import Request, parse_request
-from sweeps.request.expand import Trial
-from sweeps.store.opened import FileStore
+from pipegap.sweeps.__main__ import main
+from pipegap.sweeps.plan import sweep_record
+from pipegap.sweeps.plan.sweep_plan import SweepPlan, plan_sweeps
+from pipegap.sweeps.request.command_line import Request, parse_request
+from pipegap.sweeps.request.expand import Trial
+from pipegap.sweeps.store.opened import FileStore
+from pipegap.trainer.base.errors import BadInput
 from tests.support import small
 from tests.support.records import finished
-from trainer.base.errors import BadInput
 
 SWEEP = """\
 scales: {micro: ["seeds=[3, 5]"]}

@@ -10,16 +10,16 @@ from typing import Any
 import optuna
 import pytest
 
-from sweeps.plan.early_stop import judge
-from sweeps.plan.searching import check_space
-from sweeps.plan.sweep_plan import choose
-from sweeps.plan.tried import Choice, untried
-from sweeps.plan.tried_report import remarks, write
-from sweeps.request.checks import check_sweep
-from sweeps.request.expand import points
-from sweeps.request.schema import Sweep
+from pipegap.sweeps.plan.early_stop import judge
+from pipegap.sweeps.plan.searching import check_space
+from pipegap.sweeps.plan.sweep_plan import choose
+from pipegap.sweeps.plan.tried import Choice, untried
+from pipegap.sweeps.plan.tried_report import remarks, write
+from pipegap.sweeps.request.checks import check_sweep
+from pipegap.sweeps.request.expand import points
+from pipegap.sweeps.request.schema import Sweep
+from pipegap.trainer.base.errors import BadInput
 from tests.support.records import leave_loss
-from trainer.base.errors import BadInput
 
 RATE, DECAY, LAMBDA = "optimizer.lr", "optimizer.weight_decay", "correction.coefficient"
 ARMS = {

@@ -16,7 +16,7 @@ def command(folder: Path) -> list[str]:
     search = ["search=optuna", "search.budget=6", "search.at_once=2"]
     sweep_words = ["sweep=main", "scale=micro", "seeds=[0,1]", "advice=null", *search]
     grid = "grid.optimizer=[{optimizer: adamw}]"
-    return [sys.executable, "-m", "sweeps", *sweep_words, grid, *words]
+    return [sys.executable, "-m", "pipegap", "sweep", *sweep_words, grid, *words]
 
 
 def table(folder: Path, name: str) -> list[dict[str, str]]:

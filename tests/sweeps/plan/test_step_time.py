@@ -2,10 +2,10 @@
 
 import pytest
 
-from analysis.advice.speed import Costs, speed_up
-from sweeps.plan.devices import Device, device_of, known_devices, of_update_and_forward
-from trainer.config.compose import Composer
-from trainer.config.step import PartWork
+from pipegap.analysis.advice.speed import Costs, speed_up
+from pipegap.sweeps.plan.devices import Device, device_of, known_devices, of_update_and_forward
+from pipegap.trainer.config.compose import Composer
+from pipegap.trainer.config.step import PartWork
 
 compose = Composer()
 SIMPLE = Device(

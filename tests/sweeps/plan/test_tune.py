@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from sweeps.plan.early_stop import judge
-from sweeps.plan.tried import Choice, untried
-from sweeps.plan.tried_report import remarks, write
-from sweeps.plan.tuning import MAX_EXTENSIONS, Values, beyond, tune, tune_all
-from sweeps.request.checks import check_sweep
-from sweeps.request.expand import points
-from sweeps.request.schema import Sweep
+from pipegap.sweeps.plan.early_stop import judge
+from pipegap.sweeps.plan.tried import Choice, untried
+from pipegap.sweeps.plan.tried_report import remarks, write
+from pipegap.sweeps.plan.tuning import MAX_EXTENSIONS, Values, beyond, tune, tune_all
+from pipegap.sweeps.request.checks import check_sweep
+from pipegap.sweeps.request.expand import points
+from pipegap.sweeps.request.schema import Sweep
+from pipegap.trainer.base.errors import BadInput
 from tests.support.records import leave_loss
-from trainer.base.errors import BadInput
 
 ARMS = {"sync": ["pipeline=sync"], "delay": ["pipeline=pipedream_2bw"]}
 KEY = "optimizer.lr"

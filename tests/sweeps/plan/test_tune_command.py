@@ -18,7 +18,7 @@ def command(folder: Path) -> list[str]:
     words = [word for word in words if not word.startswith(KEY)]
     choice = "grid.optimizer=[{optimizer: adamw, optimizer.lr: 0.01}]"
     sweep_words = ["sweep=optimizers", "scale=micro", "seeds=[0]", choice]
-    return [sys.executable, "-m", "sweeps", *sweep_words, *words]
+    return [sys.executable, "-m", "pipegap", "sweep", *sweep_words, *words]
 
 
 def run(folder: Path) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sweeps.commands import run
+from pipegap.sweeps.commands import run
 
 
 @pytest.fixture(autouse=True)

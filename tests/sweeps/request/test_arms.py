@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from analysis.table.rows import arm as arm_of
-from sweeps.__main__ import main
-from sweeps.request.checks import check_sweep
-from sweeps.request.command_line import parse_request
-from sweeps.request.expand import points
-from sweeps.request.files import known
+from pipegap.analysis.table.rows import arm as arm_of
+from pipegap.sweeps.__main__ import main
+from pipegap.sweeps.request.checks import check_sweep
+from pipegap.sweeps.request.command_line import parse_request
+from pipegap.sweeps.request.expand import points
+from pipegap.sweeps.request.files import known
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.config.compose import Composer
 from tests.support.refusals import Refused
 from tests.support.sweep_requests import only
-from trainer.base.errors import BadInput
-from trainer.config.compose import Composer
 
 SYNC, DELAY = ["pipeline=sync"], ["pipeline=pipedream_2bw"]
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.plan.sweep_plan import all_planned, plan_sweeps
-from sweeps.request.checks import check_sweep
-from sweeps.request.command_line import parse_request
-from sweeps.request.schema import Sweep
+from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
+from pipegap.sweeps.request.checks import check_sweep
+from pipegap.sweeps.request.command_line import parse_request
+from pipegap.sweeps.request.schema import Sweep
+from pipegap.trainer.base.errors import BadInput
 from tests.support.sweep_requests import content, only
-from trainer.base.errors import BadInput
 
 
 def test_a_trial_of_several_sweeps_has_the_tags_of_all(tmp_path: Path) -> None:

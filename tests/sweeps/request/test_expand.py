@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-import sweeps
-from sweeps.request.checks import check_sweep
-from sweeps.request.expand import points
+from pipegap import sweeps
+from pipegap.sweeps.request.checks import check_sweep
+from pipegap.sweeps.request.expand import points
 from tests.support.sweep_requests import ARMS, asked, content, expand, only
 
 

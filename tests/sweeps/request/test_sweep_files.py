@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.__main__ import main
+from pipegap.sweeps.__main__ import main
 from tests.support.refusals import Refused
 
 GRID = """\

@@ -1,10 +1,10 @@
-"""A wrong word of any command of `python -m sweeps` is refused in one line, and nothing starts."""
+"""A wrong word of any command of `pipegap sweep` is refused in one line, and nothing starts."""
 
 import pytest
 
-from sweeps.__main__ import main
-from sweeps.commands import COMMANDS
-from sweeps.request.command_line import parse_request
+from pipegap.sweeps.__main__ import main
+from pipegap.sweeps.commands import COMMANDS
+from pipegap.sweeps.request.command_line import parse_request
 from tests.support.refusals import Refused, name_of
 
 LONG = "x" * 300

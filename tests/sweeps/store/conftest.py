@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.request.expand import Trial
-from sweeps.store.objects import ObjectStore
-from sweeps.store.opened import open_store
-from sweeps.store.store import SweepStore
+from pipegap.sweeps.request.expand import Trial
+from pipegap.sweeps.store.objects import ObjectStore
+from pipegap.sweeps.store.opened import open_store
+from pipegap.sweeps.store.store import SweepStore
 from tests.support import moto, s3_server
 from tests.support.bucket import found, served
 from tests.support.place import Place, made

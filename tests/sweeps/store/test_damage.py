@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis.__main__ import main as analysis
-from sweeps.__main__ import main as sweeps
-from sweeps.cluster.queue import WorkList
+from pipegap.analysis.__main__ import main as analysis
+from pipegap.sweeps.__main__ import main as sweeps
+from pipegap.sweeps.cluster.queue import WorkList
 from tests.support.place import Place
 from tests.support.stored import URL, run
 

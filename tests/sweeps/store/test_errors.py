@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from analysis.__main__ import main as analysis
-from analysis.objects import provider
 from findings.__main__ import main as findings
-from sweeps.__main__ import main as sweeps
+from pipegap.analysis.__main__ import main as analysis
+from pipegap.analysis.objects import provider
+from pipegap.sweeps.__main__ import main as sweeps
 from tests.support import s3_server, small
 from tests.support.stored import URL
 

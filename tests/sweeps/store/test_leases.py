@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from analysis.objects import bucket as requests
-from analysis.objects import lease as leases
-from analysis.objects import provider, register
-from analysis.objects.bucket import BucketClient, StoreAway
-from analysis.objects.lease import RegisterLease, edit, is_free
-from analysis.objects.register import see
-from sweeps.store.objects import ObjectStore
+from pipegap.analysis.objects import bucket as requests
+from pipegap.analysis.objects import lease as leases
+from pipegap.analysis.objects import provider, register
+from pipegap.analysis.objects.bucket import BucketClient, StoreAway
+from pipegap.analysis.objects.lease import RegisterLease, edit, is_free
+from pipegap.analysis.objects.register import see
+from pipegap.sweeps.store.objects import ObjectStore
+from pipegap.trainer.base.errors import LeaseLost
+from pipegap.trainer.folder.lease import Held
 from tests.support import s3_server
-from trainer.base.errors import LeaseLost
-from trainer.folder.lease import Held
 
 URL = f"s3://{s3_server.BUCKET}/some/prefix"
 ID = "0123456789abcdef"

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from analysis.objects import lease as leases
-from analysis.objects import provider, working
-from analysis.objects.bucket import BucketClient, StoreAway
-from sweeps.request.expand import Trial
-from sweeps.store.store import SweepStore, TrialState
+from pipegap.analysis.objects import lease as leases
+from pipegap.analysis.objects import provider, working
+from pipegap.analysis.objects.bucket import BucketClient, StoreAway
+from pipegap.sweeps.request.expand import Trial
+from pipegap.sweeps.store.store import SweepStore, TrialState
+from pipegap.trainer.base.errors import LeaseLost, Stopped
+from pipegap.trainer.folder.lease import Held
+from pipegap.trainer.folder.record import read_result
+from pipegap.trainer.trial import run_trial
 from tests.support import s3_server, small
 from tests.support.stored import URL, after, run
 from tests.support.trials import rows
-from trainer.base.errors import LeaseLost, Stopped
-from trainer.folder.lease import Held
-from trainer.folder.record import read_result
-from trainer.trial import run_trial
 
 
 def test_what_the_store_says_names_no_folder_of_a_machine(

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-import analysis
-from analysis.objects.bucket import BucketClient, StoreRefuses
-from sweeps.request.expand import Trial
-from sweeps.store.opened import open_store
-from sweeps.store.store import SweepStore
+from pipegap import analysis
+from pipegap.analysis.objects.bucket import BucketClient, StoreRefuses
+from pipegap.sweeps.request.expand import Trial
+from pipegap.sweeps.store.opened import open_store
+from pipegap.sweeps.store.store import SweepStore
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.folder.record import read_result
 from tests.support import s3_server
 from tests.support.stored import URL, run, trial_of
-from trainer.base.errors import BadInput
-from trainer.folder.record import read_result
 
 
 def write_register(server: s3_server.ServedBucket, **files: dict[str, object]) -> None:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from sweeps.__main__ import main as sweeps
-from sweeps.cluster.queue import WorkList
+from pipegap.sweeps.__main__ import main as sweeps
+from pipegap.sweeps.cluster.queue import WorkList
 from tests.support.place import PREFIX, Place
 from tests.support.stored import run
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.objects import bucket as requests
-from analysis.objects.bucket import BucketClient, Changed, StoreRefuses, Torn
+from pipegap.analysis.objects import bucket as requests
+from pipegap.analysis.objects.bucket import BucketClient, Changed, StoreRefuses, Torn
 from tests.support import moto, s3_server
 from tests.support.stored import URL
 

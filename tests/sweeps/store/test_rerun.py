@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pipegap.trainer.trial import run_trial
 from tests.support import small
-from trainer.trial import run_trial
 
 
 @pytest.mark.slow
@@ -22,7 +22,7 @@ def test_failed_and_forced_trials_run_again_to_the_same_numbers(tmp_path: Path) 
     [failing] = [folder for folder in trials.iterdir() if folder != finished]
     other = json.loads((failing / "result.json").read_text())
     (failing / "result.json").write_text(json.dumps({**other, "status": "failed"}))
-    command = [sys.executable, "-m", "sweeps", "rerun", f"results={tmp_path}/results"]
+    command = [sys.executable, "-m", "pipegap", "rerun", f"results={tmp_path}/results"]
     words = ["status=failed,completed", "force=true"]
     done = subprocess.run([*command, *words], check=False, capture_output=True, text=True)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "2 completed"), done.stderr

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from sweeps.__main__ import main
-from sweeps.commands.rerun import recorded
-from sweeps.store.opened import FileStore
+from pipegap.sweeps.__main__ import main
+from pipegap.sweeps.commands.rerun import recorded
+from pipegap.sweeps.store.opened import FileStore
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.folder.lease import leased
+from pipegap.trainer.trial import run_trial
 from tests.support import small
 from tests.support.synthetic_store import config, write, write_arms
-from trainer.base.errors import BadInput
-from trainer.folder.lease import leased
-from trainer.trial import run_trial
 
 
 @pytest.fixture

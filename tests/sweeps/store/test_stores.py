@@ -11,23 +11,23 @@ from typing import Any
 
 import pytest
 
-import analysis
-from sweeps.commands.rerun import recorded
-from sweeps.plan import sweep_record
-from sweeps.plan.sweep_plan import plan_sweeps
-from sweeps.request.command_line import parse_request
-from sweeps.request.expand import Trial
-from sweeps.store.opened import FileStore, open_store
-from sweeps.store.results import require_writable
-from sweeps.store.store import SweepStore, TrialState
+from pipegap import analysis
+from pipegap.sweeps.commands.rerun import recorded
+from pipegap.sweeps.plan import sweep_record
+from pipegap.sweeps.plan.sweep_plan import plan_sweeps
+from pipegap.sweeps.request.command_line import parse_request
+from pipegap.sweeps.request.expand import Trial
+from pipegap.sweeps.store.opened import FileStore, open_store
+from pipegap.sweeps.store.results import require_writable
+from pipegap.sweeps.store.store import SweepStore, TrialState
+from pipegap.trainer.base.errors import Stopped
+from pipegap.trainer.folder import lease
+from pipegap.trainer.folder.lease import STALE_AFTER, Held
+from pipegap.trainer.folder.record import read_result
+from pipegap.trainer.trial import run_trial
 from tests.support import small
 from tests.support.stored import URL, after, run, trial_of
 from tests.support.trials import rows
-from trainer.base.errors import Stopped
-from trainer.folder import lease
-from trainer.folder.lease import STALE_AFTER, Held
-from trainer.folder.record import read_result
-from trainer.trial import run_trial
 
 
 @pytest.fixture(params=["folder", "server", "other_server"])

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from sweeps.__main__ import main
-from sweeps.request.command_line import parse_request
-from sweeps.tracking.tracker import About
+from pipegap.sweeps.__main__ import main
+from pipegap.sweeps.request.command_line import parse_request
+from pipegap.sweeps.tracking.tracker import About
 from tests.support import small
 from tests.support.refusals import Refused
 

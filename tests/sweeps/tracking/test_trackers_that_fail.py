@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.tracking import choice
-from sweeps.tracking.choice import Tracking
+from pipegap.sweeps.tracking import choice
+from pipegap.sweeps.tracking.choice import Tracking
+from pipegap.trainer.trial import run_trial
 from tests.support import small
 from tests.support.tracked import PATIENT, chosen, plain, runs, tracked, untimed
-from trainer.trial import run_trial
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
@@ -109,7 +109,7 @@ def test_a_sweep_whose_tracker_fails_says_so_once_and_is_as_without(tmp_path: Pa
     words += ["tracking.mode=online", "tracking.init_timeout=1", f"tracking.wait={PATIENT}"]
     words += small.overrides(tmp_path)
     done = subprocess.run(
-        [sys.executable, "-m", "sweeps", *words],
+        [sys.executable, "-m", "pipegap", "sweep", *words],
         env=without_network(tmp_path / "home"),
         check=False,
         capture_output=True,

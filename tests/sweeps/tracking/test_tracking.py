@@ -15,13 +15,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.io_wrapper import GetLogdirSubdirectories
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from sweeps.tracking import choice
-from sweeps.tracking.tracker import numbers
-from sweeps.tracking.wandb_tracker import read_store_id
+from pipegap.sweeps.tracking import choice
+from pipegap.sweeps.tracking.tracker import numbers
+from pipegap.sweeps.tracking.wandb_tracker import read_store_id
+from pipegap.trainer.base.errors import Stopped
+from pipegap.trainer.folder.record import Row
 from tests.support import small
 from tests.support.tracked import chosen, folder, plain, rows, runs, tracked, untimed
-from trainer.base.errors import Stopped
-from trainer.folder.record import Row
 
 
 def inspect(run: Path, *options: str) -> str:

@@ -1,10 +1,10 @@
-"""`python -m sweeps status` without words: every sweep of the store in a line."""
+"""`pipegap status` without words: every sweep of the store in a line."""
 
 from pathlib import Path
 
 import pytest
 
-from sweeps.__main__ import main
+from pipegap.sweeps.__main__ import main
 from tests.support.synthetic_store import ids, record, write_arms
 
 
@@ -19,11 +19,11 @@ def test_each_recorded_sweep_has_a_line(tmp_path: Path, capsys: pytest.CaptureFi
     assert clip[:6] == ["clip-micro", "0", "0", "0", "0", "0"]
     assert (tiny[:2], tiny[5]) == (["main-tiny", "5"], "2")
     assert sum(map(int, tiny[2:5])) == 3
-    assert " ".join(tiny[6:]) == "python -m sweeps status sweep=main scale=tiny"
+    assert " ".join(tiny[6:]) == "pipegap status sweep=main scale=tiny"
 
 
 def test_a_store_without_sweeps_says_what_makes_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["status", f"results={tmp_path}"]) == 0
-    assert capsys.readouterr().out.endswith("python -m sweeps sweep=main makes one\n")
+    assert capsys.readouterr().out.endswith("pipegap sweep sweep=main makes one\n")

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from sweeps.request.expand import Trial
-from sweeps.view.display import Display
-from sweeps.view.progress import COLD, Progress, State, Warm, read_state
-from sweeps.view.render import SHARE, GapTable, Throttled, render
+from pipegap.sweeps.request.expand import Trial
+from pipegap.sweeps.view.display import Display
+from pipegap.sweeps.view.progress import COLD, Progress, State, Warm, read_state
+from pipegap.sweeps.view.render import SHARE, GapTable, Throttled, render
+from pipegap.trainer.base.status import Status
+from pipegap.trainer.config.plan import plan_trial
+from pipegap.trainer.folder.lease import leased
+from pipegap.trainer.folder.metrics import last_row
 from tests.support import small
 from tests.support.synthetic_store import config, result, write, write_arms
-from trainer.base.status import Status
-from trainer.config.plan import plan_trial
-from trainer.folder.lease import leased
-from trainer.folder.metrics import last_row
 
 ROW = {"update": 4, "tokens_per_second": 100.0, "wall_seconds": 10.0}
 

@@ -7,8 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from trainer.base import atomic
-from trainer.base.atomic import clean, partial, partials, publish, write_atomically, write_json
+from pipegap.trainer.base import atomic
+from pipegap.trainer.base.atomic import (
+    clean,
+    partial,
+    partials,
+    publish,
+    write_atomically,
+    write_json,
+)
 
 
 def test_writers_that_have_the_same_pid_do_not_share_a_temporary_file(tmp_path: Path) -> None:

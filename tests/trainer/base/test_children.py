@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.base.children import Worker
+from pipegap.trainer.base.children import Worker
 
 
 def test_all_is_done_in_order_when_the_context_ends(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from trainer.base.cli import FAILED, UNREAD, duration, end_with, split_command
+from pipegap.trainer.base.cli import FAILED, UNREAD, duration, end_with, split_command
 
 EACH = """
 import json, os, runpy, sys, torch
-from sweeps.view.render import DriverConsole, ReadConsole
-from trainer.base.cli import end_with
+from pipegap.sweeps.view.render import DriverConsole, ReadConsole
+from pipegap.trainer.base.cli import end_with
 
 def command(module, *words):
     sys.argv[1:] = words
@@ -41,7 +41,10 @@ print(json.dumps(codes), file=sys.stderr)
 PRINTS = ["end_with(lambda: prints('x'))", "end_with(lambda: prints('x' * 10**6))"]
 COMMANDS = [
     *("command('trainer', '--help')", "command('trainer', '--cfg')"),
-    *(f"command('{module}', '--help')" for module in ("trainer.data", "sweeps", "analysis")),
+    *(
+        f"command('{module}', '--help')"
+        for module in ("pipegap.trainer.data", "sweeps", "analysis")
+    ),
 ]
 
 

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from pipegap.trainer.base.compiler import compiling
+from pipegap.trainer.base.errors import Stopped
 from tests.support.processes import holding
-from trainer.base.compiler import compiling
-from trainer.base.errors import Stopped
 
 ADD = """
 import os
 import signal
 from pathlib import Path
 import torch
-from trainer.base.compiler import compiling
+from pipegap.trainer.base.compiler import compiling
 with compiling():
     assert torch.compile(lambda x: x.sin() + 1)(torch.zeros(8)).equal(torch.ones(8))
 """
@@ -33,7 +33,7 @@ AND_CUT = """
 """
 MARKED = """
 import time
-from trainer.base.compiler import compiling
+from pipegap.trainer.base.compiler import compiling
 with compiling():
     print("marked", flush=True)
     time.sleep(600)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer.base.documents import NotRead, read
+from pipegap.trainer.base.documents import NotRead, read
 
 BAD = {
     "brackets": ("[" * 3_000, "recursion"),

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.base import nvidia
-from trainer.base.nvidia import Clocks
+from pipegap.trainer.base import nvidia
+from pipegap.trainer.base.nvidia import Clocks
 
 HEAD = "\t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m"
 LINKED = f"""\

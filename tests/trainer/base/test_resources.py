@@ -8,8 +8,8 @@ from contextlib import suppress
 import pytest
 import torch
 
-from trainer.base.errors import BadInput
-from trainer.base.resources import (
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.resources import (
     MANY_OBJECTS,
     on_cpu,
     rank_device,

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from pipegap.trainer.base.scratch import scratch
 from tests.support.processes import holding
-from trainer.base.scratch import scratch
 
 PROCESS = """
 import sys
 import time
 from pathlib import Path
-from trainer.base.scratch import scratch
+from pipegap.trainer.base.scratch import scratch
 with scratch(Path(sys.argv[1]), "ours-") as folder:
     (folder / "session").mkdir()
     print(folder, flush=True)

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from pipegap.trainer.__main__ import main
+from pipegap.trainer.base.errors import Stopped
+from pipegap.trainer.folder import lease
+from pipegap.trainer.trial import run_trial
 from tests.support import small
 from tests.support.processes import alive, children
 from tests.support.trials import ran, rows, untimed, wait_for
-from trainer.__main__ import main
-from trainer.base.errors import Stopped
-from trainer.folder import lease
-from trainer.trial import run_trial
 
 ARM = ("pipeline=pipedream_2bw", "correction=error_feedback", "checkpoint_every=100000")
 GANG = ("runner=pipelined", "pipeline.num_stages=2", "pipeline.num_microbatches=2")
@@ -38,7 +38,14 @@ RUNNERS = {"emulated": (), "pipelined": GANG}
 def test_a_signal_saves_a_checkpoint(runner: str, how: signal.Signals, tmp_path: Path) -> None:
     words = (*ARM, *RUNNERS[runner], "num_updates=4000", "eval_every=100")
     out = tmp_path / "trial"
-    command = [sys.executable, "-m", "trainer", *small.overrides(tmp_path, *words), f"out={out}"]
+    command = [
+        sys.executable,
+        "-m",
+        "pipegap",
+        "trial",
+        *small.overrides(tmp_path, *words),
+        f"out={out}",
+    ]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stderr=pipe, text=True, start_new_session=True) as process:
         metrics = out / "metrics.jsonl"
@@ -69,7 +76,7 @@ def test_a_terminal_that_is_closed_and_takes_no_word_more(runner: str, tmp_path:
     words = (*ARM, *RUNNERS[runner], "num_updates=4000", "eval_every=1")
     out = tmp_path / "trial"
     ours, theirs = os.openpty()
-    trainer = ["-m", "trainer", *small.overrides(tmp_path, *words), f"out={out}"]
+    trainer = ["-m", "pipegap", "trial", *small.overrides(tmp_path, *words), f"out={out}"]
     command = [sys.executable, "-c", ON_A_TERMINAL, str(theirs), *trainer]
     with subprocess.Popen(command, pass_fds=[theirs]) as process:
         os.close(theirs)
@@ -86,7 +93,7 @@ def test_a_terminal_that_is_closed_and_takes_no_word_more(runner: str, tmp_path:
 def test_an_early_ctrl_c_does_not_reach_the_ranks(seconds: float, tmp_path: Path) -> None:
     """What starts them still imports torch, and has no say in what a signal does to it."""
     words = small.overrides(tmp_path, *ARM, *GANG, "num_updates=4000", f"out={tmp_path / 'out'}")
-    command, pipe = [sys.executable, "-m", "trainer", *words], subprocess.PIPE
+    command, pipe = [sys.executable, "-m", "pipegap", "trial", *words], subprocess.PIPE
     with subprocess.Popen(command, stderr=pipe, text=True, start_new_session=True) as process:
         wait_for(lambda: len(children(process.pid)) >= 2)  # multiprocessing's own
         time.sleep(seconds)
@@ -96,7 +103,7 @@ def test_an_early_ctrl_c_does_not_reach_the_ranks(seconds: float, tmp_path: Path
     said = [line for line in error.splitlines() if not line.startswith("update ")]
     assert len(said) == 2, error
     assert said[0].startswith("SIGINT: ")
-    assert said[1].startswith("python -m trainer: stopped after update ")
+    assert said[1].startswith("pipegap trial: stopped after update ")
 
 
 def test_ctrl_c_before_the_trial_starts_is_a_line(
@@ -107,10 +114,10 @@ def test_ctrl_c_before_the_trial_starts_is_a_line(
     def interrupted(words: list[str]) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("trainer.config.compose.compose", interrupted)
+    monkeypatch.setattr("pipegap.trainer.config.compose.compose", interrupted)
     assert main([]) == 130
     said = capsys.readouterr()
-    assert said.err == "python -m trainer: interrupted: the same command goes on\n"
+    assert said.err == "pipegap trial: interrupted: the same command goes on\n"
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
@@ -119,7 +126,7 @@ def test_short_runs_between_drains_change_no_number(
 ) -> None:
     """In the end each run is one update long; the emulated trial has runs as long as may be."""
     expected, whole = ran(tmp_path, "whole", *ARM, *GANG, "runner=emulated")
-    monkeypatch.setattr("trainer.training.STOP_WITHIN", 0.0)
+    monkeypatch.setattr("pipegap.trainer.training.STOP_WITHIN", 0.0)
     result, short = ran(tmp_path, "short", *ARM, *GANG, f"runner={runner}")
     assert result["final_val_loss"] == expected["final_val_loss"]
     assert [row["train_loss"] for row in short] == [row["train_loss"] for row in whole]

@@ -13,7 +13,7 @@ from pytorch_optimizer.optimizer import mars
 from pytorch_optimizer.optimizer.muon import base, normuon
 from pytorch_optimizer.optimizer.utils.matrix import zero_power_via_newton_schulz_5
 
-from trainer.compiled import passes, step
+from pipegap.trainer.compiled import passes, step
 
 
 def _forget() -> None:
@@ -46,7 +46,7 @@ def graphs() -> Iterator[list[Any]]:
 
     _forget()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trainer.compiled.graphs.compiled", as_it_is)
-        patch.setattr("trainer.compiled.passes.SHORT", 0)
+        patch.setattr("pipegap.trainer.compiled.graphs.compiled", as_it_is)
+        patch.setattr("pipegap.trainer.compiled.passes.SHORT", 0)
         yield seen
     _forget()

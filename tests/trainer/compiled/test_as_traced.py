@@ -8,16 +8,16 @@ import torch
 from pytorch_optimizer.optimizer.utils.matrix import zero_power_via_newton_schulz_5
 from torch import Tensor
 
+from pipegap.trainer.base.resources import reproducible
+from pipegap.trainer.compiled.chosen import FEEDBACK, RULES, rules
+from pipegap.trainer.compiled.rules_of_matrices import orthogonal
+from pipegap.trainer.compiled.versions import StackedVersions
+from pipegap.trainer.corrections.error_feedback import ErrorFeedback
+from pipegap.trainer.corrections.matched_error_feedback import MatchedErrorFeedback
+from pipegap.trainer.executors.emulated import Emulated
+from pipegap.trainer.executors.gradients import Update
 from tests.support import smallest
 from tests.support.smallest import DENSE
-from trainer.base.resources import reproducible
-from trainer.compiled.chosen import FEEDBACK, RULES, rules
-from trainer.compiled.rules_of_matrices import orthogonal
-from trainer.compiled.versions import StackedVersions
-from trainer.corrections.error_feedback import ErrorFeedback
-from trainer.corrections.matched_error_feedback import MatchedErrorFeedback
-from trainer.executors.emulated import Emulated
-from trainer.executors.gradients import Update
 
 DELAYED = ("pipeline=pipedream_2bw", "correction=error_feedback")
 RULED = ("adamw", "adan", "lion", "mars", "muon", "normuon", "soap")

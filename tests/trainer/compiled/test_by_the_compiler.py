@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from pipegap.trainer.base.resources import reproducible
+from pipegap.trainer.compiled.stage import CompiledStage
+from pipegap.trainer.executors.emulated import Emulated
 from tests.support import smallest
 from tests.support.smallest import DENSE
-from trainer.base.resources import reproducible
-from trainer.compiled.stage import CompiledStage
-from trainer.executors.emulated import Emulated
 
 DELAYED = ("optimizer.lr=0.01", "pipeline=pipedream_2bw", "correction=error_feedback")
 pytestmark = [

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from pipegap.trainer.base.resources import reproducible
 from tests.support.smallest import DENSE, trainer
-from trainer.base.resources import reproducible
 
 DELAYED = ("pipeline=pipedream_2bw", "correction=error_feedback")
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from pipegap.trainer.base.resources import reproducible
+from pipegap.trainer.compiled import passes
+from pipegap.trainer.executors.gradients import Update
 from tests.support.smallest import DENSE, trainer
-from trainer.base.resources import reproducible
-from trainer.compiled import passes
-from trainer.executors.gradients import Update
 
 SHORT = passes.SHORT
 
@@ -25,8 +25,8 @@ def test_short_attention_is_two_products_and_a_softmax(
         run: Callable[..., Any] = graph.forward
         return run
 
-    monkeypatch.setattr("trainer.compiled.graphs.compiled", as_it_is)
-    monkeypatch.setattr("trainer.compiled.passes.SHORT", SHORT)  # see `graphs`
+    monkeypatch.setattr("pipegap.trainer.compiled.graphs.compiled", as_it_is)
+    monkeypatch.setattr("pipegap.trainer.compiled.passes.SHORT", SHORT)  # see `graphs`
     passes._graph.cache_clear()
     with reproducible(0, 1):
         for way, updates in made.items():

@@ -2,12 +2,12 @@
 
 import pytest
 
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.places import CONF
+from pipegap.trainer.compiled.stage import CompiledStage
+from pipegap.trainer.config.combinations import require_graphs
 from tests.support.every_optimizer import NAMES
 from tests.support.smallest import DENSE, config, trainer
-from trainer.base.errors import BadInput
-from trainer.base.places import CONF
-from trainer.compiled.stage import CompiledStage
-from trainer.config.combinations import require_graphs
 
 READS_AHEAD = "weight_prediction"
 CHOICES = [

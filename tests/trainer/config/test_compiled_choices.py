@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.config.plan import plan_trial
 from tests.support import hybrid, moe, small
-from trainer.base.errors import BadInput
-from trainer.config.plan import plan_trial
 
 HALVES = ("zero_bubble_h1", "zero_bubble_v", "dualpipe_v")
 

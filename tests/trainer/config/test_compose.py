@@ -10,12 +10,12 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from omegaconf import OmegaConf, open_dict
 
-from trainer.base.errors import BadInput
-from trainer.base.places import CONF
-from trainer.config import compose as compose_module
-from trainer.config.compose import Composer, compose
-from trainer.config.names import GROUPS
-from trainer.config.plan import Planner, plan_trial
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.places import CONF
+from pipegap.trainer.config import compose as compose_module
+from pipegap.trainer.config.compose import Composer, compose
+from pipegap.trainer.config.names import GROUPS
+from pipegap.trainer.config.plan import Planner, plan_trial
 
 OPTIMIZERS = sorted(path.stem for path in (CONF / "optimizer").glob("*.yaml"))
 GOOD = [

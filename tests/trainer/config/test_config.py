@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from pipegap.trainer.base.build import build, label, locate
+from pipegap.trainer.base.places import CONF
+from pipegap.trainer.config.compose import compose
+from pipegap.trainer.config.identity import trial_id
+from pipegap.trainer.config.plan import plan_trial
 from tests.support import small
 from tests.support.choices import words_of
 from tests.support.processes import python
-from trainer.base.build import build, label, locate
-from trainer.base.places import CONF
-from trainer.config.compose import compose
-from trainer.config.identity import trial_id
-from trainer.config.plan import plan_trial
 
 GROUPS = ("model", "data", "optimizer", "pipeline", "correction", "lr_schedule")
 CHOICES = [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
@@ -45,7 +45,7 @@ def test_the_label_of_a_choice_is_its_name(group: str, choice: str) -> None:
 def test_help_needs_no_torch() -> None:
     code = (
         "import sys\n"
-        "from trainer.__main__ import main\n"
+        "from pipegap.trainer.__main__ import main\n"
         "try: main(['--help'])\n"
         "except SystemExit as end: assert end.code == 0\n"
         "assert not {'torch', 'hydra', 'pydantic'} & set(sys.modules), 'slow imports'"
@@ -63,7 +63,7 @@ def test_a_resolved_config_runs_without_hydra(tmp_path: Path) -> None:
     path.write_text(json.dumps(small.config(tmp_path, "num_updates=2")))
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['hydra', 'ray', 'wandb', 'pandas']))\n"
-        "from trainer.__main__ import main\n"
+        "from pipegap.trainer.__main__ import main\n"
         f"sys.exit(main(['--config', '{path}', 'out={tmp_path / 'one'}']))"
     )
     done = python("-c", code)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from trainer.config.compose import compose
-from trainer.config.identity import trial_id
+from pipegap.trainer.config.compose import compose
+from pipegap.trainer.config.identity import trial_id
 
 FAST = {"avx512_f": True, "avx512_bf16": True}
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from trainer.base.places import CODE_ROOT, CONF
-from trainer.config.compose import compose
-from trainer.config.identity import trial_id, version_of
-from trainer.config.names import is_choice
+from pipegap.trainer.base.places import CODE_ROOT, CONF
+from pipegap.trainer.config.compose import compose
+from pipegap.trainer.config.identity import trial_id, version_of
+from pipegap.trainer.config.names import is_choice
 
 FROZEN = [
     json.loads(line) for line in Path(__file__).with_name("frozen.jsonl").read_text().splitlines()

@@ -9,31 +9,31 @@ from typing import Any
 
 import pytest
 
-import trainer.lr
-from analysis.table.rows import row
-from sweeps.store.results import shape
+from pipegap.analysis.table.rows import row
+from pipegap.sweeps.store.results import shape
+from pipegap.trainer import lr
+from pipegap.trainer.base import build
+from pipegap.trainer.base.build import label, locate, published
+from pipegap.trainer.base.places import CODE_ROOT
+from pipegap.trainer.config import identity
+from pipegap.trainer.config.compose import compose
+from pipegap.trainer.config.identity import code_version, sources, trial_id
+from pipegap.trainer.config.names import YOUNGER
+from pipegap.trainer.config.plan import Planner, plan_trial
+from pipegap.trainer.config.schema import validate
+from pipegap.trainer.trial import run_trial
 from tests.support import small
 from tests.support.processes import python
-from trainer.base import build
-from trainer.base.build import label, locate, published
-from trainer.base.places import CODE_ROOT
-from trainer.config import identity
-from trainer.config.compose import compose
-from trainer.config.identity import code_version, sources, trial_id
-from trainer.config.names import YOUNGER
-from trainer.config.plan import Planner, plan_trial
-from trainer.config.schema import validate
-from trainer.trial import run_trial
 
 OWN = """
-from trainer.lr import Factor, Share
+from pipegap.trainer.lr import Factor, Share
 def flat(num_updates: int, *, warmup: Share) -> Factor:
     return lambda update: {factor}
 """
 ASK = """
 import os, sys
-from trainer.config.compose import compose
-from trainer.config.identity import trial_id
+from pipegap.trainer.config.compose import compose
+from pipegap.trainer.config.identity import trial_id
 words = ["lr_schedule=constant", "lr_schedule._target_=own_schedule.flat"]
 for folder in sys.argv[1:]:
     if os.fork() == 0:
@@ -48,10 +48,10 @@ for folder in sys.argv[1:]:
 @pytest.fixture
 def moved(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address at which the cosine lives, after two moves."""
-    home = ModuleType("trainer.moved")
-    home.cosine = trainer.lr.cosine  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "trainer.moved", home)
-    monkeypatch.delattr(trainer.lr, "cosine")
+    home = ModuleType("pipegap.trainer.moved")
+    home.cosine = lr.cosine  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pipegap.trainer.moved", home)
+    monkeypatch.delattr(lr, "cosine")
     for address in ("trainer.lr.cosine", "trainer.meanwhile.cosine"):
         monkeypatch.setitem(build.MOVED, address, "trainer.moved.cosine")
     yield "trainer.moved.cosine"

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from pipegap.trainer.config.compose import Composer
+from pipegap.trainer.config.plan import plan_trial
+from pipegap.trainer.optimizers.routing import Kind, kept_entries
 from tests.support.every_optimizer import NAMES, maker
-from trainer.config.compose import Composer
-from trainer.config.plan import plan_trial
-from trainer.optimizers.routing import Kind, kept_entries
 
 compose = Composer()
 ARMS = {

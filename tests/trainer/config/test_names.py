@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
+from pipegap.trainer.__main__ import main
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.config import names as module
+from pipegap.trainer.config.compose import Composer, compose
+from pipegap.trainer.config.identity import trial_id
+from pipegap.trainer.config.names import GROUPS, names, yamls
+from pipegap.trainer.config.schema import validate
 from tests.support import small
 from tests.support.choices import words_of
-from trainer.__main__ import main
-from trainer.base.errors import BadInput
-from trainer.config import names as module
-from trainer.config.compose import Composer, compose
-from trainer.config.identity import trial_id
-from trainer.config.names import GROUPS, names, yamls
-from trainer.config.schema import validate
 
 CHOICES = [(group, path.stem) for group in GROUPS for path in yamls(group)]
 CHOSEN = {

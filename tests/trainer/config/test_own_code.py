@@ -7,9 +7,9 @@ from uuid import uuid4
 
 import pytest
 
+from pipegap.trainer.__main__ import main
+from pipegap.trainer.base import code
 from tests.support import small
-from trainer.__main__ import main
-from trainer.base import code
 
 FACTORIES = """\
 import os, sys, time

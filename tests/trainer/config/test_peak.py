@@ -3,9 +3,9 @@ on an H200."""
 
 import pytest
 
-from sweeps.request.files import scale_file
-from trainer.config.compose import Composer
-from trainer.config.memory import peak_bytes
+from pipegap.sweeps.request.files import scale_file
+from pipegap.trainer.config.compose import Composer
+from pipegap.trainer.config.memory import peak_bytes
 
 compose = Composer()
 DELAY = ("pipeline=pipedream_2bw",)

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from pipegap.trainer.base.build import build
+from pipegap.trainer.config.compose import compose
+from pipegap.trainer.config.plan import RECORD, plan_trial
+from pipegap.trainer.trial import run_trial
 from tests.support import small
 from tests.support.trials import Stop, stop_at
-from trainer.base.build import build
-from trainer.config.compose import compose
-from trainer.config.plan import RECORD, plan_trial
-from trainer.trial import run_trial
 
 
 def test_evaluations_are_foreseen(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainer.base.build import build
-from trainer.config.compose import Composer
-from trainer.config.step import (
+from pipegap.trainer.base.build import build
+from pipegap.trainer.config.compose import Composer
+from pipegap.trainer.config.step import (
     CAUSAL,
     LOSS_TOUCHES,
     SCORED_AGAIN,
@@ -18,7 +18,7 @@ from trainer.config.step import (
     step,
     traffic,
 )
-from trainer.models.loss import cross_entropy
+from pipegap.trainer.models.loss import cross_entropy
 
 compose = Composer()
 ROWS, LENGTH, STAGES = 2, 64, 2

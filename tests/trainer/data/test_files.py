@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.data.files import named
+from pipegap.trainer.data.own import HubText, TextFiles
+from pipegap.trainer.data.readers import READERS
 from tests.support.own_text import texts, write_jsonl, write_txt
-from trainer.base.errors import BadInput
-from trainer.data.files import named
-from trainer.data.own import HubText, TextFiles
-from trainer.data.readers import READERS
 
 TEXTS = texts(40, 8)
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of datasets

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, models
 
-from trainer.data.gguf import read_metadata
-from trainer.data.tokenizers import byte_level_bpe, published_json, split_as_bytes
+from pipegap.trainer.data.gguf import read_metadata
+from pipegap.trainer.data.tokenizers import byte_level_bpe, published_json, split_as_bytes
 
 TOKENS = ["<|endoftext|>", *"abc1", "Ġ", "ab", "Ġab"]
 MERGES = ["a b", "Ġ ab"]

@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models
 
+from pipegap.trainer.__main__ import main as trainer
+from pipegap.trainer.base.children import mapped
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.config.compose import compose
+from pipegap.trainer.config.identity import trial_id
+from pipegap.trainer.data import readers, writer
+from pipegap.trainer.data.hub import HubDocuments
+from pipegap.trainer.data.own import HubText, TextFiles
+from pipegap.trainer.data.prepare import is_validation, prepare
+from pipegap.trainer.data.shards import Prepared
+from pipegap.trainer.data.tokenizers import Bytes, Document
 from tests.support.own_text import texts, write_jsonl, write_parquet, write_txt
 from tests.support.refusals import Refused, name_of
-from trainer.__main__ import main as trainer
-from trainer.base.children import mapped
-from trainer.base.errors import BadInput
-from trainer.config.compose import compose
-from trainer.config.identity import trial_id
-from trainer.data import readers, writer
-from trainer.data.hub import HubDocuments
-from trainer.data.own import HubText, TextFiles
-from trainer.data.prepare import is_validation, prepare
-from trainer.data.shards import Prepared
-from trainer.data.tokenizers import Bytes, Document
 
 TEXTS = texts(120, 12)
 SHARE = 0.2

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.data.batches import Prefetched
+from pipegap.trainer.data.batches import Prefetched
 
 CPU = torch.device("cpu")
 WAIT = 30.0

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from pipegap.trainer.base.children import mapped
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.data import readers, writer
+from pipegap.trainer.data import rows as module
+from pipegap.trainer.data.hub import HubDocuments
+from pipegap.trainer.data.readers import batches, documents
 from tests.support.own_text import texts, write_jsonl
-from trainer.base.children import mapped
-from trainer.base.errors import BadInput
-from trainer.data import readers, writer
-from trainer.data import rows as module
-from trainer.data.hub import HubDocuments
-from trainer.data.readers import batches, documents
 
 GOOD = ["first", "second", "naïve"]
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of datasets
@@ -162,7 +162,7 @@ def test_the_ends_are_what_numpy_saves(tmp_path: Path) -> None:
 PREPARE = """
 import re
 from pathlib import Path
-from trainer.data.own import TextFiles
+from pipegap.trainer.data.own import TextFiles
 source = TextFiles(path="a.jsonl", shards="s", text="text", tokenizer="bytes", vocab_size=None,
                    validation_share=0.1, num_tokens=None)
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ from tokenizers import (
     trainers,
 )
 
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.data import tokenizers as module
+from pipegap.trainer.data.chosen import chosen, tokenizer_of
+from pipegap.trainer.data.tokenizers import Subwords
 from tests.support.own_text import texts
-from trainer.base.errors import BadInput
-from trainer.data import tokenizers as module
-from trainer.data.chosen import chosen, tokenizer_of
-from trainer.data.tokenizers import Subwords
 
 TEXTS = [*texts(30, 30), "naïve 你好 🙂🙂.\n\n  x", "a <|endoftext|> b </s> <s>c"]
 SPECIAL = ["<|endoftext|>", "<pad>", "<unk>"]

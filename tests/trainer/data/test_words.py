@@ -1,9 +1,9 @@
-"""A wrong word of `python -m trainer.data` is refused in one line, and nothing is downloaded."""
+"""A wrong word of `pipegap data` is refused in one line, and nothing is downloaded."""
 
 import pytest
 
+from pipegap.trainer.data import __main__ as module
 from tests.support.refusals import Refused, name_of
-from trainer.data import __main__ as module
 
 LONG = "x" * 300
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from pipegap.trainer.delayed import DelayedOptimizer
 from tests.support.naive_loop import Make, are_equal, delayed, naive
-from trainer.delayed import DelayedOptimizer
 
 Weights = list[nn.Parameter]
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.delayed import DelayedOptimizer
+from pipegap.trainer.optimizers.averaging import ScheduleFree
 from tests.support import toy
-from trainer.base.errors import BadInput
-from trainer.delayed import DelayedOptimizer
-from trainer.optimizers.averaging import ScheduleFree
 
 T = 7
 Weights = list[Tensor]

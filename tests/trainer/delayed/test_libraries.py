@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pipegap.trainer.delayed import DelayedOptimizer
 from tests.support.markdown import ROOT, blocks
-from trainer.delayed import DelayedOptimizer
 
 pytest.importorskip("accelerate")
 NUM, BATCH = 6, 4

@@ -10,16 +10,16 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.corrections.learning_rate import LearningRate
+from pipegap.trainer.corrections.none import NoCorrection
+from pipegap.trainer.corrections.taylor import Taylor
+from pipegap.trainer.corrections.weight_prediction import WeightPrediction
+from pipegap.trainer.delayed import DelayedOptimizer
 from tests.support import toy
 from tests.support.delayed import ADAMW, T
 from tests.support.markdown import ROOT
 from tests.support.own_loop import KEEP, Loop
-from trainer.base.errors import BadInput
-from trainer.corrections.learning_rate import LearningRate
-from trainer.corrections.none import NoCorrection
-from trainer.corrections.taylor import Taylor
-from trainer.corrections.weight_prediction import WeightPrediction
-from trainer.delayed import DelayedOptimizer
 
 
 def test_the_model_reads_old_weights_and_shows_the_newest() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from trainer.delayed import DelayedOptimizer
+from pipegap.trainer.delayed import DelayedOptimizer
 
 
 class Beneath(Optimizer):

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from analysis import load
 from examples.nanogpt.gpt import GPT, rotated
 from examples.nanogpt.train import (
     VOCABULARY,
@@ -20,7 +19,8 @@ from examples.nanogpt.train import (
     published,
     train,
 )
-from trainer.data.bins import Bins
+from pipegap.analysis import load
+from pipegap.trainer.data.bins import Bins
 
 LENGTH, ROWS, UPDATES = 16, 2, 4
 

@@ -11,23 +11,23 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import LambdaLR
 
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.corrections.error_feedback import ErrorFeedback
+from pipegap.trainer.corrections.none import NoCorrection
+from pipegap.trainer.delayed import DelayedOptimizer
+from pipegap.trainer.models.loss import cross_entropy
+from pipegap.trainer.optimizers.averaging import schedule_free_adamw
+from pipegap.trainer.optimizers.routing import kinds
+from pipegap.trainer.parts import build_parts
+from pipegap.trainer.ranks.spawn import run_gang
+from pipegap.trainer.ranks.supervisor import Parent
+from pipegap.trainer.schedules.recipes import constant_delay, pipedream_2bw, sync
+from pipegap.trainer.trial import run_trial
 from tests.support import every_correction, every_optimizer, small, toy
 from tests.support.delayed import ADAMW, PHASES, T
 from tests.support.own_loop import KEEP, Loop
 from tests.support.sharded_loop import as_rank
 from tests.support.trials import rows
-from trainer.base.errors import BadInput
-from trainer.corrections.error_feedback import ErrorFeedback
-from trainer.corrections.none import NoCorrection
-from trainer.delayed import DelayedOptimizer
-from trainer.models.loss import cross_entropy
-from trainer.optimizers.averaging import schedule_free_adamw
-from trainer.optimizers.routing import kinds
-from trainer.parts import build_parts
-from trainer.ranks.spawn import run_gang
-from trainer.ranks.supervisor import Parent
-from trainer.schedules.recipes import constant_delay, pipedream_2bw, sync
-from trainer.trial import run_trial
 
 OPTIMIZERS = {"adamw": ADAMW, "muon": every_optimizer.maker("muon", lr=0.02)}
 FEEDBACK = partial(ErrorFeedback, coefficient=1.0, lag=1)

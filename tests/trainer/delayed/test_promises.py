@@ -17,9 +17,9 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from pipegap.trainer.delayed import DelayedOptimizer
 from tests.support import listed_optimizers, naive_loop
 from tests.support.naive_loop import T, are_equal, gradients, weights
-from trainer.delayed import DelayedOptimizer
 
 KEEP = ("weights", "gradients")
 EVERY = listed_optimizers.every()

@@ -13,13 +13,13 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim import SGD, AdamW, Optimizer
 
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.corrections.weight_prediction import WeightPrediction
+from pipegap.trainer.delayed import DelayedOptimizer
 from tests.support import naive_loop
 from tests.support.delayed import ADAMW, T
 from tests.support.naive_loop import are_equal
 from tests.support.own_loop import Loop
-from trainer.base.errors import BadInput
-from trainer.corrections.weight_prediction import WeightPrediction
-from trainer.delayed import DelayedOptimizer
 
 
 @pytest.mark.parametrize("at", [0, 1, 5])

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from trainer.delayed import DelayedOptimizer
+from pipegap.trainer.delayed import DelayedOptimizer
 
 X = torch.linspace(-1, 1, 8).view(4, 2)
 

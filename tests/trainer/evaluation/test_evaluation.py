@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
+from pipegap.trainer.base.build import build
+from pipegap.trainer.evaluation import evaluate
+from pipegap.trainer.evaluation.answers import AnswersFile, Row
+from pipegap.trainer.evaluation.evaluate import LikelihoodRequest, evaluate_trial
+from pipegap.trainer.evaluation.questions import Questions, questions
+from pipegap.trainer.models.export import load_final
 from tests.support import asked, moe
 from tests.support.whole import whole
-from trainer.base.build import build
-from trainer.evaluation import evaluate
-from trainer.evaluation.answers import AnswersFile, Row
-from trainer.evaluation.evaluate import LikelihoodRequest, evaluate_trial
-from trainer.evaluation.questions import Questions, questions
-from trainer.models.export import load_final
 
 pytest.importorskip("lm_eval", reason="needs the extra [evaluation]")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -99,7 +99,7 @@ def test_a_long_answer_is_as_exact_as_a_short_one(
     trial: Path, theirs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """lm-eval adds up in fp32, which is 1e-4 off at 1,000 nats, unless told `softmax_dtype`."""
-    from trainer.evaluation.adapter import final_model
+    from pipegap.trainer.evaluation.adapter import final_model
 
     longest = 800
     monkeypatch.setattr(theirs, "_max_length", longest)
@@ -120,7 +120,7 @@ def test_accuracies_are_lm_eval_s_own(
     import lm_eval
     from lm_eval.tasks import TaskManager
 
-    from analysis.table.answers import answered
+    from pipegap.analysis.table.answers import answered
 
     manager = TaskManager(include_path=str(task.parent), include_defaults=False)
     scores = lm_eval.simple_evaluate(
@@ -137,7 +137,7 @@ def test_an_answer_longer_than_the_longest_input_is_scored_whole(
     trial: Path, sums: Questions
 ) -> None:
     """Token by token, each after what precedes it; lm-eval refuses that."""
-    from trainer.evaluation.adapter import final_model
+    from pipegap.trainer.evaluation.adapter import final_model
 
     model = final_model(config(trial), trial, 4, torch.device("cpu"))
     [(log, _)] = model.loglikelihood([LikelihoodRequest(("ab cd", " efghij"))], disable_tqdm=True)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.data.benchmarks import BENCHMARKS, FOLDER, MANIFEST, prepare
+from pipegap.trainer.evaluation.questions import questions
 from tests.support import asked
-from trainer.base.errors import BadInput
-from trainer.data.benchmarks import BENCHMARKS, FOLDER, MANIFEST, prepare
-from trainer.evaluation.questions import questions
 
 pytest.importorskip("lm_eval", reason="needs the extra [evaluation]")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -9,10 +9,10 @@ from unittest.mock import patch
 import pytest
 import torch.distributed as dist
 
+from pipegap.trainer.executors.reduction import Totals
+from pipegap.trainer.ranks.groups import Heartbeat
+from pipegap.trainer.stages.stage import Stage
 from tests.support import gangs, small
-from trainer.executors.reduction import Totals
-from trainer.ranks.groups import Heartbeat
-from trainer.stages.stage import Stage
 
 PIPEDREAM = ("pipeline=pipedream", "pipeline.num_microbatches=1", "correction=error_feedback")
 """An update per microbatch, which the last stage reads at once."""

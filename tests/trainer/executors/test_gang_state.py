@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from pipegap.trainer.parts import build_pipelined
+from pipegap.trainer.ranks.groups import Gang
 from tests.support.ranks import Send, on_ranks, prepare
-from trainer.parts import build_pipelined
-from trainer.ranks.groups import Gang
 
 PAGE = 4096
 

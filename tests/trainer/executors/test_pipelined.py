@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from pipegap.trainer.base.places import CONF
 from tests.support import gangs, small
-from trainer.base.places import CONF
 
 OPTIMIZERS = ["adamw", "muon", "sgd"]
 SCHEDULES = ["sync", "gpipe", "pipedream_2bw", "pipedream"]

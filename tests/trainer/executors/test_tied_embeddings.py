@@ -10,6 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from pipegap.trainer.base.places import CONF
+from pipegap.trainer.base.resources import reproducible
+from pipegap.trainer.executors.emulated import Emulated
+from pipegap.trainer.executors.gradients import Update
+from pipegap.trainer.models.loss import cross_entropy
+from pipegap.trainer.optimizers.routing import kinds
+from pipegap.trainer.schedules.operations import Schedule
+from pipegap.trainer.schedules.recipes import pipedream, pipedream_2bw, sync
 from tests.oracles import corrections, semantics
 from tests.support import every_correction, every_optimizer, hybrid, moe, toy
 from tests.support.delayed import ADAMW, PHASES
@@ -17,14 +25,6 @@ from tests.support.every_optimizer import NAMES
 from tests.support.llama import SMALL
 from tests.support.steps import executor, resolved
 from tests.support.whole import EMBEDDING, emulated, modules, whole
-from trainer.base.places import CONF
-from trainer.base.resources import reproducible
-from trainer.executors.emulated import Emulated
-from trainer.executors.gradients import Update
-from trainer.models.loss import cross_entropy
-from trainer.optimizers.routing import kinds
-from trainer.schedules.operations import Schedule
-from trainer.schedules.recipes import pipedream, pipedream_2bw, sync
 
 T = 6
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from pipegap.trainer.base.resources import reproducible
+from pipegap.trainer.parts import build_parts, build_pipelined
+from pipegap.trainer.ranks.groups import Heartbeat, joined
+from pipegap.trainer.ranks.spawn import run_gang
+from pipegap.trainer.ranks.supervisor import Parent
 from tests.oracles import torch_runtime
 from tests.support import gangs, small
-from trainer.base.resources import reproducible
-from trainer.parts import build_parts, build_pipelined
-from trainer.ranks.groups import Heartbeat, joined
-from trainer.ranks.spawn import run_gang
-from trainer.ranks.supervisor import Parent
 
 Config = dict[str, Any]
 Theirs = Callable[..., torch_runtime.Trained]

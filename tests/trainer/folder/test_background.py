@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 import torch
 
+from pipegap.trainer.base.errors import LeaseLost
+from pipegap.trainer.folder import checkpoint, lease
+from pipegap.trainer.folder.checkpoint import copied
+from pipegap.trainer.folder.record import TrialFolder
 from tests.support.records import finished, state
-from trainer.base.errors import LeaseLost
-from trainer.folder import checkpoint, lease
-from trainer.folder.checkpoint import copied
-from trainer.folder.record import TrialFolder
 
 WAIT = 30.0
 CODE = """
 import os, signal, sys, torch
 from pathlib import Path
 from tests.support.records import state
-from trainer.folder.record import TrialFolder
+from pipegap.trainer.folder.record import TrialFolder
 
 with TrialFolder(Path(sys.argv[1]), "a").claimed({}, {}) as folder:
     folder.resume(0, None)
@@ -101,7 +101,7 @@ def test_the_host_holds_one_copy_at_a_time(tmp_path: Path, monkeypatch: pytest.M
             was_written.append(allowed.is_set())
             return copied(whole)
 
-        monkeypatch.setattr("trainer.folder.record.copied", noted)
+        monkeypatch.setattr("pipegap.trainer.folder.record.copied", noted)
         Timer(0.1, allowed.set).start()
         folder.save(3, state(3), wait=False)
     assert was_written == [True]
@@ -111,7 +111,7 @@ def test_a_state_that_nobody_changes_is_not_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A gang's, of which the recording rank got a copy."""
-    monkeypatch.delattr("trainer.folder.record.copied")
+    monkeypatch.delattr("pipegap.trainer.folder.record.copied")
     with training(tmp_path, 2) as folder:
         folder.save(2, state(2), wait=False, may_change=False)
     assert saved(tmp_path) == [2]

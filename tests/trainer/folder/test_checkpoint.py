@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from pipegap.trainer.base.atomic import always
+from pipegap.trainer.base.errors import LeaseLost
+from pipegap.trainer.folder import checkpoint
 from tests.support.records import state
-from trainer.base.atomic import always
-from trainer.base.errors import LeaseLost
-from trainer.folder import checkpoint
 
 
 def names(folder: Path) -> list[tuple[int, int]]:

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from pipegap.trainer.__main__ import main
+from pipegap.trainer.base.atomic import always
+from pipegap.trainer.folder import checkpoint, lease, wellformed
+from pipegap.trainer.folder.record import read_result
+from pipegap.trainer.trial import run_trial
 from tests.support import small
 from tests.support.records import finished, state
 from tests.support.trials import Stop, rows, stop_at, untimed
-from trainer.__main__ import main
-from trainer.base.atomic import always
-from trainer.folder import checkpoint, lease, wellformed
-from trainer.folder.record import read_result
-from trainer.trial import run_trial
 
 
 @pytest.fixture(scope="module")

@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
+from pipegap.trainer.base.errors import BadInput, LeaseLost, Stopped
+from pipegap.trainer.folder import lease
+from pipegap.trainer.folder.lease import Held, attempt_path, holder, leased
+from pipegap.trainer.folder.record import TrialFolder
+from pipegap.trainer.trial import run_trial
 from tests.support import small
 from tests.support.processes import holding
 from tests.support.trials import main_while, wait_for
-from trainer.base.errors import BadInput, LeaseLost, Stopped
-from trainer.folder import lease
-from trainer.folder.lease import Held, attempt_path, holder, leased
-from trainer.folder.record import TrialFolder
-from trainer.trial import run_trial
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from trainer.folder.lease import leased
+from pipegap.trainer.folder.lease import leased
 with leased(Path(sys.argv[1]), lambda: "done"):
     print("held", flush=True)
     time.sleep(600)
@@ -127,7 +127,7 @@ def test_of_many_that_race_one_gets_each_attempt(tmp_path: Path) -> None:
     race = """
 import sys
 from pathlib import Path
-from trainer.folder import lease
+from pipegap.trainer.folder import lease
 lease.ACQUIRE_TIMEOUT = 60.0
 for _ in range(20):
     with lease.leased(Path(sys.argv[1]), lambda: "done") as mine:
@@ -228,5 +228,5 @@ def test_the_loser_says_one_line_and_fails(
 
     assert main_while(small.overrides(tmp_path, *words), take_over) == 1
     error = capsys.readouterr().err
-    assert error == f"python -m trainer: {out} was taken over by another process\n"
+    assert error == f"pipegap trial: {out} was taken over by another process\n"
     assert not (out / "result.json").exists()

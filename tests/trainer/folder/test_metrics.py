@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from trainer.base.atomic import always, write_atomically
-from trainer.base.errors import LeaseLost
-from trainer.folder.metrics import Metrics, read, row_number
+from pipegap.trainer.base.atomic import always, write_atomically
+from pipegap.trainer.base.errors import LeaseLost
+from pipegap.trainer.folder.metrics import Metrics, read, row_number
 
 
 def line(update: int, seconds: float = 0.0) -> bytes:

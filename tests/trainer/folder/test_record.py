@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from pipegap.trainer.base.errors import LeaseLost
+from pipegap.trainer.folder import lease, record
+from pipegap.trainer.folder.record import TrialFolder, tidy
 from tests.support.attempts import attempt, row, saved, train, updates
 from tests.support.records import finished, state
-from trainer.base.errors import LeaseLost
-from trainer.folder import lease, record
-from trainer.folder.record import TrialFolder, tidy
 
 RESULT = finished()
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from pipegap.trainer.folder import checkpoint
+from pipegap.trainer.folder.record import read_result
 from tests.support.attempts import attempt, row, train, updates
 from tests.support.records import finished, state
-from trainer.folder import checkpoint
-from trainer.folder.record import read_result
 
 
 def change(path: Path, edit: Callable[[list[bytes]], list[bytes]]) -> None:

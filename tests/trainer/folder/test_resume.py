@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.config.identity import made_by
+from pipegap.trainer.config.plan import plan_trial
+from pipegap.trainer.folder import checkpoint
+from pipegap.trainer.trial import run_trial
 from tests.support import small
 from tests.support.trials import assert_same_end, checkpoint_after_5, rows, untimed
-from trainer.base.errors import BadInput
-from trainer.config.identity import made_by
-from trainer.config.plan import plan_trial
-from trainer.folder import checkpoint
-from trainer.trial import run_trial
 
 LIKE = (
     "model.num_layers=4",

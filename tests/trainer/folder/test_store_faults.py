@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.__main__ import main
+from pipegap.sweeps.__main__ import main
+from pipegap.trainer.trial import run_trial
 from tests.support import small
 from tests.support.processes import python
 from tests.support.trials import rows, untimed
-from trainer.trial import run_trial
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def trainer(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return python("-m", "trainer", *small.overrides(folder, *words))
+    return python("-m", "pipegap", "trial", *small.overrides(folder, *words))
 
 
 def test_a_full_disk_is_said_in_a_line_and_the_trial_goes_on_when_there_is_space(
@@ -40,7 +40,7 @@ def test_a_full_disk_is_said_in_a_line_and_the_trial_goes_on_when_there_is_space
     ballast.write_bytes(b"0" * 650_000)
     full = trainer(tmp_path, *words)
     assert full.returncode == 1
-    assert full.stderr.strip().splitlines()[-1].startswith("python -m trainer: ")
+    assert full.stderr.strip().splitlines()[-1].startswith("pipegap trial: ")
     assert "No space left on device" in full.stderr
     assert "Traceback" not in full.stderr
     ballast.unlink()
@@ -55,11 +55,11 @@ def test_a_limit_on_the_size_of_files_is_said_in_a_line(tmp_path: Path) -> None:
     """`ulimit -f`: a checkpoint is larger than that."""
     script = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
-        "from trainer.__main__ import main; raise SystemExit(main(sys.argv[1:]))"
+        "from pipegap.trainer.__main__ import main; raise SystemExit(main(sys.argv[1:]))"
     )
     full = python("-c", script, *small.overrides(tmp_path, f"out={tmp_path / 'trial'}"))
     assert full.returncode == 1
-    assert full.stderr.strip().splitlines()[-1].startswith("python -m trainer: [Errno 27]")
+    assert full.stderr.strip().splitlines()[-1].startswith("pipegap trial: [Errno 27]")
     assert "Traceback" not in full.stderr
     assert trainer(tmp_path, f"out={tmp_path / 'trial'}").returncode == 0
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer.models.layers import SHORT, causal
+from pipegap.trainer.models.layers import SHORT, causal
 
 BF16_EPS = 2.0**-8
 HEADS = [(3, 1), (4, 2), (2, 2)]

@@ -9,21 +9,21 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from pipegap.trainer.base.build import build
+from pipegap.trainer.executors.emulated import Emulated
+from pipegap.trainer.executors.gradients import Update
+from pipegap.trainer.models.export import load_final
+from pipegap.trainer.models.loss import cross_entropy
+from pipegap.trainer.models.qwen3_moe import Qwen3Moe
+from pipegap.trainer.optimizers.routing import kinds
+from pipegap.trainer.schedules.recipes import pipedream_2bw
+from pipegap.trainer.trial import run_trial
 from tests.oracles import mixture
 from tests.support import gangs, hybrid, moe, small, toy
 from tests.support.delayed import ADAMW, PHASES
 from tests.support.moe import MOE
 from tests.support.trials import checkpoint_after_5, rows, untimed
 from tests.support.whole import emulated, whole
-from trainer.base.build import build
-from trainer.executors.emulated import Emulated
-from trainer.executors.gradients import Update
-from trainer.models.export import load_final
-from trainer.models.loss import cross_entropy
-from trainer.models.qwen3_moe import Qwen3Moe
-from trainer.optimizers.routing import kinds
-from trainer.schedules.recipes import pipedream_2bw
-from trainer.trial import run_trial
 
 T = 6
 SMALL = replace(

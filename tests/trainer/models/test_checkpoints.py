@@ -11,15 +11,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.models.checkpoint_config import CHANGES_NOTHING, check_config
+from pipegap.trainer.models.checkpoint_files import weights_digest
+from pipegap.trainer.models.decoder import Decoder
+from pipegap.trainer.models.export import start_from
 from tests.support.hybrid import HYBRID
 from tests.support.llama import SMALL, TOKENS
 from tests.support.moe import MOE
 from tests.support.whole import whole
-from trainer.base.errors import BadInput
-from trainer.models.checkpoint_config import CHANGES_NOTHING, check_config
-from trainer.models.checkpoint_files import weights_digest
-from trainer.models.decoder import Decoder
-from trainer.models.export import start_from
 
 transformers = pytest.importorskip("transformers")
 

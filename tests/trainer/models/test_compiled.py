@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+from pipegap.trainer.models.recipe import compiled_stage
 from tests.support import hybrid, moe
 from tests.support.steps import executor, resolved
-from trainer.models.recipe import compiled_stage
 
 WORDS = (
     *("model.num_layers=8", "model.hidden_size=24", "model.intermediate_size=24"),

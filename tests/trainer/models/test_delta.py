@@ -8,9 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.models.delta import (
+    CausalConvolution,
+    fused_gated_delta_rule,
+    gated_delta_rule,
+    unit,
+)
 from tests.oracles import delta as oracle
-from trainer.base.errors import BadInput
-from trainer.models.delta import CausalConvolution, fused_gated_delta_rule, gated_delta_rule, unit
 
 SEQ_LEN = 13
 

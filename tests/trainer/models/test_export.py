@@ -8,10 +8,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from pipegap.trainer.models.export import save_final
+from pipegap.trainer.models.llama import Llama
 from tests.support.llama import SMALL
 from tests.support.whole import whole
-from trainer.models.export import save_final
-from trainer.models.llama import Llama
 
 transformers = pytest.importorskip("transformers")
 

@@ -8,20 +8,20 @@ import pytest
 import torch
 from torch import nn
 
+from pipegap.trainer.base.build import build
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.config.compose import compose_node
+from pipegap.trainer.models.decoder import Decoder
+from pipegap.trainer.models.llama import Llama
+from pipegap.trainer.models.loss import cross_entropy
+from pipegap.trainer.models.qwen3_moe import Qwen3Moe
+from pipegap.trainer.models.qwen3_next import Qwen3Next
 from tests.support import gangs, hybrid, moe, small
 from tests.support.hybrid import HYBRID
 from tests.support.llama import SMALL
 from tests.support.moe import MOE, TOKENS
 from tests.support.pretrained import assert_equal, in_float64, theirs
 from tests.support.whole import whole
-from trainer.base.build import build
-from trainer.base.errors import BadInput
-from trainer.config.compose import compose_node
-from trainer.models.decoder import Decoder
-from trainer.models.llama import Llama
-from trainer.models.loss import cross_entropy
-from trainer.models.qwen3_moe import Qwen3Moe
-from trainer.models.qwen3_next import Qwen3Next
 
 transformers = pytest.importorskip("transformers")
 

@@ -6,10 +6,10 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from pipegap.trainer.models.layers import RMSNorm
+from pipegap.trainer.models.loss import cross_entropy
 from tests.support.llama import SMALL, TOKENS
 from tests.support.whole import whole
-from trainer.models.layers import RMSNorm
-from trainer.models.loss import cross_entropy
 
 
 @pytest.mark.parametrize("seq_len", [4, 16])

@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pipegap.trainer.base.build import build
+from pipegap.trainer.config.compose import compose
+from pipegap.trainer.config.memory import loss_bytes
+from pipegap.trainer.config.plan import plan_trial
+from pipegap.trainer.models.decoder import LOSS
+from pipegap.trainer.models.loss import Unprojected, cross_entropy, loss_by
 from tests.support.live_memory import LiveMemory
 from tests.support.llama import SMALL, TOKENS
-from trainer.base.build import build
-from trainer.config.compose import compose
-from trainer.config.memory import loss_bytes
-from trainer.config.plan import plan_trial
-from trainer.models.decoder import LOSS
-from trainer.models.loss import Unprojected, cross_entropy, loss_by
 
 ROWS, LENGTH, WIDTH, WORDS = 3, 17, 8, 61
 

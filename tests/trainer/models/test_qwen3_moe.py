@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pipegap.trainer.models.experts import Routes, _Permuted, _ToExperts, multiplied
+from pipegap.trainer.optimizers.routing import kinds
 from tests.support.moe import MOE, TOKENS
 from tests.support.whole import whole
-from trainer.models.experts import Routes, _Permuted, _ToExperts, multiplied
-from trainer.optimizers.routing import kinds
 
 INPUTS = TOKENS[:, :-1]
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from pipegap.trainer.base.build import build
+from pipegap.trainer.config.compose import compose_node
+from pipegap.trainer.models.loss import cross_entropy
+from pipegap.trainer.stages.versions import Versions
 from tests.support.hybrid import HYBRID
 from tests.support.moe import TOKENS
 from tests.support.pretrained import theirs
 from tests.support.whole import whole
-from trainer.base.build import build
-from trainer.config.compose import compose_node
-from trainer.models.loss import cross_entropy
-from trainer.stages.versions import Versions
 
 transformers = pytest.importorskip("transformers")
 

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
+from pipegap.trainer.models.decoder import Decoder
+from pipegap.trainer.models.loss import cross_entropy
+from pipegap.trainer.stages.versions import Versions
 from tests.support.hybrid import HYBRID
 from tests.support.llama import SMALL, TOKENS
 from tests.support.whole import whole
-from trainer.models.decoder import Decoder
-from trainer.models.loss import cross_entropy
-from trainer.stages.versions import Versions
 
 RECIPES: list[Decoder] = [SMALL, replace(SMALL, tied_embeddings=False)]
 RECIPES += [replace(SMALL, num_kv_heads=6), replace(SMALL, activation_checkpointing=True)]

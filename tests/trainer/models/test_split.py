@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.base.build import build
-from trainer.config.compose import compose
-from trainer.models.split import balanced
+from pipegap.trainer.base.build import build
+from pipegap.trainer.config.compose import compose
+from pipegap.trainer.models.split import balanced
 
 
 def every_cut(num_layers: int, p: int) -> list[list[int]]:

@@ -12,17 +12,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from pipegap.trainer.__main__ import main as trainer
+from pipegap.trainer.config.compose import compose
+from pipegap.trainer.config.identity import trial_id
+from pipegap.trainer.models.decoder import Decoder
+from pipegap.trainer.models.export import save_final, start_from
+from pipegap.trainer.parts import build_emulated, build_parts
 from tests.support import small
 from tests.support.hybrid import HYBRID
 from tests.support.llama import SMALL, TOKENS
 from tests.support.moe import MOE
 from tests.support.refusals import Refused, name_of
-from trainer.__main__ import main as trainer
-from trainer.config.compose import compose
-from trainer.config.identity import trial_id
-from trainer.models.decoder import Decoder
-from trainer.models.export import save_final, start_from
-from trainer.parts import build_emulated, build_parts
 
 UNTIED = replace(SMALL, tied_embeddings=False)
 RECIPES = {"llama": SMALL, "untied": UNTIED, "moe": MOE, "hybrid": HYBRID}

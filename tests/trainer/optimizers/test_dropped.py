@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from pipegap.trainer.optimizers.dropped import dropped_entries
 from tests.support.every_optimizer import NAMES, maker
 from tests.support.live_memory import LiveMemory
-from trainer.optimizers.dropped import dropped_entries
 
 SHAPES = [(64, 128)] * 8 + [(128, 64)] * 4
 FP32 = 4

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pipegap.trainer.optimizers import state
+from pipegap.trainer.optimizers.averaging import evaluated
+from pipegap.trainer.optimizers.in_parts import optimizer_in_parts
+from pipegap.trainer.optimizers.routing import Kind, is_entrywise
+from pipegap.trainer.stages.update import dry_update
 from tests.support.every_optimizer import NAMES, maker
-from trainer.optimizers import state
-from trainer.optimizers.averaging import evaluated
-from trainer.optimizers.in_parts import optimizer_in_parts
-from trainer.optimizers.routing import Kind, is_entrywise
-from trainer.stages.update import dry_update
 
 every = pytest.mark.parametrize("name", NAMES)
 Named = list[tuple[Kind, nn.Parameter]]

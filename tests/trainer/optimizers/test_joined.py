@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pipegap.trainer.base.build import locate
+from pipegap.trainer.base.flat import LARGEST, Flat, Layout, cloned, wholes
+from pipegap.trainer.optimizers import state
+from pipegap.trainer.optimizers.averaging import evaluated
+from pipegap.trainer.optimizers.joined import Joined, joined
+from pipegap.trainer.optimizers.routing import Kind, Parameters, alike, is_entrywise
 from tests.support.every_optimizer import NAMES, address, maker
-from trainer.base.build import locate
-from trainer.base.flat import LARGEST, Flat, Layout, cloned, wholes
-from trainer.optimizers import state
-from trainer.optimizers.averaging import evaluated
-from trainer.optimizers.joined import Joined, joined
-from trainer.optimizers.routing import Kind, Parameters, alike, is_entrywise
 
 KINDS: list[Kind] = ["vector", "matrix", "embedding", "matrix", "vector"]
 SHAPES = [torch.Size(shape) for shape in [(7,), (5, 3), (9, 4), (16, 8), (64,)]]

@@ -9,15 +9,15 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from pipegap.trainer.corrections.error_feedback import ErrorFeedback
+from pipegap.trainer.corrections.none import NoCorrection
+from pipegap.trainer.optimizers.averaging import evaluated
+from pipegap.trainer.optimizers.routing import Kind, kinds
+from pipegap.trainer.schedules import recipes as schedules
 from tests.support import delayed, gangs, small, toy
 from tests.support.every_optimizer import NAMES, maker
 from tests.support.llama import SMALL
 from tests.support.whole import whole
-from trainer.corrections.error_feedback import ErrorFeedback
-from trainer.corrections.none import NoCorrection
-from trainer.optimizers.averaging import evaluated
-from trainer.optimizers.routing import Kind, kinds
-from trainer.schedules import recipes as schedules
 
 every = pytest.mark.parametrize("name", NAMES)
 ON_SPHERES = ("adamh", "muonh", "normuonh")

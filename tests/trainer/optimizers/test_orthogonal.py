@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.optimizers.orthogonal import POLAR_EXPRESS
 from tests.support.every_optimizer import maker
-from trainer.base.errors import BadInput
-from trainer.optimizers.orthogonal import POLAR_EXPRESS
 
 CUSHION, SAFETY = 0.02, 1.02
 

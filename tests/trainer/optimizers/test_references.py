@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pipegap.trainer.optimizers.averaging import evaluated
+from pipegap.trainer.optimizers.together import Together
 from tests.oracles import hyperball
 from tests.oracles import matrix_optimizers as of_matrices
 from tests.oracles import optimizers as references
 from tests.support.every_optimizer import NAMES, maker
-from trainer.optimizers.averaging import evaluated
-from trainer.optimizers.together import Together
 
 T = 10
 WEIGHTS = [("matrix", shape) for shape in references.MATRICES] + [

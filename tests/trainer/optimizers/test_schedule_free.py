@@ -9,14 +9,14 @@ from schedulefree import AdamWScheduleFree
 from torch import nn
 from torch.optim import Optimizer
 
+from pipegap.trainer.optimizers.in_parts import OptimizerInParts
+from pipegap.trainer.optimizers.joined import joined
+from pipegap.trainer.optimizers.routing import Parameters
+from pipegap.trainer.schedules.operations import Schedule
+from pipegap.trainer.schedules.recipes import constant_delay, pipedream, pipedream_2bw, sync
 from tests.support import toy
 from tests.support.delayed import PHASES
 from tests.support.every_optimizer import maker
-from trainer.optimizers.in_parts import OptimizerInParts
-from trainer.optimizers.joined import joined
-from trainer.optimizers.routing import Parameters
-from trainer.schedules.operations import Schedule
-from trainer.schedules.recipes import constant_delay, pipedream, pipedream_2bw, sync
 
 OURS = maker("schedule_free_adamw", lr=0.02, weight_decay=0.0)
 

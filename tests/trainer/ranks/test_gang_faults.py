@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from pipegap.trainer.base.errors import BadInput, GangFailed
+from pipegap.trainer.ranks.groups import Heartbeat, PeerLost
+from pipegap.trainer.ranks.spawn import run_gang
+from pipegap.trainer.ranks.supervisor import Parent
+from pipegap.trainer.trial import run_trial
 from tests.support import small
 from tests.support.processes import alive, children
 from tests.support.trials import main_while, rows, untimed, wait_for
-from trainer.base.errors import BadInput, GangFailed
-from trainer.ranks.groups import Heartbeat, PeerLost
-from trainer.ranks.spawn import run_gang
-from trainer.ranks.supervisor import Parent
-from trainer.trial import run_trial
 
 Send = Callable[[object], None]
 GANG = (
@@ -79,7 +79,7 @@ def test_no_rank_survives_its_parent(tmp_path: Path) -> None:
     """Killed; test_stopping.py has a parent that is asked to stop."""
     out = tmp_path / "gang"
     words = small.overrides(tmp_path, *GANG, "num_updates=3000", f"out={out}")
-    command = [sys.executable, "-m", "trainer", *words]
+    command = [sys.executable, "-m", "pipegap", "trial", *words]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         wait_for(lambda: list(out.glob("checkpoint*")))
         ranks = grandchildren(process.pid)

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from trainer.base.errors import Stopped
-from trainer.ranks.groups import Heartbeat, PeerLost, joined
+from pipegap.trainer.base.errors import Stopped
+from pipegap.trainer.ranks.groups import Heartbeat, PeerLost, joined
 
 
 def leave(error: Exception | None) -> bool:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from trainer.ranks.spawn import listen_on
+from pipegap.trainer.ranks.spawn import listen_on
 
 NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 pytestmark = [

@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from pipegap.trainer.base.places import CONF
 from tests.support import gangs, small
 from tests.support.lazy_kernels import Context
 from tests.support.nccl_like import NcclLike
-from trainer.base.places import CONF
 
 SHAPE = ("batch_size=8", "num_updates=4", "pipeline.num_microbatches=4")
 REPLICAS = ("runner=pipelined", "num_replicas=2")

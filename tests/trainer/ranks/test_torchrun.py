@@ -1,4 +1,4 @@
-"""`torchrun -m trainer` is the same trial: the ranks come from it, the numbers do not change."""
+"""`torchrun -m pipegap trial` is the same trial: its ranks, the same numbers."""
 
 import json
 import os
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from pipegap.trainer.__main__ import main
+from pipegap.trainer.trial import run_trial
 from tests.support import small
 from tests.support.processes import alive, children, python
 from tests.support.trials import rows, untimed, wait_for
-from trainer.__main__ import main
-from trainer.trial import run_trial
 
 PIPELINE = ("pipeline=pipedream_2bw", "runner=pipelined", "pipeline.num_stages=2")
 PIPELINE = (*PIPELINE, "pipeline.num_microbatches=2", "num_updates=8")
@@ -22,7 +22,7 @@ GANG = (*PIPELINE, "num_replicas=2")
 
 def launcher(num_processes: int) -> list[str]:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    return [*torchrun, str(num_processes), "-m", "trainer"]
+    return [*torchrun, str(num_processes), "-m", "pipegap", "trial"]
 
 
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])

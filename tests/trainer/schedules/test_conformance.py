@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from pipegap.trainer.base.build import build
+from pipegap.trainer.base.places import CONF
+from pipegap.trainer.config.compose import compose
+from pipegap.trainer.corrections.none import NoCorrection
+from pipegap.trainer.schedules.operations import Schedule
 from tests.oracles.corrections import PLAIN
 from tests.support.delayed import T, counted
 from tests.support.every_correction import Setting, error
-from trainer.base.build import build
-from trainer.base.places import CONF
-from trainer.config.compose import compose
-from trainer.corrections.none import NoCorrection
-from trainer.schedules.operations import Schedule
 
 NAMES = sorted(path.stem for path in (CONF / "pipeline").glob("*.yaml"))
 STAGES, START, COOLDOWN = 4, 3, 2

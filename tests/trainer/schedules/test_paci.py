@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.config.plan import plan_trial
+from pipegap.trainer.optimizers.sgd import sgd
+from pipegap.trainer.schedules.operations import Schedule
+from pipegap.trainer.schedules.recipes import paci
+from pipegap.trainer.stages.backward import Microbatch
 from tests.support import small, toy
-from trainer.base.errors import BadInput
-from trainer.config.plan import plan_trial
-from trainer.optimizers.sgd import sgd
-from trainer.schedules.operations import Schedule
-from trainer.schedules.recipes import paci
-from trainer.stages.backward import Microbatch
 
 T, LR, STAGES = 6, 0.2, 4
 PLAIN = partial(sgd, lr=LR, momentum=0.0, nesterov=False, weight_decay=0.0, fused=False)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.schedules.recipes import paci
+from pipegap.trainer.schedules.recipes import paci
 
 T = 6
 Seen = dict[tuple[str, int, int], int]

@@ -6,13 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.config.plan import plan_trial
+from pipegap.trainer.schedules.operations import Op, Schedule
+from pipegap.trainer.schedules.orders import (
+    Order,
+    interleaved,
+    one_forward_one_backward,
+    with_slack,
+)
+from pipegap.trainer.schedules.proof import check, interleave
+from pipegap.trainer.schedules.recipes import sync
 from tests.support import small
-from trainer.base.errors import BadInput
-from trainer.config.plan import plan_trial
-from trainer.schedules.operations import Op, Schedule
-from trainer.schedules.orders import Order, interleaved, one_forward_one_backward, with_slack
-from trainer.schedules.proof import check, interleave
-from trainer.schedules.recipes import sync
 
 T = 12
 

@@ -16,10 +16,9 @@ from torch.distributed.pipelining.schedules import (
     _PipelineScheduleRuntime,
 )
 
-from tests.support.delayed import PHASES, counted
-from trainer.base.errors import BadInput
-from trainer.schedules.operations import Schedule, horizon
-from trainer.schedules.recipes import (
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.schedules.operations import Schedule, horizon
+from pipegap.trainer.schedules.recipes import (
     constant_delay,
     dualpipe_v,
     gpipe,
@@ -30,6 +29,7 @@ from trainer.schedules.recipes import (
     zero_bubble_h1,
     zero_bubble_v,
 )
+from tests.support.delayed import PHASES, counted
 
 T = 12
 TORCHS = {FORWARD: "F", BACKWARD_INPUT: "I", BACKWARD_WEIGHT: "W", FULL_BACKWARD: "IW"}

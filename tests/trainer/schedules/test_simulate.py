@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.delayed import PHASES
-from trainer.schedules.operations import Schedule
-from trainer.schedules.recipes import (
+from pipegap.trainer.schedules.operations import Schedule
+from pipegap.trainer.schedules.recipes import (
     dualpipe_v,
     gpipe,
     interleaved_1f1b,
@@ -17,7 +16,8 @@ from trainer.schedules.recipes import (
     zero_bubble_h1,
     zero_bubble_v,
 )
-from trainer.schedules.simulate import Timeline, simulate, steady
+from pipegap.trainer.schedules.simulate import Timeline, simulate, steady
+from tests.support.delayed import PHASES
 
 STAGES, MICROBATCHES, BATCHES = st.integers(1, 8), st.integers(1, 16), st.integers(1, 5)
 FORWARD, BACKWARD = 1.0, 2.0

@@ -5,9 +5,9 @@ test_conformance.py has that it trains its equations.
 
 import pytest
 
+from pipegap.trainer.schedules.operations import Op, Schedule
+from pipegap.trainer.schedules.recipes import wpipe
 from tests.support.delayed import PHASES
-from trainer.schedules.operations import Op, Schedule
-from trainer.schedules.recipes import wpipe
 
 T, M = 6, 3
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.config.plan import plan_trial
+from pipegap.trainer.parts import build_emulated, build_parts
+from pipegap.trainer.schedules.proof import interleave
+from pipegap.trainer.stages.backward import WeightsLater
 from tests.support import gangs, small
-from trainer.base.errors import BadInput
-from trainer.config.plan import plan_trial
-from trainer.parts import build_emulated, build_parts
-from trainer.schedules.proof import interleave
-from trainer.stages.backward import WeightsLater
 
 CPU = torch.device("cpu")
 SHAPE = ("model.num_layers=4", "pipeline.num_microbatches=4", "batch_size=8", "num_updates=4")

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from pipegap.trainer.corrections.none import NoCorrection
+from pipegap.trainer.optimizers.routing import Kind
+from pipegap.trainer.stages.in_parts import correction_in_parts
 from tests.support.every_correction import NAMES, maker, variants
-from trainer.corrections.none import NoCorrection
-from trainer.optimizers.routing import Kind
-from trainer.stages.in_parts import correction_in_parts
 
 T, SHAPE = 8, (3, 4, 16)
 KINDS: list[Kind] = ["vector", "experts", "balance"]

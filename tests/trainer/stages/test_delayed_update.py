@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pipegap.trainer.corrections.error_feedback import ErrorFeedback
+from pipegap.trainer.corrections.learning_rate import LearningRate
+from pipegap.trainer.corrections.none import NoCorrection
+from pipegap.trainer.optimizers.routing import kinds
+from pipegap.trainer.schedules import recipes as schedules
+from pipegap.trainer.schedules.operations import Op
+from pipegap.trainer.stages.stage import Stage
 from tests.support import toy
 from tests.support.delayed import ADAMW, PHASES, SGD, T, assert_equal, expected
-from trainer.corrections.error_feedback import ErrorFeedback
-from trainer.corrections.learning_rate import LearningRate
-from trainer.corrections.none import NoCorrection
-from trainer.optimizers.routing import kinds
-from trainer.schedules import recipes as schedules
-from trainer.schedules.operations import Op
-from trainer.stages.stage import Stage
 
 
 @pytest.mark.parametrize("optimizer", [ADAMW, SGD], ids=["adamw", "sgd"])

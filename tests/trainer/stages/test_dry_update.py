@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from pipegap.trainer.stages.probe import Probe
+from pipegap.trainer.stages.update import dry_update, update_of
 from tests.support.live_memory import LiveMemory
-from trainer.stages.probe import Probe
-from trainer.stages.update import dry_update, update_of
 
 NUM, SHAPE = 16, (64, 256)
 SETS = 4 * NUM * 64 * 256

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from pipegap.trainer.corrections.error_feedback import ErrorFeedback
+from pipegap.trainer.schedules.operations import Schedule
+from pipegap.trainer.schedules.orders import one_forward_one_backward
+from pipegap.trainer.schedules.recipes import pipedream_2bw, sync
+from pipegap.trainer.stages.stage import Stage
 from tests.support import toy
 from tests.support.delayed import ADAMW, PHASES, T, expected
-from trainer.corrections.error_feedback import ErrorFeedback
-from trainer.schedules.operations import Schedule
-from trainer.schedules.orders import one_forward_one_backward
-from trainer.schedules.recipes import pipedream_2bw, sync
-from trainer.stages.stage import Stage
 
 CORRECTION = partial(ErrorFeedback, coefficient=1.0, lag=1)
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from pipegap.trainer.corrections.error_feedback import ErrorFeedback
+from pipegap.trainer.schedules.recipes import pipedream_2bw
+from pipegap.trainer.stages.probe import summary
 from tests.oracles import semantics
 from tests.support import moe, toy
 from tests.support.delayed import ADAMW, PHASES, T, expected
 from tests.support.trials import ran
-from trainer.corrections.error_feedback import ErrorFeedback
-from trainer.schedules.recipes import pipedream_2bw
-from trainer.stages.probe import summary
 
 DELAYED = ("pipeline=pipedream_2bw", "correction=error_feedback")
 TWO = ("pipeline.num_stages=2", "pipeline.num_microbatches=2")

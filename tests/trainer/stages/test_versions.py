@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from pipegap.trainer.schedules.recipes import pipedream_2bw, sync
+from pipegap.trainer.stages.versions import Versions
 from tests.support import toy
 from tests.support.delayed import ADAMW, PHASES
-from trainer.schedules.recipes import pipedream_2bw, sync
-from trainer.stages.versions import Versions
 
 
 def storages(versions: Versions) -> int:

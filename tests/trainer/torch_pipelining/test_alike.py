@@ -10,12 +10,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
-from trainer.corrections.taylor import Taylor
-from trainer.executors.gradients import Diverged
-from trainer.ranks.groups import Heartbeat, joined
-from trainer.ranks.spawn import run_gang
-from trainer.ranks.supervisor import Parent
-from trainer.torch_pipelining import Schedule2BW
+from pipegap.trainer.corrections.taylor import Taylor
+from pipegap.trainer.executors.gradients import Diverged
+from pipegap.trainer.ranks.groups import Heartbeat, joined
+from pipegap.trainer.ranks.spawn import run_gang
+from pipegap.trainer.ranks.supervisor import Parent
+from pipegap.trainer.torch_pipelining import Schedule2BW
 
 RANKS, BAD_BATCH = 3, 1
 CPU = torch.device("cpu")

@@ -11,6 +11,8 @@ from torch.distributed.pipelining import PipelineStage
 from torch.nn.utils import parameters_to_vector, parametrizations, prune, vector_to_parameters
 from torch.utils.checkpoint import checkpoint
 
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.torch_pipelining import Schedule2BW
 from tests.support.torch_naive import (
     BATCHES,
     MICROBATCHES,
@@ -24,8 +26,6 @@ from tests.support.torch_naive import (
     naive,
     stages_of,
 )
-from trainer.base.errors import BadInput
-from trainer.torch_pipelining import Schedule2BW
 
 CHANGED_BEFORE = 3
 CPU = torch.device("cpu")

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.distributed.pipelining import PipelineStage
 
+from pipegap.trainer.torch_pipelining import Schedule2BW
 from tests.support.torch_naive import (
     BATCHES,
     MICROBATCHES,
@@ -19,7 +20,6 @@ from tests.support.torch_naive import (
     naive,
     stages_of,
 )
-from trainer.torch_pipelining import Schedule2BW
 
 CLIP_NORM = 0.05
 

@@ -9,8 +9,8 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
 
+from pipegap.trainer.delayed import DelayedOptimizer
 from tests.support.markdown import ROOT
-from trainer.delayed import DelayedOptimizer
 
 UPDATES = 5
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
+from pipegap.trainer.corrections.weight_prediction import WeightPrediction
+from pipegap.trainer.torch_pipelining import Schedule2BW
 from tests.support.live_memory import LiveMemory
-from trainer.corrections.weight_prediction import WeightPrediction
-from trainer.torch_pipelining import Schedule2BW
 
 WIDTH, LAYERS, ROWS, BATCHES = 64, 16, 2, 4
 SET = 4 * LAYERS * WIDTH**2

@@ -10,6 +10,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
+from pipegap.trainer.ranks.groups import Heartbeat, joined
+from pipegap.trainer.ranks.spawn import run_gang
+from pipegap.trainer.ranks.supervisor import Parent
+from pipegap.trainer.torch_pipelining import Schedule2BW
 from tests.support.torch_naive import (
     BATCHES,
     MICROBATCHES,
@@ -22,10 +26,6 @@ from tests.support.torch_naive import (
     naive,
     stages_of,
 )
-from trainer.ranks.groups import Heartbeat, joined
-from trainer.ranks.spawn import run_gang
-from trainer.ranks.supervisor import Parent
-from trainer.torch_pipelining import Schedule2BW
 
 CPU, CLIP_NORM, TIMEOUT = torch.device("cpu"), 0.05, 45
 

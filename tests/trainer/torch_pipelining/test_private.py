@@ -9,9 +9,9 @@ from torch import nn
 from torch.distributed import _composable_state
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from trainer.base.errors import BadInput
-from trainer.executors.gradients import Diverged
-from trainer.torch_pipelining import Schedule2BW
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.executors.gradients import Diverged
+from pipegap.trainer.torch_pipelining import Schedule2BW
 
 CPU = torch.device("cpu")
 PRIVATE_NAMES = {

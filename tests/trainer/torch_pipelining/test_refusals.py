@@ -10,8 +10,8 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.jit import ScriptModule
 
-from trainer.base.errors import BadInput
-from trainer.torch_pipelining import Schedule2BW, refusals
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.torch_pipelining import Schedule2BW, refusals
 
 STAGE = SimpleNamespace(group_size=2, num_stages=2)
 LOSS = nn.MSELoss()

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
+from pipegap.trainer.base.errors import GangFailed
+from pipegap.trainer.torch_pipelining import Schedule2BW
 from tests.support import every_correction, every_optimizer
 from tests.support.lazy_kernels import OF_2BW
 from tests.support.torch_expected import differences, expected, of_our_pipeline
 from tests.support.torch_mutants import MUTANTS, as_mutant
 from tests.support.torch_optimizers import OF_TORCH
 from tests.support.torch_pipeline import LOOSE, Case, T, as_nccl_rank, on_ranks
-from trainer.base.errors import GangFailed
-from trainer.torch_pipelining import Schedule2BW
 
 DAILY: dict[int, list[Case]] = {
     2: [

@@ -11,9 +11,9 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.optim import SGD, Optimizer
 
-from trainer.base.errors import BadInput
-from trainer.torch_pipelining import Schedule2BW
-from trainer.torch_pipelining.steps import Steps
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.torch_pipelining import Schedule2BW
+from pipegap.trainer.torch_pipelining.steps import Steps
 
 Update = Callable[[nn.Module], object]
 NONE, CLEARED = "made no optimizer step", "cleared the gradients before the optimizer's step"

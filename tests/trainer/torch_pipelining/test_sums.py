@@ -2,9 +2,9 @@
 
 import pytest
 
-from trainer.schedules.recipes import pipedream_2bw
-from trainer.schedules.simulate import simulate
-from trainer.torch_pipelining.sums import way_back
+from pipegap.trainer.schedules.recipes import pipedream_2bw
+from pipegap.trainer.schedules.simulate import simulate
+from pipegap.trainer.torch_pipelining.sums import way_back
 
 COSTS = {"F": 1.0, "B": 2.0, "U": 0.0}
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from pipegap.trainer.schedules.recipes import pipedream_2bw
 from tests.support.torch_expected import differences, expected
 from tests.support.torch_pipeline import Case, T, on_ranks
-from trainer.schedules.recipes import pipedream_2bw
 
 DRAINED_BEFORE = 5
 

@@ -9,10 +9,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage
 
-from trainer.delayed import DelayedOptimizer
-from trainer.delayed.arm import correction_node
-from trainer.torch_pipelining import Schedule2BW
-from trainer.torch_pipelining.update import LateUpdate
+from pipegap.trainer.delayed import DelayedOptimizer
+from pipegap.trainer.delayed.arm import correction_node
+from pipegap.trainer.torch_pipelining import Schedule2BW
+from pipegap.trainer.torch_pipelining.update import LateUpdate
 
 
 @pytest.mark.parametrize("how", ["foreach", "fused"])
