@@ -1,5 +1,6 @@
 """`pipegap COMMAND [key=value …]`: every command, under one name."""
 
+import os
 import sys
 from difflib import get_close_matches
 from runpy import run_module
@@ -45,6 +46,7 @@ def run() -> int:
         print(f"pipegap: {name}: must be a command{hint}, see pipegap --help", file=sys.stderr)
         return BAD_INPUT
     module, *begin = PROGRAMS[name]
+    sys.path.append(os.getcwd())  # modules of one's own, after all that is installed
     sys.argv[1:] = [*begin, *words]
     run_module(module, run_name="__main__", alter_sys=True)
     return 0

@@ -52,8 +52,8 @@ def test_the_rayjob_runs_a_sweep_that_can_be_a_job() -> None:
     job = load("rayjob.yaml")
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     words = shlex.split(job["spec"]["entrypoint"])
-    assert words[:4] == ["exec", "pipegap", "sweep"]
-    require_shared(parse_request(words[4:]))
+    assert words[:5] == ["exec", "python", "-m", "pipegap", "sweep"]
+    require_shared(parse_request(words[5:]))
     assert job["spec"]["rayClusterSpec"]["rayVersion"] == ray.__version__
     assert job["spec"]["rayClusterSpec"]["authOptions"] == {"mode": "token"}
 

@@ -133,7 +133,7 @@ def follow(client: Client, job_id: str) -> int:
     except KeyboardInterrupt:
         print(
             f"\ndetached: job {job_id} runs on. The same command follows it again, "
-            f"python -m pipegap stop {job_id} ends it"
+            f"pipegap stop {job_id} ends it"
         )
         return DETACHED
     except (RuntimeError, ClientError) as error:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from pipegap.sweeps.cluster.package import CODE, OWN_CODE, Own, sent_with
+from pipegap.sweeps.cluster.package import OWN_CODE, Own, sent_with
 from pipegap.trainer.__main__ import main as trainer
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.config.compose import compose
@@ -26,7 +26,7 @@ from tests.support.refusals import Refused, name_of
 
 DOCUMENT = ROOT / "docs" / "code.md"
 EXAMPLE = ROOT / "examples" / "gpt2"
-TRIALS = [words[3:] for words in shell_lines(DOCUMENT) if words[:3] == ["pipegap", "trial"]]
+TRIALS = [words[2:] for words in shell_lines(DOCUMENT) if words[:2] == ["pipegap", "trial"]]
 KEPT = ("batch_size", "seq_len", "num_updates", "eval_every", "checkpoint_every")
 
 
@@ -217,7 +217,7 @@ def test_a_job_gets_the_code(tmp_path: Path) -> None:
         (tmp_path / "mine" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "mine" / name).touch()
     with sent_with(Own(str(tmp_path / "mine"))) as root:
-        assert {path.name for path in root.iterdir()} == {*CODE, OWN_CODE}
+        assert {path.name for path in root.iterdir()} == {"pipegap", OWN_CODE}
         sent = {str(p.relative_to(root / OWN_CODE)) for p in (root / OWN_CODE).rglob("*.*")}
         assert sent == {"gpt2.py", "model/gpt2_tiny.yaml"}
         words = [f"code={OWN_CODE}", "model=gpt2_tiny", "--cfg"]

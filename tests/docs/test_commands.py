@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipegap.__main__ import PLACES
+from pipegap.__main__ import PROGRAMS
 from pipegap.analysis.__main__ import main as analysis
 from pipegap.sweeps.__main__ import main as sweeps
 from pipegap.sweeps.commands import COMMANDS
@@ -47,7 +47,7 @@ def check(words: Words) -> None:
     program, *rest = words
     if program == "make":
         check_make(rest)
-    elif program == "pipegap":
+    elif program in ("pipegap", ".venv/bin/pipegap"):
         check_program(rest)
     elif program == "python" and rest[0].endswith(".py"):
         assert Path(rest[0]).is_file(), words
@@ -63,14 +63,14 @@ def check_make(words: Words) -> None:
     would_run = lines_of_make(*words)
     if not re.search(r"\b(SCALE|NAME)\b(?!=)", " ".join(words)):
         for line in would_run:
-            if line.startswith(".venv/bin/python -m ") and " pip " not in line:
+            if line.startswith(".venv/bin/pipegap "):
                 check(shlex.split(line))
 
 
 def check_program(words: Words) -> None:
     """`pipegap`: a command that it knows, with words that the command understands."""
     if words != ["--help"]:
-        module, *begin = PLACES[words[0]]
+        module, *begin = PROGRAMS[words[0]]
         check_module(module, [*begin, *words[1:]])
 
 
@@ -100,7 +100,7 @@ def check_corpus(words: Words) -> None:
 
 def check_sweep(words: Words) -> None:
     """Run on a small store; what would train or delete is a dry run."""
-    command, rest = split_command(words, COMMANDS, "run")
+    command, rest = split_command(words, COMMANDS, "sweep")
     if command in NEED_A_CLUSTER:
         assert [*rest] == [*NEED_A_CLUSTER[command]]
         return
@@ -112,7 +112,7 @@ def check_sweep(words: Words) -> None:
     elif command == "dashboard":
         assert sweeps([command, *rest]) == 0
     elif rest:
-        name = "run" if command == "submit" else command
+        name = "sweep" if command == "submit" else command
         dry = [] if command in ("status", "list") else ["dry_run=true"]
         assert sweeps([name, *rest, "results=results", *dry]) == 0
 
@@ -126,10 +126,11 @@ def check_analysis(words: Words) -> None:
 
 
 MODULES: Mapping[str, Callable[[Words], None]] = {
-    "trainer": check_trial,
+    "pipegap": check_program,
+    "pipegap.trainer": check_trial,
     "pipegap.trainer.data": check_corpus,
-    "sweeps": check_sweep,
-    "analysis": check_analysis,
+    "pipegap.sweeps": check_sweep,
+    "pipegap.analysis": check_analysis,
 }
 
 

@@ -19,7 +19,7 @@ from tests.support.markdown import ROOT, shell_lines, write_files
 from tests.support.synthetic_store import write_arms
 
 DOCUMENT = ROOT / "docs" / "extending.md"
-TRIALS = [words[3:] for words in shell_lines(DOCUMENT) if words[:3] == ["pipegap", "trial"]]
+TRIALS = [words[2:] for words in shell_lines(DOCUMENT) if words[:2] == ["pipegap", "trial"]]
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +114,7 @@ def test_a_resolved_config_runs_again(folder: Path) -> None:
 
 
 def test_the_sweep(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    [words] = [w[3:] for w in shell_lines(DOCUMENT) if w[:3] == ["pipegap", "sweep"]]
+    [words] = [w[2:] for w in shell_lines(DOCUMENT) if w[:2] == ["pipegap", "sweep"]]
     assert sweeps([*words, f"data.path={folder / 'corpus'}"]) == 0
     assert "9 asked, 9 unique" in capsys.readouterr().out
 

@@ -15,7 +15,7 @@ DOCUMENTS = [
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
-IS_COMMAND = re.compile(r"([A-Z_]+=\S+ )*(make|python -m|pipegap) ")
+IS_COMMAND = re.compile(r"([A-Z_]+=\S+ )*(make|python -m|(\S+/)?pipegap) ")
 
 
 class Block(NamedTuple):

@@ -89,9 +89,9 @@ ANSWER = re.compile(
 
 
 def words_of(printed: str) -> list[str]:
-    """The words of a command of the page."""
-    _, _, _, *words = shlex.split(html.unescape(printed))
-    return words
+    """The words of a command of the page, for the package that has the command."""
+    _, command, *words = shlex.split(html.unescape(printed))
+    return words if command == "sweep" else [command, *words]
 
 
 def test_the_first_screen_is_the_answer_the_picture_and_what_was_trained(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_the_first_screen_is_the_answer_the_picture_and_what_was_trained(tmp_pat
             known = [told[name] for name in ("difference", "low", "high")] if told["n"] else []
             assert [float(number) for number in numbers] == pytest.approx(known, abs=5e-5)
     assert {*expected["verdict"]} == {"go", "not enough data"}
-    settles, asks = re.findall(r"<code>(python -m .+?)</code>", text)
+    settles, asks = re.findall(r"<code>(pipegap (?:sweep|advise) .+?)</code>", text)
     assert parse_request(words_of(settles)).where == str(store)
     assert analysis(words_of(asks)) == 0
     facts = dict(re.findall(r"<dt>([^<]+)</dt><dd>([^<]+)</dd>", text))
@@ -151,7 +151,7 @@ def test_each_command_of_the_page_runs_as_it_is_printed(
 ) -> None:
     store, out, whole = unfinished
     text = own(whole)
-    printed = {html.unescape(line) for line in re.findall(r"python -m [^<\"]+", text)}
+    printed = {html.unescape(line) for line in re.findall(r"pipegap sweep sweep=[^<\"]+", text)}
     assert len(printed) >= len(EXPECTED)
     for line in printed:
         assert f"results={store}" in words_of(line), line
@@ -160,6 +160,5 @@ def test_each_command_of_the_page_runs_as_it_is_printed(
     [_, trials] = json.loads(f"[{name.read_text().partition('(')[2].rpartition(')')[0]}]")
     for trial_id, trial in [*trials.items()][:1]:
         capsys.readouterr()
-        _, _, _, *words = shlex.split(trial["command"])
-        sweeps([*words, "dry_run=true"])
+        sweeps([*words_of(trial["command"]), "dry_run=true"])
         assert capsys.readouterr().out.startswith("1 trials selected"), trial_id

@@ -10,7 +10,6 @@ from ray._private.runtime_env.packaging import create_package
 from pipegap.sweeps.__main__ import main
 from pipegap.sweeps.cluster.jobs import job_name
 from pipegap.sweeps.cluster.package import (
-    CODE,
     EXCLUDES,
     OWN_CODE,
     Own,
@@ -41,9 +40,9 @@ STRAYS = [
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     """A copy of the code with all that may lie beside it."""
-    for folder in CODE:
+    for folder in ("pipegap", "trainer", "sweeps", "analysis", "conf"):
         ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(CODE_ROOT / folder, tmp_path / folder, ignore=ignored)
+        shutil.copytree(CODE_ROOT / folder, tmp_path / folder, symlinks=True, ignore=ignored)
     for stray in STRAYS:
         (tmp_path / stray).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / stray).write_text("stray")
@@ -54,14 +53,11 @@ def test_the_code_is_packaged_and_nothing_else(repository: Path, tmp_path: Path)
     package = tmp_path / "package.zip"
     create_package(str(repository), package, include_gitignore=False, excludes=EXCLUDES)
     packaged = {name for name in ZipFile(package).namelist() if not name.endswith("/")}
-    code = {
-        str(path.relative_to(repository))
-        for folder in CODE
-        for path in (repository / folder).rglob("*")
-        if path.is_file()
-    }
-    assert packaged == code - set(STRAYS)
-    assert {"conf/config.yaml", "trainer/data/shards.py", "sweeps/cluster/driver.py"} < packaged
+    whole = shutil.copytree(repository / "pipegap", tmp_path / "whole" / "pipegap")
+    code = {str(p.relative_to(whole.parent)) for p in whole.rglob("*") if p.is_file()}
+    assert packaged == {path for path in code if "__pycache__" not in path}
+    there = ("conf/config.yaml", "trainer/data/shards.py", "sweeps/cluster/driver.py")
+    assert {f"pipegap/{path}" for path in there} < packaged
 
 
 def test_an_id_is_the_same_for_the_same_wish_and_code(repository: Path) -> None:
@@ -113,7 +109,11 @@ def test_the_files_and_the_code_that_a_sweep_file_names_go_with_the_job(
         package = tmp_path / "package.zip"
         create_package(str(root), package, include_gitignore=False, excludes=EXCLUDES)
         names = {name for name in ZipFile(package).namelist() if not name.endswith("/")}
-        assert {f"{OWN_CODE}/rule.py", "own_files/sweep/depth.yaml", "conf/config.yaml"} < names
+        assert {
+            f"{OWN_CODE}/rule.py",
+            "own_files/sweep/depth.yaml",
+            "pipegap/conf/config.yaml",
+        } < names
         for path in ("mine", "depth.yaml", "wide.yaml"):
             (tmp_path / path).rename(tmp_path / f"{path}.gone")
         monkeypatch.chdir(root)

@@ -40,11 +40,8 @@ print(json.dumps(codes), file=sys.stderr)
 """Exit codes of programs, each a fork of one process: nothing else may be on stderr."""
 PRINTS = ["end_with(lambda: prints('x'))", "end_with(lambda: prints('x' * 10**6))"]
 COMMANDS = [
-    *("command('trainer', '--help')", "command('trainer', '--cfg')"),
-    *(
-        f"command('{module}', '--help')"
-        for module in ("pipegap.trainer.data", "sweeps", "analysis")
-    ),
+    *("command('pipegap.trainer', '--cfg')", "command('pipegap', '--help')"),
+    *(f"command('pipegap', '{name}', '--help')" for name in ("trial", "data", "sweep", "report")),
 ]
 
 

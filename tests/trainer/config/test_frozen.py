@@ -86,7 +86,7 @@ def test_a_choice_stays_what_it_was(frozen: Any) -> None:
     for key, node in frozen["config"].items():
         if is_choice(node):
             chosen = yaml.safe_load((CONF / key / f"{config['choices'][key]}.yaml").read_text())
-            assert chosen["_target_"] == node["_target_"]
+            assert chosen["_target_"] == f"pipegap.{node['_target_']}"
 
 
 def in_full(word: str) -> list[str]:
