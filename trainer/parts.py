@@ -26,8 +26,8 @@ from trainer.models.export import start_from
 from trainer.models.loss import loss_by
 from trainer.models.recipe import Recipe, compiled, compiled_stage
 from trainer.models.split import Split
+from trainer.optimizers.flat_optimizer import flattened
 from trainer.optimizers.in_parts import optimizer_in_parts
-from trainer.optimizers.joined import joined
 from trainer.optimizers.routing import Parameters, is_entrywise
 from trainer.ranks.groups import Gang
 from trainer.schedules.operations import Schedule
@@ -179,7 +179,7 @@ def build_stages(
     that steps every entry by itself steps all weights that decay at once.
     """
     by_entry = is_entrywise(locate(config["optimizer"]["_target_"]))
-    arrange = joined if by_entry and config["compile"] != "update" else lambda make: make
+    arrange = flattened if by_entry and config["compile"] != "update" else lambda make: make
     split = model.split(schedule.num_stages, config["seq_len"])
     first, last = (_names(empty_stage(model, index, split)) for index in (0, len(split) - 1))
     tied = first & last if len(split) > 1 else frozenset()

@@ -8,8 +8,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tests.support import every_optimizer
+from trainer.optimizers.chained import Together
 from trainer.optimizers.routing import kinds
-from trainer.optimizers.together import Together
 
 
 def sgd(stage: nn.Module) -> Optimizer:

@@ -1,6 +1,7 @@
 """The updates of a compiled stage, after its first one.
 
-Optimizer, Error Feedback and copy of versions of the whole stage are one graph.
+Optimizer, Error Feedback and copy of versions of the whole stage are one graph. What it must equal,
+but for rounding, is `trainer.stages.update.corrected_update`.
 """
 
 from collections.abc import Sequence
@@ -154,7 +155,7 @@ class Step:
             )
             for (group, rule, state), shape, num in columns
         )
-        gives_update = type(self._correction).apply is not NoCorrection.apply
+        gives_update = self._correction.moves_weights
         return UpdateShape(described, gives_update, self._feedback is not None, self._num_threads)
 
     def _numbers(self, steps: Sequence[int], delays: Sequence[int]) -> Tensor:

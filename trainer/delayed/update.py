@@ -11,8 +11,7 @@ from torch.optim import Optimizer
 from trainer.delayed.keeper import Gradient
 from trainer.optimizers.averaging import averages, evaluated
 from trainer.stages.in_parts import CorrectionInParts
-from trainer.stages.probe import NoProbe
-from trainer.stages.update import corrected_update
+from trainer.stages.update import corrected_update, stepping
 
 
 def make_update(
@@ -31,7 +30,8 @@ def make_update(
     correction.gradient_of_some(tensors, weights, delays)
     clip(tensors, clip_norm)
     with _scaled(optimizer, correction.lr_factor(batch, delay)):
-        return corrected_update(optimizer, correction, weights, tensors, delays, NoProbe())
+        step = stepping(optimizer, weights, tensors)
+        return corrected_update(step, correction, weights, delays)
 
 
 def has_average(optimizer: Optimizer) -> bool:

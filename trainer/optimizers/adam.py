@@ -1,13 +1,23 @@
 """Adam and its descendants: every weight by its own moments."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 import torch
 from torch.optim import Optimizer
-from typing_extensions import override
 
 from trainer.base.ranges import Count, NonNegative, Positive
+from trainer.optimizers.chained import Chained
 from trainer.optimizers.dropped import drops, of_a_kind, one_vector
-from trainer.optimizers.routing import Decay, Parameters, decaying, entrywise, grouped, holds
-from trainer.optimizers.together import Together
+from trainer.optimizers.routing import (
+    Decay,
+    Group,
+    Parameters,
+    decaying,
+    entrywise,
+    grouped,
+    holds,
+)
 
 
 @entrywise
@@ -109,20 +119,18 @@ def adopt(
         weight_decouple=True,
         clip_lambda=lambda step: (step - 1) ** 0.25,  # the library counts from 1
     )
-    return _FirstCallOnlyLooks([optimizer])
+    return Chained([optimizer], within=_first_call_only_looks)
 
 
-class _FirstCallOnlyLooks(Together):
+@contextmanager
+def _first_call_only_looks(groups: Sequence[Group]) -> Iterator[None]:
     """Leaves the weights unchanged at the first call, as in the paper; the library decays them."""
-
-    @override
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        decays = [group["weight_decay"] for group in self.param_groups]
-        for group in self.param_groups:
-            group["weight_decay"] *= group.get("step", 0) > 0
-        super().step()
-        for group, decay in zip(self.param_groups, decays, strict=True):
-            group["weight_decay"] = decay
+    decays = [group["weight_decay"] for group in groups]
+    for group in groups:
+        group["weight_decay"] *= group.get("step", 0) > 0
+    yield
+    for group, decay in zip(groups, decays, strict=True):
+        group["weight_decay"] = decay
 
 
 @entrywise

@@ -6,9 +6,9 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import Count, Positive
+from trainer.optimizers.chained import MatrixOptimizer, beside_adamw
 from trainer.optimizers.dropped import drops, of_a_shape
 from trainer.optimizers.routing import Decay, Group, holds
-from trainer.optimizers.together import Batched, beside_adamw
 
 
 def adam_update(
@@ -39,7 +39,7 @@ def turned(
     return rotated
 
 
-class BasisRotation(Batched):
+class BasisRotation(MatrixOptimizer):
     """Adam of UᵀgV, turned back, for hidden matrices; U and V are renewed every few updates.
 
     The second moment keeps its entries when the basis is renewed: neighbouring eigenbases differ

@@ -10,9 +10,9 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import Positive
+from trainer.optimizers.chained import MatrixOptimizer, beside_adamw
 from trainer.optimizers.dropped import drops, of_a_shape
 from trainer.optimizers.routing import Decay, Group, holds
-from trainer.optimizers.together import Batched, beside_adamw
 
 
 def dion_update(
@@ -36,7 +36,7 @@ def dion_update(
     return (rows / columns) ** 0.5 * (left @ basis.mT)
 
 
-class Dion(Batched):
+class Dion(MatrixOptimizer):
     """Applies `dion_update` to hidden matrices; the rank is ceil(fraction · shorter side)."""
 
     @override

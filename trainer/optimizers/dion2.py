@@ -16,10 +16,10 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import Positive
+from trainer.optimizers.chained import MatrixOptimizer, beside_adamw
 from trainer.optimizers.dropped import drops, of_a_shape
 from trainer.optimizers.orthogonal import POLAR_EXPRESS, iterated, norms
 from trainer.optimizers.routing import Decay, Group, holds
-from trainer.optimizers.together import Batched, beside_adamw
 
 Fraction = Annotated[float, Interval(gt=0, le=1)]
 
@@ -62,7 +62,7 @@ def laid(rows: Tensor, places: Tensor, like: Tensor) -> Tensor:
     return torch.zeros_like(like).scatter_(-2, places.expand_as(rows), rows)
 
 
-class Dion2(Batched):
+class Dion2(MatrixOptimizer):
     """B = M + G; its rows of largest 1-norm make the update, and M keeps a share of these.
 
     W ← W − lr √(rows / columns) · orthonormal(rows taken), with zeros elsewhere. Of a matrix with
@@ -94,7 +94,7 @@ def evened(
     return even * (norms(rows) / norms(even).clamp_min(eps))
 
 
-class Dion3(Batched):
+class Dion3(MatrixOptimizer):
     """Dion2 of rows, whatever the shape; the rows taken are evened out as in NorMuon."""
 
     @override

@@ -10,9 +10,9 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import Count, Positive
+from trainer.optimizers.chained import MatrixOptimizer, beside_adamw
 from trainer.optimizers.dropped import drops, of_a_shape
 from trainer.optimizers.routing import Decay, Group, holds
-from trainer.optimizers.together import Batched, beside_adamw
 
 FIRST_VALUE = 0.1
 """All eigenvalues of both factors at the start (`init_factor` of the code)."""
@@ -39,7 +39,7 @@ def fitted(
     values.clamp_min_(max(least, min(values.shape[-1], most)) ** -2)
 
 
-class KlSoap(Batched):
+class KlSoap(MatrixOptimizer):
     """Adam, without bias correction, of UᵀgV, turned back; U and V are the bases of two factors.
 
     L ← β L + (1 − β) g R⁻¹ gᵀ / columns and R ← β R + (1 − β) gᵀ L⁻¹ g / rows: each factor is of

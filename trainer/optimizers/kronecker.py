@@ -1,17 +1,16 @@
 """Preconditioners that are Kronecker products: Shampoo, SOAP, PSGD."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 import torch
 from torch.optim import Optimizer
-from typing_extensions import override
 
 from trainer.base.ranges import Count, Positive
+from trainer.optimizers.chained import Chained, beside_adamw
 from trainer.optimizers.dropped import drops, one_matrix
 from trainer.optimizers.routing import Decay, Group, holds
-from trainer.optimizers.together import Together, beside_adamw
 
 
 @holds(1, squares=2)
@@ -81,20 +80,17 @@ def kron(
     """
     from pytorch_optimizer import Kron
 
-    return DrawsItsOwn([Kron(groups, lr=lr, momentum=momentum, precondition_dtype=None)])
+    kron = Kron(groups, lr=lr, momentum=momentum, precondition_dtype=None)
+    return Chained([kron], within=drawing_its_own)
 
 
-class DrawsItsOwn(Together):
+def drawing_its_own(groups: Sequence[Group]) -> AbstractContextManager[None]:
     """Makes the random draws of a step a function of the trial's seed and the step alone.
 
     So a checkpoint holds no generator, and a stage draws the same numbers in another process.
     """
-
-    @override
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        devices = {p.device for group in self.param_groups for p in group["params"]}
-        with own_stream(torch.initial_seed(), self.param_groups[0].get("step", 0), devices):
-            super().step()
+    devices = {p.device for group in groups for p in group["params"]}
+    return own_stream(torch.initial_seed(), groups[0].get("step", 0), devices)
 
 
 @contextmanager

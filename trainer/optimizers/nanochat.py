@@ -8,10 +8,10 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import Count, Positive
+from trainer.optimizers.chained import beside_adamw, decay_cautiously
 from trainer.optimizers.dropped import drops, of_a_shape
 from trainer.optimizers.orthogonal import Orthogonal, Orthogonalisation
 from trainer.optimizers.routing import Decay, Group, holds
-from trainer.optimizers.together import beside_adamw, decay_cautiously
 
 
 class Nanochat(Orthogonal):

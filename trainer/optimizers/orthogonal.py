@@ -11,8 +11,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from trainer.base.errors import BadInput
+from trainer.optimizers.chained import MatrixOptimizer
 from trainer.optimizers.routing import Group
-from trainer.optimizers.together import Batched
 
 Coefficients = tuple[float, float, float]
 """Of x, x³ and x⁵, where x is a singular value."""
@@ -120,7 +120,7 @@ def evened(matrices: Tensor, variance: Tensor, decay: float) -> Tensor:
     return even * (norms(matrices) / norms(even).clamp_min(1e-10))
 
 
-class Orthogonal(Batched):
+class Orthogonal(MatrixOptimizer):
     """Updates of hidden matrices by their momentum, orthogonalised.
 
     A `variance_decay` that is not None evens out the rows of a matrix, or the columns of a wide

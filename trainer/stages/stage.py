@@ -20,7 +20,7 @@ from trainer.stages.backward import Microbatch
 from trainer.stages.in_parts import correction_in_parts
 from trainer.stages.probe import Comparison, NoProbe, Probe
 from trainer.stages.sums import Sums
-from trainer.stages.update import corrected_update, dry_update
+from trainer.stages.update import corrected_update, dry_update, stepping
 from trainer.stages.versions import Versions
 
 
@@ -138,9 +138,8 @@ class Stage:
         delays = self._start_update(batch)
         # The master is stepped where version t + 1 will be read: version t stays as it was.
         weights = self.versions.open()
-        ahead = corrected_update(
-            self.optimizer, self._correction, weights, gradients, delays, self._probe
-        )
+        step = stepping(self.optimizer, weights, gradients)
+        ahead = corrected_update(step, self._correction, weights, delays, probe=self._probe)
         self.versions.close(ahead)
 
     def probe(self, batch: int, gradients: Sequence[Tensor]) -> None:

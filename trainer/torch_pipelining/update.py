@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
+from torch.optim import Optimizer
 
 from trainer.base.build import build
-from trainer.base.flat import cloned, wholes
 from trainer.base.ranges import MAX_COUNT
 from trainer.corrections.none import NoCorrection
 from trainer.delayed.arm import Node, require_fitting
 from trainer.delayed.copies import alike, reshard_all
 from trainer.executors.gradients import Clip
-from trainer.optimizers.hyperball import on_spheres
 from trainer.stages.in_parts import CorrectionInParts
+from trainer.stages.update import corrected_update
 from trainer.torch_pipelining import refusals
 from trainer.torch_pipelining.steps import Steps
 from trainer.torch_pipelining.sums import LateSums, entries
@@ -26,7 +26,7 @@ from trainer.torch_pipelining.twins import Twins
 
 class LateUpdate:
     """Makes W(t+1) of W(t): moves the gradient of batch t to the newest weights, calls the user's
-    `update`, and corrects what it made, as a trial does (`stages.update.corrected_update`).
+    `update`, and has what it made corrected, as that of a trial is.
     """
 
     def __init__(
@@ -121,27 +121,23 @@ class LateUpdate:
     def __call__(self, batch: int, norm: Tensor, update: Callable[[], object]) -> None:
         """Turns the newest weights from W(batch) into W(batch + 1); its gradient has this norm."""
         self._norm = norm
-        weights, correction = self.twins.newest, self._correction
+        weights, delays = self.twins.newest, self.twins.delays(batch)
         self.twins.move_gradients(batch)
         kept = self.twins.make_room(batch)
-        is_copied = correction.needs_update and not kept
-        change: Sequence[Tensor] = cloned(weights) if is_copied else []
-        with Steps(weights, looks=not self._has_looked) as steps:
+        step = partial(self._step, update)
+        ahead = corrected_update(step, self._correction, weights, delays, kept=kept)
+        self.twins.show(batch, ahead)
+
+    def _step(self, update: Callable[[], object]) -> list[Optimizer]:
+        """The step that the user makes, by any optimizers."""
+        with Steps(self.twins.newest, looks=not self._has_looked) as steps:
             update()
         for optimizer in steps.optimizers:
-            require_fitting(correction, optimizer, "weights", self._coefficient)
+            require_fitting(self._correction, optimizer, "weights", self._coefficient)
         self._has_looked |= steps.has_looked
         self._norm = None
         self.twins.forget_gradients()
-        with torch.no_grad():
-            if is_copied:
-                torch._foreach_sub_(*wholes(change, weights))
-            elif correction.needs_update:
-                change = torch._foreach_sub(*wholes(kept, weights))
-            if correction.moves_weights:
-                with on_spheres(steps.optimizers):
-                    correction.apply(weights, change, self.twins.delays(batch))
-            self.twins.show(batch, correction.ahead(weights, change))
+        return steps.optimizers
 
     def state(self, batch: int) -> dict[str, Any]:
         """What the next batches compute on and what the correction remembers, by name.

@@ -14,7 +14,7 @@ from tests.oracles import matrix_optimizers as of_matrices
 from tests.oracles import optimizers as references
 from tests.support.every_optimizer import NAMES, maker
 from trainer.optimizers.averaging import evaluated
-from trainer.optimizers.together import Together
+from trainer.optimizers.chained import Chained
 
 T = 10
 WEIGHTS = [("matrix", shape) for shape in references.MATRICES] + [
@@ -211,7 +211,7 @@ def test_together_is_one_after_the_other() -> None:
         return [a, b], [torch.optim.AdamW([a], lr=0.1), torch.optim.SGD([b], lr=0.2, momentum=0.9)]
 
     (ours, parts), (theirs, apart) = two(), two()
-    together = Together(parts)
+    together = Chained(parts)
     for t in range(6):
         for p, q in zip(ours, theirs, strict=True):
             p.grad = torch.full_like(p, t + 1.0)

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from tests.support import toy
 from tests.support.delayed import PHASES
 from tests.support.every_optimizer import maker
+from trainer.optimizers.flat_optimizer import flattened
 from trainer.optimizers.in_parts import OptimizerInParts
-from trainer.optimizers.joined import joined
 from trainer.optimizers.routing import Parameters
 from trainer.schedules.operations import Schedule
 from trainer.schedules.recipes import constant_delay, pipedream, pipedream_2bw, sync
@@ -33,8 +33,8 @@ def in_parts(parameters: Parameters) -> Optimizer:
 
 @pytest.mark.parametrize(
     "optimizer",
-    [OURS, joined(OURS), bare, joined(bare), in_parts],
-    ids=["ours", "ours, joined", "bare", "bare, joined", "in parts"],
+    [OURS, flattened(OURS), bare, flattened(bare), in_parts],
+    ids=["ours", "ours, flat", "bare", "bare, flat", "in parts"],
 )
 @pytest.mark.parametrize(
     "make",

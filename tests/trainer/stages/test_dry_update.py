@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from tests.support.live_memory import LiveMemory
 from trainer.stages.probe import Probe
-from trainer.stages.update import dry_update, update_of
+from trainer.stages.update import dry_update, step
 
 NUM, SHAPE = 16, (64, 256)
 SETS = 4 * NUM * 64 * 256
@@ -22,7 +22,7 @@ def stepped() -> tuple[torch.optim.Optimizer, Sequence[nn.Parameter]]:
     """An optimizer that has its states."""
     weights = [nn.Parameter(weight, requires_grad=False) for weight in tensors()]
     optimizer = torch.optim.AdamW(weights, foreach=False, fused=True)
-    update_of(optimizer, weights, tensors())
+    step(optimizer, weights, tensors())
     return optimizer, weights
 
 
