@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tests.support import every_optimizer
-from trainer.optimizers.chained import Together
+from trainer.optimizers.chained import Chained
 from trainer.optimizers.routing import kinds
 
 
@@ -24,7 +24,7 @@ def torch_muon(stage: nn.Module) -> Optimizer:
     matrices = [w for w in stage.parameters() if w.ndim == 2]
     rest = [w for w in stage.parameters() if w.ndim != 2]
     parts: list[Optimizer] = [torch.optim.Muon(matrices, lr=0.02)]
-    return Together([*parts, torch.optim.AdamW(rest, lr=0.02)] if rest else parts)
+    return Chained([*parts, torch.optim.AdamW(rest, lr=0.02)] if rest else parts)
 
 
 def of_torch(name: str, stage: nn.Module) -> Optimizer:

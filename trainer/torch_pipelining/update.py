@@ -40,7 +40,7 @@ class LateUpdate:
         self._make = partial(build, correction, num_updates or MAX_COUNT)
         self._coefficient = correction.get("coefficient")
         self.twins = Twins(stage.submod, twins, reads_ahead=self._make([1]).reads_ahead)
-        self.sums = LateSums(stage, tied)
+        self.sums = LateSums.connected(stage, tied)
         self._norm: Tensor | None = None  # of the batch whose `update` runs
         self._begun = -1  # the last batch whose norm
         self._has_begun = self._has_looked = False  # with batches; at gradients around an update
