@@ -1,4 +1,22 @@
-"""`Schedule2BW`: PipeDream-2BW without a flush, for pipelines of torch.distributed.pipelining."""
+"""`Schedule2BW`: PipeDream-2BW without a flush, for pipelines of torch.distributed.pipelining.
+
+In time, on two ranks, with three microbatches; F1.0 is the forward of batch 1, microbatch 0:
+
+    rank 0   F1.0     B0.2  n  F1.1     B1.0     F1.2     B1.1  U0 F2.0     B1.2  n  F2.1
+                  ╳                 ╳                 ╳                 ╳
+    rank 1   B0.2  n  F1.0     B1.0     F1.1     B1.1     F1.2     B1.2  U0 n  F2.0     B2.0
+
+- ╳, sends and receives: F1.0 of rank 0 sends hidden states to F1.0 of rank 1, whose B0.2 sends
+  their gradient to B0.2 of rank 0. A send starts right after its pass, and nobody waits for it to
+  leave. Its receive was posted up to two passes before the one that reads it, which waits for it.
+- n, the norm: the last backward of batch 0 has made its gradient whole on this rank, so its tied
+  weights and then the norms of all ranks begin to be summed, between two passes. Nobody waits.
+- U0, the update: it ends the call of `step` with batch 1. Now the sum, which had a batch's time, is
+  waited for; `update` clips by it and steps, the correction follows, and W(1) is there. The first
+  to read it is F2.0: batch 1 is on W(0), forward and backward, on all ranks.
+
+A rank with more ranks behind it is more forwards ahead of its backwards, and has its n later.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
