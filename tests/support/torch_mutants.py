@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.support.torch_pipeline import Training, as_rank
 from trainer.corrections.error_feedback import ErrorFeedback
 from trainer.torch_pipelining.sums import LateSums
-from trainer.torch_pipelining.twins import Twins
+from trainer.torch_pipelining.two_versions import Twins
 
 
 def as_mutant(mutant: str, *rest: Any) -> None:

@@ -18,7 +18,7 @@ from trainer.torch_pipelining.messages import (
     of_every_rank,
     wait_for,
 )
-from trainer.torch_pipelining.twins import Twins
+from trainer.torch_pipelining.two_versions import Twins
 from trainer.tracing.clock import Clock
 from trainer.tracing.trace import leave
 

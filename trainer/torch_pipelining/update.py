@@ -21,7 +21,7 @@ from trainer.stages.update import corrected_update
 from trainer.torch_pipelining import refusals
 from trainer.torch_pipelining.steps import Steps
 from trainer.torch_pipelining.sums import LateSums, entries
-from trainer.torch_pipelining.twins import Twins
+from trainer.torch_pipelining.two_versions import Twins
 
 
 class LateUpdate:
