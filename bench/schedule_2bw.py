@@ -19,12 +19,10 @@ import torch.distributed as dist
 from bench.sleepers import BATCHES, Delayed, Flushed, OfTrials, contenders
 from bench.timing import WARM_UPS, medians_of_all, options
 from tests.support.ranks import Run, Send, on_ranks
-from trainer.ranks.collect import collect
-from trainer.ranks.groups import Gang
+from trainer.ranks.groups import Gang, collect
 from trainer.schedules.operations import Schedule
 from trainer.schedules.recipes import pipedream_2bw
-from trainer.tracing.clock import Clock
-from trainer.tracing.trace import Spans, between, simulated
+from trainer.tracing.trace import Clock, Spans, between, simulated
 
 FORWARD = 0.010
 """Seconds of a rank's forward; its backward takes as long for inputs, and again for weights."""

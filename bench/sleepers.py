@@ -30,7 +30,7 @@ from trainer.ranks.groups import Gang
 from trainer.schedules.operations import Schedule
 from trainer.stages.stage import Stage
 from trainer.torch_pipelining import Schedule2BW
-from trainer.tracing.clock import Clock
+from trainer.tracing.trace import Clock
 
 BATCHES, WIDTH, CLIP = 8, 16, 1e-3
 """Batches from one drain to the next; features of a stage; a norm above which gradients are cut."""

@@ -19,8 +19,8 @@ from trainer.compiled.stage import CompiledStage
 from trainer.data.batches import Batches, Prefetched, Windows
 from trainer.data.tokens import Dataset, KnowsVocabulary
 from trainer.executors.emulated import Emulated
+from trainer.executors.executor import Loss, practise
 from trainer.executors.gradients import Clip
-from trainer.executors.passes import Loss, practise
 from trainer.executors.pipelined import Pipelined
 from trainer.models.export import start_from
 from trainer.models.loss import loss_by
@@ -33,7 +33,7 @@ from trainer.ranks.groups import Gang
 from trainer.schedules.operations import Schedule
 from trainer.stages.backward import microbatches_of
 from trainer.stages.stage import Stage
-from trainer.tracing.clock import Clock
+from trainer.tracing.trace import Clock
 
 Config = Mapping[str, Any]
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from trainer.base.errors import BadInput
 from trainer.schedules.operations import Schedule
+from trainer.schedules.proof import SETTLED, steady
 from trainer.schedules.recipes import (
     dualpipe_v,
     interleaved_1f1b,
@@ -21,7 +22,6 @@ from trainer.schedules.recipes import (
     zero_bubble_h1,
     zero_bubble_v,
 )
-from trainer.schedules.simulate import SETTLED, steady
 
 MOST_CHUNKS, CHUNKS = 16, 4
 """Parts of the model per rank: the most that are simulated, and the most that are assumed of a

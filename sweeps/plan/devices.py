@@ -20,7 +20,7 @@ from trainer.config.plan import FORWARD, Plan, which_optimizer
 from trainer.config.step import PartWork, StageWork, step, traffic
 from trainer.models.recipe import Recipe
 from trainer.schedules.operations import Schedule
-from trainer.schedules.simulate import steady
+from trainer.schedules.proof import steady
 
 if TYPE_CHECKING:
     from trainer.corrections.none import NoCorrection

@@ -9,9 +9,8 @@ import torch
 
 from tests.oracles import corrections, semantics
 from tests.support import toy
-from trainer.optimizers.adam import adamw
+from trainer.optimizers.entrywise import adamw, sgd
 from trainer.optimizers.routing import kinds
-from trainer.optimizers.sgd import sgd
 from trainer.schedules.operations import Schedule, delays
 from trainer.schedules.proof import check
 

@@ -23,7 +23,7 @@ from tests.support.lazy_kernels import lazy_kernels
 from tests.support.nccl_like import nccl_like
 from tests.support.torch_optimizers import OPTIMIZERS
 from trainer.base.resources import rank_device
-from trainer.executors.channel import AHEAD
+from trainer.executors.channel import POSTED_EARLY
 from trainer.ranks.groups import Heartbeat, joined
 from trainer.ranks.spawn import run_gang
 from trainer.ranks.supervisor import Parent
@@ -210,7 +210,7 @@ def as_nccl_rank(store: dist.Store, heartbeat: Heartbeat, *rest: Any, **late: An
     `late` says when they are loaded, as `lazy_kernels` takes it.
     """
     with (
-        patch.dict(AHEAD, cpu=AHEAD["cuda"]),
+        patch.dict(POSTED_EARLY, cpu=POSTED_EARLY["cuda"]),
         nccl_like(dist.PrefixStore("nccl", store), heartbeat.rank),
         lazy_kernels(**late),
     ):

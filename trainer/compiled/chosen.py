@@ -21,8 +21,7 @@ from trainer.compiled.rules import (
     TorchAdam,
 )
 from trainer.compiled.rules_of_matrices import Muon, NorMuon, Soap
-from trainer.corrections.error_feedback import ErrorFeedback
-from trainer.corrections.matched_error_feedback import MatchedErrorFeedback
+from trainer.corrections.error_feedback import ErrorFeedback, MatchedErrorFeedback
 from trainer.corrections.none import NoCorrection
 from trainer.optimizers.chained import Chained
 from trainer.optimizers.orthogonal import JORDAN

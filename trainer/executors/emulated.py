@@ -9,9 +9,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from trainer.base.flat import wholes
-from trainer.executors.executor import Executor, OnUpdate
+from trainer.executors.executor import Executor, Loss, OnUpdate
 from trainer.executors.gradients import Clip, Diverged, Update, slots
-from trainer.executors.passes import Loss
 from trainer.schedules.operations import Op, Schedule, completes
 from trainer.schedules.proof import interleave
 from trainer.stages.stage import Stage

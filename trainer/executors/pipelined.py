@@ -10,17 +10,14 @@ from typing_extensions import override
 
 from trainer.base.resources import peak_memory_bytes
 from trainer.executors.channel import Channels
-from trainer.executors.executor import Executor, OnUpdate, T
+from trainer.executors.executor import Executor, Loss, OnUpdate, T
 from trainer.executors.gradients import Clip, Diverged, Update
-from trainer.executors.passes import Loss
 from trainer.executors.reduction import Reducer
-from trainer.ranks.collect import collect, whole_state
-from trainer.ranks.groups import Gang
+from trainer.ranks.groups import Gang, collect, whole_state
 from trainer.schedules.operations import Op, Schedule, completes, horizon
 from trainer.stages.probe import Comparison
 from trainer.stages.stage import Stage
-from trainer.tracing.clock import Clock
-from trainer.tracing.trace import leave
+from trainer.tracing.trace import Clock, leave
 
 
 class Pipelined(Executor):
@@ -148,7 +145,7 @@ class Pipelined(Executor):
                 if done is not None:
                     on_update(done)
             self._channels.flush()
-            for update in self._reducer.rest():
+            for update in self._reducer.unreported():
                 on_update(update)
 
     @override
@@ -195,7 +192,7 @@ class Pipelined(Executor):
 
     @override
     def _update(self, op: Op) -> Update | None:
-        """Applies the next update. Returns the one that can be told of then, if there is one."""
+        """Applies the next update. Returns the one that can be reported then, if there is one."""
         with self._clock.span(op, f"wait {op.kind}"):
             self._gang.heartbeat.beat(waiting=True)
             gradients = self._reducer.next().gradients

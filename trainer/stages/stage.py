@@ -16,10 +16,9 @@ from trainer.optimizers import state as optimizer_state
 from trainer.optimizers.averaging import evaluated
 from trainer.optimizers.routing import BALANCE, Kind, Parameters, alike
 from trainer.schedules.operations import Op
-from trainer.stages.backward import Microbatch
+from trainer.stages.backward import Microbatch, Sums
 from trainer.stages.in_parts import correction_in_parts
 from trainer.stages.probe import Comparison, NoProbe, Probe
-from trainer.stages.sums import Sums
 from trainer.stages.update import corrected_update, dry_update, stepping
 from trainer.stages.versions import Versions
 

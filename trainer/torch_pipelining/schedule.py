@@ -34,11 +34,10 @@ from trainer.corrections.none import NoCorrection
 from trainer.delayed.arm import correction_node, require_options
 from trainer.schedules.recipes import pipedream_2bw
 from trainer.torch_pipelining import refusals
-from trainer.torch_pipelining.messages import BACKWARD, FORWARD
-from trainer.torch_pipelining.passes import Passes
+from trainer.torch_pipelining.late_update import LateUpdate
+from trainer.torch_pipelining.passes import BACKWARD, FORWARD, Passes
 from trainer.torch_pipelining.sums import way_back
 from trainer.torch_pipelining.unseen import Unseen
-from trainer.torch_pipelining.update import LateUpdate
 
 TAKES_TARGET = "target" in signature(Schedule1F1B._initialize_stage).parameters  # not in 2.11
 
@@ -99,13 +98,13 @@ class Schedule2BW(Schedule1F1B):
         self._slack, self._synchronous_start = slack, synchronous_start
         node = correction_node(error_feedback, correction)
         self._late = LateUpdate(stage, twins, tied, node, num_updates)
-        self.twins = self._late.twins.modules
+        self.twins = self._late.versions.modules
         lead = per_stage * (stage.num_stages - 1 - stage.stage_index)
-        self._passes = Passes(stage, n_microbatches, lead, self._late.twins, trace)
+        self._passes = Passes(stage, n_microbatches, lead, self._late.versions, trace)
         # Before this forward of the next batch the gradient is whole, with those of tied copies.
         self._norm_at = max(lead, way_back(stage.num_stages)) if tied else lead
         self._drains = [0]  # batches before which the pipeline was drained
-        self._unseen = Unseen(calls_hooks=not self._late.twins.are_leaves)
+        self._unseen = Unseen(calls_hooks=not self._late.versions.are_leaves)
         self._failed = ""  # what stopped a batch halfway
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
@@ -211,13 +210,13 @@ class Schedule2BW(Schedule1F1B):
         refusals.require_eager(stage.device)
         is_synchronous = batch <= self._synchronous_start
         late.begin(batch, self.num_made, is_synchronous=is_synchronous)
-        refusals.require_trainable(self.update, late.twins.newest)
+        refusals.require_trainable(self.update, late.versions.newest)
         target = {"target": target_mbs and target_mbs[0]} if TAKES_TARGET else {}
         try:
-            stage.submod = late.twins.module(batch)
+            stage.submod = late.versions.module(batch)
             self._initialize_stage(args[0], kwargs[0], **target, **of_loss)
         finally:
-            stage.submod = late.twins.release()
+            stage.submod = late.versions.release()
 
         def forward(batch: int, i: int) -> None:
             if i == self._norm_at and self.num_made < batch:
@@ -255,7 +254,7 @@ class Schedule2BW(Schedule1F1B):
     def _give_back(self) -> None:
         """Leaves all as it was before the last batch that was taken."""
         self.num_taken -= 1
-        for weight in self._late.twins.weights(self.num_taken):
+        for weight in self._late.versions.weights(self.num_taken):
             weight.grad = None
 
     def _backward(self, batch: int, i: int) -> None:

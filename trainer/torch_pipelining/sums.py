@@ -17,7 +17,7 @@ from trainer.base.errors import BadInput
 from trainer.base.flat import local
 from trainer.executors.gradients import Diverged
 from trainer.torch_pipelining import refusals
-from trainer.torch_pipelining.messages import new_group, of_every_rank, ranks_of
+from trainer.torch_pipelining.passes import new_group, of_every_rank, ranks_of
 
 NUM_FLAWS = len(refusals.FLAWS)
 
@@ -93,7 +93,7 @@ class LateSums:
         """`agreed`, again, when the weights that train are known."""
         self._slots = agreed(self._stage, self._names)
 
-    def tell(self, flaw: int) -> None:
+    def report(self, flaw: int) -> None:
         """This rank found one of `refusals.FLAWS`: the next sum tells the others."""
         self._flaws.add(flaw)
 
@@ -108,7 +108,7 @@ class LateSums:
         for i in self._slots.tied:
             gradient = weights[i].grad
             if gradient is None:
-                self.tell(refusals.UNTIED)
+                self.report(refusals.UNTIED)
                 gradient = torch.zeros_like(weights[i])
             weights[i].grad = gradient = gradient.to_dense()
             work = dist.all_reduce(local(gradient), group=self._ends, async_op=True)
@@ -127,7 +127,7 @@ class LateSums:
         mine += [zero] * (len(counted) - len(norms))  # DTensors share a norm
         self._norms = torch.cat([before, *mine, after])
         if self._scalers:
-            self.tell(refusals.SCALED)
+            self.report(refusals.SCALED)
         for flaw in self._flaws:
             self._norms[flaw - NUM_FLAWS] = self._norms[:-NUM_FLAWS] = torch.nan
         self._of_norm: Any = dist.all_reduce(self._norms, group=self._group, async_op=True)
@@ -136,13 +136,13 @@ class LateSums:
         """The norm of the batch's gradient, the same on every rank.
 
         Raises on every rank alike: Diverged if it is not finite, and what one of them had to
-        `tell`.
+        `report`.
         """
         self._of_norm.wait()
         norm = torch.linalg.vector_norm(self._norms[:-NUM_FLAWS])
         if not isfinite(norm):
-            for told, error in zip(self._norms[-NUM_FLAWS:], refusals.FLAWS, strict=True):
-                if told.isnan():
+            for found, error in zip(self._norms[-NUM_FLAWS:], refusals.FLAWS, strict=True):
+                if found.isnan():
                     raise error()
             raise Diverged(batch)
         return norm

@@ -1,19 +1,28 @@
-"""The two versions of a stage's weights that batches compute on, beside the newest one."""
+"""The two versions of a stage's weights that batches compute on, beside the newest one.
+
+They are leaves that the user's own module shows in turn, or the weights of copies that the user
+made of a wrapped module.
+"""
 
 from collections.abc import Sequence
 from itertools import chain
+from operator import is_
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo import OptimizedModule
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
+from trainer.base.errors import some
 from trainer.delayed.copies import copy_into
+from trainer.stages.versions import places_of
 from trainer.torch_pipelining import refusals
-from trainer.torch_pipelining.copies import Copies
-from trainer.torch_pipelining.leaves import Leaves
 
 
-class Twins:
+class TwoVersions:
     """Batch t computes on version t mod 2, a set of weights of its own; `whole` is the user's.
 
     The sets are leaves that `whole` shows in turn, or weights of copies that were `given`.
@@ -152,3 +161,166 @@ class Twins:
         """Gives the version of this batch what late reads of version batch + 1 see."""
         if not self._is_aliased:
             copy_into(self.weights(batch), ahead)
+
+
+OWN = 2
+"""The set that the user's optimizer steps, beside those that even and odd batches compute on."""
+
+
+class Leaves:
+    """Sets of leaves of which the module shows one at a time (as in `stages.versions`).
+
+    So mode, buffers, attributes and hooks of the module are those that it has at a pass. What a
+    weight itself has, a leaf follows: attributes and hooks, and whether it requires a gradient.
+    """
+
+    def __init__(self, module: nn.Module, apart: bool) -> None:
+        refusals.require_plain(module)
+        self._are_apart = apart
+        self.modules = [module, module]
+        self._module, self._shown = module, OWN
+        self._sets: list[list[nn.Parameter]] = []
+        self.names: list[str] = []
+
+    def sets(self) -> list[list[nn.Parameter]]:
+        """The weights of even batches, those of odd ones, and the module's own, in its order.
+
+        Unless they are `apart` those of odd batches lie in the memory of its own, at first.
+        """
+        if not self._sets:
+            own = [*self._module.parameters()]
+            lazy = [name for name, weight in self._module.named_parameters() if is_lazy(weight)]
+            allowed = "must have a shape before the first batch: call the module once"
+            refusals.require(not lazy, "stage", some(lazy), allowed)
+            are_new = True, self._are_apart
+            self._sets = [*([_leaf(w, w.data, is_new) for w in own] for is_new in are_new), own]
+            self._look()
+        return self._sets
+
+    def show(self, number: int = OWN) -> None:
+        """Makes the module show the weights of this set."""
+        if number != self._shown:
+            for shown, name, weight in self._columns[number]:
+                shown[name] = weight
+            self._shown = number
+
+    def follow(self, number: int) -> None:
+        """The set is about to be computed on: it gets what the user did to the module's weights.
+
+        Raises BadInput if the module has other weights than at the first batch.
+        """
+        if not self._is_as_seen():
+            self._look()
+        for weight, leaf in zip(self._sets[OWN], self._sets[number], strict=True):
+            if leaf.requires_grad != weight.requires_grad:
+                leaf.requires_grad_(weight.requires_grad)
+            if leaf._backward_hooks is not weight._backward_hooks:
+                leaf._backward_hooks = weight._backward_hooks
+
+    def _look(self) -> None:
+        """Notes where the module has its weights, and all that would tell that it has others."""
+        own, parts = self._sets[OWN], [*self._module.modules()]
+        names = {id(weight): name for name, weight in self._module.named_parameters()}
+        at = dict(zip(names, places_of(self._module), strict=True))
+        others = [names[key] for key in {*names} - {*map(id, own)}]
+        others += [name for name, w in zip(self.names, own, strict=False) if id(w) not in names]
+        allowed = "must have the weights that it had at the first batch: make the schedule anew"
+        refusals.require(not others, "stage", some(sorted({*others})), allowed)
+        self.names = [names[id(weight)] for weight in own]
+        self._columns = [
+            [
+                (part._parameters, name, weight)
+                for weight, mine in zip(weights, own, strict=True)
+                for part, name in at[id(mine)]
+            ]
+            for weights in self._sets
+        ]
+        of_parts = [of for part in parts for of in (part._parameters, part._modules)]
+        self._seen = [(of, [*of.values()]) for of in of_parts]
+
+    def _is_as_seen(self) -> bool:
+        return all(
+            len(of) == len(values) and all(map(is_, of.values(), values))
+            for of, values in self._seen
+        )
+
+
+def _leaf(weight: nn.Parameter, data: Tensor, is_new: bool) -> nn.Parameter:
+    """A leaf of the weight's class and attributes, also of those that it gets later."""
+    data = data.clone() if is_new else data
+    if type(data) is not Tensor:
+        return nn.Parameter(data, weight.requires_grad)
+    leaf: nn.Parameter = Tensor._make_subclass(type(weight), data, weight.requires_grad)
+    leaf.__dict__ = weight.__dict__
+    return leaf
+
+
+WRAPPERS = OptimizedModule | DistributedDataParallel
+"""Modules that note in attributes what they did last: these are no user's."""
+BOOKKEEPING = {*vars(nn.Module())}
+HOOKS = (
+    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
+    "_post_accumulate_grad_hooks",
+)
+PLAIN = bool | int | float | str | None
+
+
+class Copies:
+    """Modules with weights of their own, since FSDP2, DDP and torch.compile tie what they keep to
+    the weights that they were given.
+
+    They follow the module's mode, buffers and attributes. What else was done to the module alone
+    is refused: BadInput names it.
+    """
+
+    def __init__(self, module: nn.Module, twins: Sequence[nn.Module]) -> None:
+        refusals.require_twins(module, twins)
+        self.modules = [*twins]
+        self._module = module
+        self.names = [name for name, _ in module.named_parameters()]
+        now = [_attributes(part) for part in module.modules()]
+        copied = [{k: v for k, v in of.items() if not isinstance(v, PLAIN)} for of in now]
+        self._seen = [copied, [*copied]]
+        """For each copy, the attributes of each part of the module that it has."""
+
+    def sets(self) -> list[list[nn.Parameter]]:
+        """The weights of even batches, of odd ones, and the module's, in its order."""
+        return [[*module.parameters()] for module in (*self.modules, self._module)]
+
+    def show(self, number: int = 0) -> None:
+        """Nothing: a copy has its own weights."""
+
+    def follow(self, number: int) -> None:
+        """The copy is about to be computed on: it becomes like the module, but for its weights."""
+        copy, seen = self.modules[number], self._seen[number]
+        refusals.require_twins(self._module, self.modules)
+        for i, (its, mine) in enumerate(zip(self._module.modules(), copy.modules(), strict=True)):
+            now = _attributes(its)
+            changed = {k: v for k, v in now.items() if k not in seen[i] or seen[i][k] is not v}
+            vars(mine).update(changed, training=its.training, _buffers=its._buffers)
+            seen[i] = now
+            _require_hooks(type(its).__name__, its, mine)
+        named = self._module.named_parameters()
+        for (name, weight), theirs in zip(named, copy.parameters(), strict=True):
+            is_alike = weight.requires_grad == theirs.requires_grad
+            allowed = "must require a gradient where the stage's module does: change all three"
+            refusals.require(is_alike, "twins", name, allowed)
+            _require_hooks(name, weight, theirs)
+
+
+def _attributes(part: nn.Module) -> dict[str, Any]:
+    """What the user may have set on this module: no weights, parts, hooks or functions."""
+    if isinstance(part, WRAPPERS):
+        return {}
+    return {
+        name: value
+        for name, value in vars(part).items()
+        if name not in BOOKKEEPING and not callable(value)
+    }
+
+
+def _require_hooks(name: str, its: Any, mine: Any) -> None:
+    """Raises BadInput if the user's module or weight has other hooks than its copy."""
+    numbers = [[len(getattr(of, hooks, None) or ()) for hooks in HOOKS] for of in (its, mine)]
+    allowed = "must have the hooks that the stage's module has: register them on all three"
+    refusals.require(numbers[0] == numbers[1], "twins", name, allowed)

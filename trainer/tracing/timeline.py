@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 import altair as alt
 import vl_convert
 
-from trainer.schedules.simulate import Timeline
-from trainer.tracing.clock import Span
+from trainer.schedules.proof import Timeline
+from trainer.tracing.trace import Span
 
 BATCHES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 """Colours of successive batches, which colour-blind readers can tell apart (Okabe and Ito 2008)."""

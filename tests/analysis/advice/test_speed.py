@@ -16,7 +16,7 @@ from analysis.advice.speed import (
     speed_up,
 )
 from trainer.base.errors import BadInput
-from trainer.schedules.simulate import simulate
+from trainer.schedules.proof import simulate
 
 STAGES, MICROBATCHES = st.integers(1, 6), st.integers(1, 8)
 

@@ -12,8 +12,7 @@ from analysis.commands import advise
 from tests.support.advised import ask
 from tests.support.synthetic_store import put
 from trainer.base.errors import BadInput
-from trainer.tracing.clock import Span
-from trainer.tracing.trace import write_trace
+from trainer.tracing.trace import Span, write_trace
 
 
 def spans(rank: int, stages: list[int], *, in_halves: bool) -> list[Span]:

@@ -14,8 +14,7 @@ from trainer.base.resources import reproducible
 from trainer.compiled.chosen import FEEDBACK, RULES, rules
 from trainer.compiled.rules_of_matrices import orthogonal
 from trainer.compiled.versions import StackedVersions
-from trainer.corrections.error_feedback import ErrorFeedback
-from trainer.corrections.matched_error_feedback import MatchedErrorFeedback
+from trainer.corrections.error_feedback import ErrorFeedback, MatchedErrorFeedback
 from trainer.executors.emulated import Emulated
 from trainer.executors.gradients import Update
 

@@ -10,13 +10,13 @@ from torch import Tensor
 from tests.support import toy
 from tests.support.delayed import ADAMW, PHASES, T
 from trainer.base.flat import Flat, Layout
-from trainer.corrections.adaptive_error_feedback import AdaptiveErrorFeedback
-from trainer.corrections.error_feedback import ErrorFeedback
-from trainer.corrections.error_feedback_gradient import GradientErrorFeedback
-from trainer.corrections.learning_rate import LearningRate
+from trainer.corrections.compensation import LearningRate, Taylor, WeightPrediction
+from trainer.corrections.error_feedback import (
+    AdaptiveErrorFeedback,
+    ErrorFeedback,
+    GradientErrorFeedback,
+)
 from trainer.corrections.none import NoCorrection
-from trainer.corrections.taylor import Taylor
-from trainer.corrections.weight_prediction import WeightPrediction
 from trainer.schedules.recipes import pipedream_2bw
 
 FEEDBACK = partial(ErrorFeedback, coefficient=1.0, lag=1)

@@ -12,14 +12,15 @@ from torch import Tensor
 from tests.oracles.corrections import REFERENCES, Plain
 from tests.support.delayed import T
 from tests.support.every_correction import SETTINGS, Make, error, variants
-from trainer.corrections.adaptive_error_feedback import AdaptiveErrorFeedback
-from trainer.corrections.error_feedback import ErrorFeedback, Late
-from trainer.corrections.error_feedback_gradient import GradientErrorFeedback
-from trainer.corrections.learning_rate import LearningRate
+from trainer.corrections.compensation import LearningRate, Taylor, WeightPrediction
+from trainer.corrections.error_feedback import (
+    AdaptiveErrorFeedback,
+    ErrorFeedback,
+    GradientErrorFeedback,
+    Late,
+)
 from trainer.corrections.none import NoCorrection
 from trainer.corrections.past import Past
-from trainer.corrections.taylor import Taylor
-from trainer.corrections.weight_prediction import WeightPrediction
 
 Tensors = Sequence[Tensor]
 NOTICED = 1e-6

@@ -15,10 +15,8 @@ from tests.support.delayed import ADAMW, T
 from tests.support.markdown import ROOT
 from tests.support.own_loop import KEEP, Loop
 from trainer.base.errors import BadInput
-from trainer.corrections.learning_rate import LearningRate
+from trainer.corrections.compensation import LearningRate, Taylor, WeightPrediction
 from trainer.corrections.none import NoCorrection
-from trainer.corrections.taylor import Taylor
-from trainer.corrections.weight_prediction import WeightPrediction
 from trainer.delayed import DelayedOptimizer
 
 

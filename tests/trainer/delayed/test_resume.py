@@ -18,7 +18,7 @@ from tests.support.delayed import ADAMW, T
 from tests.support.naive_loop import are_equal
 from tests.support.own_loop import Loop
 from trainer.base.errors import BadInput
-from trainer.corrections.weight_prediction import WeightPrediction
+from trainer.corrections.compensation import WeightPrediction
 from trainer.delayed import DelayedOptimizer
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tests.support import small, toy
 from trainer.base.errors import BadInput
 from trainer.config.plan import plan_trial
-from trainer.optimizers.sgd import sgd
+from trainer.optimizers.entrywise import sgd
 from trainer.schedules.operations import Schedule
 from trainer.schedules.recipes import paci
 from trainer.stages.backward import Microbatch

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.delayed import PHASES
 from trainer.schedules.operations import Schedule
+from trainer.schedules.proof import Timeline, simulate, steady
 from trainer.schedules.recipes import (
     dualpipe_v,
     gpipe,
@@ -17,7 +18,6 @@ from trainer.schedules.recipes import (
     zero_bubble_h1,
     zero_bubble_v,
 )
-from trainer.schedules.simulate import Timeline, simulate, steady
 
 STAGES, MICROBATCHES, BATCHES = st.integers(1, 8), st.integers(1, 16), st.integers(1, 5)
 FORWARD, BACKWARD = 1.0, 2.0

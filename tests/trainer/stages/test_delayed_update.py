@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from tests.support import toy
 from tests.support.delayed import ADAMW, PHASES, SGD, T, assert_equal, expected
+from trainer.corrections.compensation import LearningRate
 from trainer.corrections.error_feedback import ErrorFeedback
-from trainer.corrections.learning_rate import LearningRate
 from trainer.corrections.none import NoCorrection
 from trainer.optimizers.routing import kinds
 from trainer.schedules import recipes as schedules

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
-from trainer.corrections.taylor import Taylor
+from trainer.corrections.compensation import Taylor
 from trainer.executors.gradients import Diverged
 from trainer.ranks.groups import Heartbeat, joined
 from trainer.ranks.spawn import run_gang

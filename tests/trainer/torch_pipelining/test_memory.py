@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from tests.support.live_memory import LiveMemory
-from trainer.corrections.weight_prediction import WeightPrediction
+from trainer.corrections.compensation import WeightPrediction
 from trainer.torch_pipelining import Schedule2BW
 
 WIDTH, LAYERS, ROWS, BATCHES = 64, 16, 2, 4

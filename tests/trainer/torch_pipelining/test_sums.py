@@ -2,8 +2,8 @@
 
 import pytest
 
+from trainer.schedules.proof import simulate
 from trainer.schedules.recipes import pipedream_2bw
-from trainer.schedules.simulate import simulate
 from trainer.torch_pipelining.sums import way_back
 
 COSTS = {"F": 1.0, "B": 2.0, "U": 0.0}

@@ -8,10 +8,9 @@ import pytest
 
 from tests.support import small
 from trainer.schedules.operations import Op, Schedule
+from trainer.schedules.proof import Costs, simulate
 from trainer.schedules.recipes import pipedream_2bw, sync, zero_bubble_h1
-from trainer.schedules.simulate import Costs, simulate
-from trainer.tracing.clock import Span
-from trainer.tracing.trace import communication, costs, leave, simulated
+from trainer.tracing.trace import Span, communication, costs, leave, simulated
 from trainer.trial import run_trial
 
 MESSAGE = 0.25
