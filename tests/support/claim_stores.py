@@ -26,8 +26,8 @@ STARTED = {"synchronous_start": 20}
 COOLED = {"synchronous_cooldown": 0.1}
 CORRECTIONS = {
     "ef": "trainer.corrections.error_feedback.ErrorFeedback",
-    "taylor": "trainer.corrections.compensation.Taylor",
-    "ef_gradient": "trainer.corrections.error_feedback.GradientErrorFeedback",
+    "taylor": "trainer.corrections.taylor.Taylor",
+    "ef_gradient": "trainer.corrections.error_feedback_gradient.GradientErrorFeedback",
 }
 
 

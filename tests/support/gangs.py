@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.support.lazy_kernels import BETWEEN_PASSES, PASSES, lazy_kernels
 from tests.support.nccl_like import nccl_like
 from trainer.base.resources import rank_device, reproducible
-from trainer.executors.channel import AHEAD
+from trainer.executors.channel import POSTED_EARLY
 from trainer.executors.emulated import Emulated
 from trainer.executors.gradients import Diverged, Update
 from trainer.executors.pipelined import Pipelined
@@ -92,7 +92,7 @@ def as_rank_of_many(
         # wpipe updates while neighbours have messages for each other: there none may be loaded.
         is_wpipe = config["pipeline"]["_target_"].endswith(".wpipe")
         with (
-            patch.dict(AHEAD, cpu=AHEAD["cuda"]),
+            patch.dict(POSTED_EARLY, cpu=POSTED_EARLY["cuda"]),
             nccl_like(dist.PrefixStore("nccl", inner), heartbeat.rank),
             lazy_kernels(PASSES, [] if is_wpipe else BETWEEN_PASSES),
         ):

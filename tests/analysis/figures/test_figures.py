@@ -99,7 +99,7 @@ def test_no_swept_number_no_figure(tmp_path: Path) -> None:
 def test_coefficients_of_a_correction_are_a_line_beside_the_plain_delay(tmp_path: Path) -> None:
     put(tmp_path, "sync", [1.0, 1.0])
     put(tmp_path, "delay", [1.4, 1.6])
-    taylor = "trainer.corrections.compensation.Taylor"
+    taylor = "trainer.corrections.taylor.Taylor"
     for value in (0.5, 1.0):
         put(tmp_path, "delay_ef", [1.1 + value, 1.2], correction={"coefficient": value})
         lagged = {"coefficient": value, "lag": "delay"}

@@ -13,7 +13,7 @@ from analysis.table.records import Record, RecordedTrial
 from tests.support.synthetic_store import NONE, SYNC, TWO_BUFFERED, config, put, result, write
 
 MATCHED = {
-    "_target_": "trainer.corrections.error_feedback.MatchedErrorFeedback",
+    "_target_": "trainer.corrections.matched_error_feedback.MatchedErrorFeedback",
     "coefficient": 1.0,
     "lag": 1,
 }

@@ -13,9 +13,9 @@ from trainer.config.names import names
 
 PER_STAGE = {**TWO_BUFFERED, "_target_": "trainer.schedules.pipedream"}
 CONSTANT = {**TWO_BUFFERED, "_target_": "trainer.schedules.constant_delay", "delay": 3}
-TAYLOR = {"_target_": "trainer.corrections.compensation.Taylor", "coefficient": 1000.0}
-GRADIENT = {"_target_": "trainer.corrections.error_feedback.X", "coefficient": 1.0}
-ADAPTIVE = {"_target_": "trainer.corrections.error_feedback.Adaptive"}
+TAYLOR = {"_target_": "trainer.corrections.taylor.Taylor", "coefficient": 1000.0}
+GRADIENT = {"_target_": "trainer.corrections.error_feedback_gradient.X", "coefficient": 1.0}
+ADAPTIVE = {"_target_": "trainer.corrections.adaptive_error_feedback.Adaptive"}
 PREDICTION = {"_target_": "trainer.corrections.prediction.Prediction", "coefficient": 0.3}
 
 

@@ -23,7 +23,7 @@ from trainer.config.memory import peak_bytes
 from trainer.executors.pipelined import Pipelined
 from trainer.optimizers.routing import BALANCE
 from trainer.parts import Parts, build_pipelined, empty_stage
-from trainer.ranks import collect
+from trainer.ranks import groups
 from trainer.ranks.groups import Gang, Heartbeat
 
 
@@ -64,7 +64,7 @@ def looked_at(words: Sequence[str], rank: int, updates: int, saves: bool = False
             executor.run(1, 1 + updates, lambda update: None)
             if saves:
                 gpu.begin("checkpoint")
-                with mock.patch.object(collect, "collect", _sent):
+                with mock.patch.object(groups, "collect", _sent):
                     executor.state()
     except Exception:
         error = traceback.format_exc()
