@@ -17,8 +17,7 @@ from trainer.corrections.none import NoCorrection
 from trainer.delayed import arm, packing
 from trainer.delayed.around import Around
 from trainer.delayed.copies import by_device
-from trainer.delayed.keeper import Gradient, Keeper, KeptGradients, Waiting
-from trainer.delayed.kept_weights import KeptWeights
+from trainer.delayed.keeper import Gradient, Keeper, KeptGradients, KeptWeights, Waiting
 from trainer.delayed.settings import Settings
 from trainer.optimizers import state as optimizer_state
 from trainer.optimizers.averaging import HasModes, averages, evaluated
