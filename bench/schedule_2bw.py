@@ -18,12 +18,10 @@ import torch.distributed as dist
 
 from bench.sleepers import BATCHES, Delayed, Flushed, OfTrials, contenders
 from bench.timing import WARM_UPS, medians_of_all, options
-from pipegap.trainer.ranks.collect import collect
-from pipegap.trainer.ranks.groups import Gang
+from pipegap.trainer.ranks.groups import Gang, collect
 from pipegap.trainer.schedules.operations import Schedule
 from pipegap.trainer.schedules.recipes import pipedream_2bw
-from pipegap.trainer.tracing.clock import Clock
-from pipegap.trainer.tracing.trace import Spans, between, simulated
+from pipegap.trainer.tracing.trace import Clock, Spans, between, simulated
 from tests.support.ranks import Run, Send, on_ranks
 
 FORWARD = 0.010

@@ -29,7 +29,7 @@ from pipegap.trainer.ranks.groups import Gang
 from pipegap.trainer.schedules.operations import Schedule
 from pipegap.trainer.stages.stage import Stage
 from pipegap.trainer.torch_pipelining import Schedule2BW
-from pipegap.trainer.tracing.clock import Clock
+from pipegap.trainer.tracing.trace import Clock
 from tests.support.ranks import CPU
 
 BATCHES, WIDTH, CLIP = 8, 16, 1e-3

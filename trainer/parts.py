@@ -19,21 +19,21 @@ from pipegap.trainer.compiled.stage import CompiledStage
 from pipegap.trainer.data.batches import Batches, Prefetched, Windows
 from pipegap.trainer.data.tokens import Dataset, KnowsVocabulary
 from pipegap.trainer.executors.emulated import Emulated
+from pipegap.trainer.executors.executor import Loss, practise
 from pipegap.trainer.executors.gradients import Clip
-from pipegap.trainer.executors.passes import Loss, practise
 from pipegap.trainer.executors.pipelined import Pipelined
 from pipegap.trainer.models.export import start_from
 from pipegap.trainer.models.loss import loss_by
 from pipegap.trainer.models.recipe import Recipe, compiled, compiled_stage
 from pipegap.trainer.models.split import Split
+from pipegap.trainer.optimizers.flat_optimizer import flattened
 from pipegap.trainer.optimizers.in_parts import optimizer_in_parts
-from pipegap.trainer.optimizers.joined import joined
 from pipegap.trainer.optimizers.routing import Parameters, is_entrywise
 from pipegap.trainer.ranks.groups import Gang
 from pipegap.trainer.schedules.operations import Schedule
 from pipegap.trainer.stages.backward import microbatches_of
 from pipegap.trainer.stages.stage import Stage
-from pipegap.trainer.tracing.clock import Clock
+from pipegap.trainer.tracing.trace import Clock
 
 Config = Mapping[str, Any]
 
@@ -179,7 +179,7 @@ def build_stages(
     that steps every entry by itself steps all weights that decay at once.
     """
     by_entry = is_entrywise(locate(config["optimizer"]["_target_"]))
-    arrange = joined if by_entry and config["compile"] != "update" else lambda make: make
+    arrange = flattened if by_entry and config["compile"] != "update" else lambda make: make
     split = model.split(schedule.num_stages, config["seq_len"])
     first, last = (_names(empty_stage(model, index, split)) for index in (0, len(split) - 1))
     tied = first & last if len(split) > 1 else frozenset()

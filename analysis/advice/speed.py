@@ -13,6 +13,7 @@ from typing import Any
 
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.schedules.operations import Schedule
+from pipegap.trainer.schedules.proof import SETTLED, steady
 from pipegap.trainer.schedules.recipes import (
     dualpipe_v,
     interleaved_1f1b,
@@ -21,7 +22,6 @@ from pipegap.trainer.schedules.recipes import (
     zero_bubble_h1,
     zero_bubble_v,
 )
-from pipegap.trainer.schedules.simulate import SETTLED, steady
 
 MOST_CHUNKS, CHUNKS = 16, 4
 """Parts of the model per rank: the most that are simulated, and the most that are assumed of a

@@ -101,8 +101,6 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
     "fake": (
         ("peak", "peak, GB", scaled(1e-9, 2)),
         ("fake_peak", "peak of the fake GPU, GB", scaled(1e-9, 2)),
-        ("launches", "kernels", WHOLE),
-        ("fake_launches", "kernels of the fake GPU", WHOLE),
     ),
 }
 """Part → the columns of its table, beside the name of what was measured."""

@@ -29,7 +29,7 @@ from examples.nanogpt.gpt import GPT
 from pipegap.trainer.data.bins import Bins
 from pipegap.trainer.data.tokens import Tokens
 from pipegap.trainer.delayed import DelayedOptimizer, record
-from pipegap.trainer.optimizers.together import Together
+from pipegap.trainer.optimizers.chained import Chained
 
 VOCABULARY = 50_304
 MICROBATCH = 16  # sequences, whose logits are 3 GB in fp32
@@ -51,7 +51,7 @@ def optimizer_of(model: GPT) -> Optimizer:
     ]
     adamw = AdamW(groups, betas=(0.8, 0.95), eps=1e-10, weight_decay=0.0)
     muon = Muon(matrices, lr=0.025, weight_decay=0.025, ns_coefficients=NEWTON_SCHULZ, ns_steps=12)
-    return Together([adamw, muon])
+    return Chained([adamw, muon])
 
 
 def batch(tokens: Tokens, number: int, rows: int, length: int) -> tuple[Tensor, Tensor]:

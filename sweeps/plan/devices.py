@@ -20,7 +20,7 @@ from pipegap.trainer.config.plan import FORWARD, Plan, which_optimizer
 from pipegap.trainer.config.step import PartWork, StageWork, step, traffic
 from pipegap.trainer.models.recipe import Recipe
 from pipegap.trainer.schedules.operations import Schedule
-from pipegap.trainer.schedules.simulate import steady
+from pipegap.trainer.schedules.proof import steady
 
 if TYPE_CHECKING:
     from pipegap.trainer.corrections.none import NoCorrection

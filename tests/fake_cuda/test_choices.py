@@ -1,8 +1,5 @@
-"""Every choice on a GPU that is not there: devices fit, nothing raises, the host waits once, and an
-update takes no more kernels than were recorded."""
+"""Every choice on a GPU that is not there: devices fit, nothing raises, the host waits once."""
 
-from math import inf
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,7 +42,6 @@ WHOLE = {
         for more in tried
     },
 }
-LAUNCHES = yaml.safe_load(Path(__file__).with_name("launches.yaml").read_text())
 PIPELINES = {f"pipeline={name}": [*STAGES, f"pipeline={name}"] for name in choices("pipeline")}
 
 
@@ -63,9 +59,6 @@ def looked_at(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("name", [*WHOLE, *PIPELINES])
 def test_a_trial_on_a_gpu(looked_at: dict[str, dict[str, Any]], name: str) -> None:
     require_sound(looked_at[name])
-    group, _, choice = name.partition("=")
-    recorded = LAUNCHES.get(group, {}).get(choice, inf)
-    assert looked_at[name]["launches"]["update 1"]["beside"] <= recorded
 
 
 def test_every_family_is_tried() -> None:

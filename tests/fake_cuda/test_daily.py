@@ -6,8 +6,6 @@ from tests.support.fake_cuda.asked import answers, needed, require_sound, small
 
 EF = ("correction=error_feedback", "pipeline.num_stages=2", "model.num_layers=2")
 MANY = ("pipeline.num_microbatches=2",)
-LAUNCHES = 94
-"""Most kernels of an update outside forward and backward; lower it when there are fewer."""
 
 
 @pytest.mark.long
@@ -19,7 +17,6 @@ def test_what_a_trial_does_on_a_gpu(request: pytest.FixtureRequest) -> None:
     question = {"module": "trials", "words": words, "updates": 2, "whole": True}
     facts, sent = answers(request.config, [question, {"module": "gang_state"}])
     require_sound(facts)
-    assert facts["launches"]["update 1"]["beside"] <= LAUNCHES
     assert sent == {"devices": ["cpu"] * 3, "is_shared": True, "others": [3]}, (
         "the recording rank would restore another rank's tensors on its own GPU"
     )

@@ -1,12 +1,12 @@
-"""An update on a GPU that is not there: its kernels and its peak of memory are as recorded, and the
-peak is as the plan says."""
+"""An update on a GPU that is not there: its peak of memory is as recorded and as the plan says, and
+it takes no more kernels than were recorded."""
 
 from typing import Any
 
 import pytest
 
 from tests.support.fake_cuda.asked import answers, needed, require_planned
-from tests.support.fake_cuda.parts import LAUNCHES, RECORDED, REST, few_tokens, in_two
+from tests.support.fake_cuda.parts import LAUNCHES, PEAKS, REST, few_tokens, in_two
 
 pytestmark = [pytest.mark.slow, needed]
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, needed]
 def looked_at(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
     """What was seen of two updates at each scale, and planned; and of few tokens."""
     trials = {
-        **{scale: in_two(scale) for scale in RECORDED},
+        **{scale: in_two(scale) for scale in PEAKS},
         **{f"few {scale}": [*few_tokens(scale), "compile=false"] for scale in LAUNCHES},
     }
     questions = [
@@ -25,14 +25,13 @@ def looked_at(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
     return dict(zip(trials, answers(request.config, questions), strict=True))
 
 
-@pytest.mark.parametrize("scale", RECORDED)
+@pytest.mark.parametrize("scale", PEAKS)
 def test_the_peak_is_as_recorded_and_as_planned(
     looked_at: dict[str, dict[str, Any]], scale: str
 ) -> None:
     facts = looked_at[scale]
     require_planned(facts, rel=0.05)
-    assert max(facts["peaks"].values()) == pytest.approx(1e9 * RECORDED[scale].peak, rel=0.05)
-    assert sum(facts["launches"]["update 1"].values()) <= RECORDED[scale].launches
+    assert max(facts["peaks"].values()) == pytest.approx(1e9 * PEAKS[scale], rel=0.05)
 
 
 @pytest.mark.parametrize("scale", LAUNCHES)

@@ -7,9 +7,8 @@ from types import SimpleNamespace
 
 import torch
 
-from pipegap.trainer.optimizers.adam import adamw
+from pipegap.trainer.optimizers.entrywise import adamw, sgd
 from pipegap.trainer.optimizers.routing import kinds
-from pipegap.trainer.optimizers.sgd import sgd
 from pipegap.trainer.schedules.operations import Schedule, delays
 from pipegap.trainer.schedules.proof import check
 from tests.oracles import corrections, semantics

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipegap.trainer.base.resources import rank_device, reproducible
-from pipegap.trainer.executors.channel import AHEAD
+from pipegap.trainer.executors.channel import POSTED_EARLY
 from pipegap.trainer.executors.emulated import Emulated
 from pipegap.trainer.executors.gradients import Diverged, Update
 from pipegap.trainer.executors.pipelined import Pipelined
@@ -92,7 +92,7 @@ def as_rank_of_many(
         # wpipe updates while neighbours have messages for each other: there none may be loaded.
         is_wpipe = config["pipeline"]["_target_"].endswith(".wpipe")
         with (
-            patch.dict(AHEAD, cpu=AHEAD["cuda"]),
+            patch.dict(POSTED_EARLY, cpu=POSTED_EARLY["cuda"]),
             nccl_like(dist.PrefixStore("nccl", inner), heartbeat.rank),
             lazy_kernels(PASSES, [] if is_wpipe else BETWEEN_PASSES),
         ):

@@ -15,7 +15,7 @@ OF_2BW = (
     "torch.distributed.pipelining.stage._PipelineStageBase.forward_one_chunk",
     "torch.distributed.pipelining.stage._PipelineStageBase.backward_one_chunk",
     "pipegap.trainer.torch_pipelining.sums.norms_of",
-    "pipegap.trainer.torch_pipelining.update.LateUpdate.__call__",
+    "pipegap.trainer.torch_pipelining.late_update.LateUpdate.__call__",
 )
 """What launches kernels in `Schedule2BW`."""
 PASSES = (

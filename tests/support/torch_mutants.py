@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pipegap.trainer.corrections.error_feedback import ErrorFeedback
 from pipegap.trainer.torch_pipelining.sums import LateSums
-from pipegap.trainer.torch_pipelining.twins import Twins
+from pipegap.trainer.torch_pipelining.two_versions import TwoVersions
 from tests.support.torch_pipeline import Training, as_rank
 
 
@@ -34,11 +34,11 @@ def _scheduler_first(self: Training) -> None:
     self.optimizer.step()
 
 
-TAKE, FACTORS, MODULE = LateSums.take, ErrorFeedback._factors, Twins.module
+TAKE, FACTORS, MODULE = LateSums.take, ErrorFeedback._factors, TwoVersions.module
 MUTANTS: dict[str, list[tuple[type, str, Callable[..., Any]]]] = {
-    "one version": [(Twins, "module", lambda self, _: MODULE(self, 0))],
-    "versions swapped": [(Twins, "module", lambda self, t: MODULE(self, t + 1))],
-    "a twin updated in place": [(Twins, "make_room", lambda self, t: self.weights(t + 1))],
+    "one version": [(TwoVersions, "module", lambda self, _: MODULE(self, 0))],
+    "versions swapped": [(TwoVersions, "module", lambda self, t: MODULE(self, t + 1))],
+    "a twin updated in place": [(TwoVersions, "make_room", lambda self, t: self.weights(t + 1))],
     "the norm of another batch": [(LateSums, "take", _norm_of_the_batch_before)],
     "the other sign": [(ErrorFeedback, "_factors", lambda *given: -FACTORS(*given))],
     "a learning rate one off": [(Training, "update", _scheduler_first)],

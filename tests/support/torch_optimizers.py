@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from pipegap.trainer.optimizers.chained import Chained
 from pipegap.trainer.optimizers.routing import kinds
-from pipegap.trainer.optimizers.together import Together
 from tests.support import every_optimizer
 
 
@@ -24,7 +24,7 @@ def torch_muon(stage: nn.Module) -> Optimizer:
     matrices = [w for w in stage.parameters() if w.ndim == 2]
     rest = [w for w in stage.parameters() if w.ndim != 2]
     parts: list[Optimizer] = [torch.optim.Muon(matrices, lr=0.02)]
-    return Together([*parts, torch.optim.AdamW(rest, lr=0.02)] if rest else parts)
+    return Chained([*parts, torch.optim.AdamW(rest, lr=0.02)] if rest else parts)
 
 
 def of_torch(name: str, stage: nn.Module) -> Optimizer:

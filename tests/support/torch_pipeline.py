@@ -19,7 +19,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.optim.lr_scheduler import LambdaLR
 
 from pipegap.trainer.base.resources import rank_device
-from pipegap.trainer.executors.channel import AHEAD
+from pipegap.trainer.executors.channel import POSTED_EARLY
 from pipegap.trainer.ranks.groups import Heartbeat, joined
 from pipegap.trainer.ranks.spawn import run_gang
 from pipegap.trainer.ranks.supervisor import Parent
@@ -210,7 +210,7 @@ def as_nccl_rank(store: dist.Store, heartbeat: Heartbeat, *rest: Any, **late: An
     `late` says when they are loaded, as `lazy_kernels` takes it.
     """
     with (
-        patch.dict(AHEAD, cpu=AHEAD["cuda"]),
+        patch.dict(POSTED_EARLY, cpu=POSTED_EARLY["cuda"]),
         nccl_like(dist.PrefixStore("nccl", store), heartbeat.rank),
         lazy_kernels(**late),
     ):

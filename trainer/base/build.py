@@ -16,20 +16,37 @@ PACKAGE, OWN, MISSING = "pipegap.", ("trainer.", "sweeps."), object()
 attribute."""
 
 _PUBLISHED: Mapping[str, tuple[str, ...]] = {
-    "trainer.optimizers.adam": ("adamw", "adan", "ademamix", "adopt", "mars", "nadamw"),
     "trainer.optimizers.averaging": ("schedule_free_adamw",),
     "trainer.optimizers.dion": ("dion",),
+    "trainer.optimizers.entrywise": (
+        *("adamw", "adan", "ademamix", "adopt", "lion", "mars", "nadamw", "sgd", "sgdw"),
+        "signum",
+    ),
     "trainer.optimizers.kronecker": ("kron", "shampoo", "soap"),
     "trainer.optimizers.muon": ("adamuon", "muon", "normuon", "scion"),
-    "trainer.optimizers.sgd": ("lion", "sgd", "sgdw", "signum"),
     "trainer.schedules.recipes": (
         *("constant_delay", "gpipe", "interleaved_1f1b", "pipedream", "pipedream_2bw", "sync"),
         "zero_bubble_h1",
     ),
 }
+_JOINED: Mapping[str, tuple[str, ...]] = {
+    "trainer.corrections.compensation": (
+        *("learning_rate.LearningRate", "taylor.Taylor", "weight_prediction.WeightPrediction"),
+    ),
+    "trainer.corrections.error_feedback": (
+        "adaptive_error_feedback.AdaptiveErrorFeedback",
+        "error_feedback_gradient.GradientErrorFeedback",
+        "matched_error_feedback.MatchedErrorFeedback",
+    ),
+    "trainer.optimizers.dion": ("dion2.dion2", "dion2.dion3"),
+    "trainer.optimizers.kronecker": ("basis_rotation.basis_rotation", "kl_soap.kl_soap"),
+    "trainer.optimizers.orthogonal": ("nanochat.nanochat",),
+}
+"""Module → what it has by now, by the module beside it that each was published in."""
 MOVED = {
-    f"{module.rpartition('.')[0]}.{name}": f"{module}.{name}"
-    for module, names in _PUBLISHED.items()
+    f"{module.rpartition('.')[0]}.{name}": f"{module}.{name.rpartition('.')[2]}"
+    for published in (_PUBLISHED, _JOINED)
+    for module, names in published.items()
     for name in names
 }
 """Address under which a choice was first published → where its function lives, both in our package.

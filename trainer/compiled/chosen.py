@@ -21,11 +21,10 @@ from pipegap.trainer.compiled.rules import (
     TorchAdam,
 )
 from pipegap.trainer.compiled.rules_of_matrices import Muon, NorMuon, Soap
-from pipegap.trainer.corrections.error_feedback import ErrorFeedback
-from pipegap.trainer.corrections.matched_error_feedback import MatchedErrorFeedback
+from pipegap.trainer.corrections.error_feedback import ErrorFeedback, MatchedErrorFeedback
 from pipegap.trainer.corrections.none import NoCorrection
+from pipegap.trainer.optimizers.chained import Chained
 from pipegap.trainer.optimizers.orthogonal import JORDAN
-from pipegap.trainer.optimizers.together import Together
 
 
 def _muon(group: Group) -> Rule | None:
@@ -75,7 +74,7 @@ def rules(optimizer: Optimizer) -> dict[Tensor, tuple[dict[str, Any], Rule]]:
 def _by_group(optimizer: Optimizer) -> list[Rule | None]:
     """The rule of each group, in order; None for a group without one."""
     found: list[Rule | None] = []
-    for part in optimizer.parts if isinstance(optimizer, Together) else [optimizer]:
+    for part in optimizer.parts if isinstance(optimizer, Chained) else [optimizer]:
         make = RULES.get(f"{type(part).__module__.partition('.')[0]}.{type(part).__name__}")
         found += [make(group) if make is not None else None for group in part.param_groups]
     return found

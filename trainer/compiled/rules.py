@@ -18,6 +18,8 @@ from typing_extensions import override
 
 Group = Mapping[str, Any]
 Tensors = Sequence[Tensor]
+Numbers = Mapping[str, Tensor]
+"""Scalars by name, which a graph gets as entries of one vector."""
 Key = tuple[str | int, ...]
 """Where a tensor lies in the state of a weight: a key, and for a list of tensors an index."""
 
@@ -32,7 +34,7 @@ class Rule(ABC):
     keys: ClassVar[tuple[Key, ...]]
 
     @abstractmethod
-    def numbers(self, group: Group, step: int) -> list[float]:
+    def numbers(self, group: Group, step: int) -> dict[str, float]:
         """What `stepped` gets as `numbers`; `step` is the number of this step, from 1."""
 
     @abstractmethod
@@ -41,7 +43,7 @@ class Rule(ABC):
         weights: Tensor,  # [members, *shape], not changed
         gradients: Tensor,  # of the same shape, clipped
         state: Tensors,  # one per key, [members, …], changed in place
-        numbers: Tensors,  # scalars
+        numbers: Numbers,
     ) -> Tensor:
         """Returns the stepped weights."""
 
@@ -68,13 +70,18 @@ def norms(blocks: Tensor) -> Tensor:
 
 def _of_adam(
     group: Group, lr: float, decay: float, betas: tuple[float, float], step: int
-) -> list[float]:
+) -> dict[str, float]:
     """Return what an update of Adam takes beside its averages."""
     first, second = betas
-    return [
-        *(1 - lr * decay, 1 - first, second, 1 - second),
-        *(math.sqrt(corrected(second, step)), group["eps"], lr / corrected(first, step)),
-    ]
+    return {
+        "kept": 1 - lr * decay,
+        "new": 1 - first,
+        "old square": second,
+        "new square": 1 - second,
+        "root": math.sqrt(corrected(second, step)),
+        "eps": group["eps"],
+        "size": lr / corrected(first, step),
+    }
 
 
 @dataclass(frozen=True)
@@ -84,18 +91,19 @@ class Adam(Rule):
     keys: ClassVar[tuple[Key, ...]] = ("exp_avg",), ("exp_avg_sq",)
 
     @override
-    def numbers(self, group: Group, step: int) -> list[float]:
+    def numbers(self, group: Group, step: int) -> dict[str, float]:
         return _of_adam(group, group["lr"], group["weight_decay"], group["betas"], step)
 
     @override
     def stepped(
-        self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Tensors
+        self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Numbers
     ) -> Tensor:
         mean, square = state[:2]
-        kept, new, old_square, new_square, root, eps, size = numbers
-        mean.copy_(mean + new * (gradients - mean))
-        square.copy_(old_square * square + new_square * gradients * gradients)
-        return weights * kept - size * mean / (square.sqrt() / root + eps)
+        mean.copy_(mean + numbers["new"] * (gradients - mean))
+        square.copy_(numbers["old square"] * square + numbers["new square"] * gradients * gradients)
+        return weights * numbers["kept"] - numbers["size"] * mean / (
+            square.sqrt() / numbers["root"] + numbers["eps"]
+        )
 
 
 @dataclass(frozen=True)
@@ -106,7 +114,7 @@ class TorchAdam(Adam):
 
     @override
     def stepped(
-        self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Tensors
+        self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Numbers
     ) -> Tensor:
         state[2].copy_(state[2] + 1)
         return super().stepped(weights, gradients, state, numbers)
@@ -123,20 +131,24 @@ class Lion(Rule):
     keys: ClassVar[tuple[Key, ...]] = (("exp_avg",),)
 
     @override
-    def numbers(self, group: Group, step: int) -> list[float]:
+    def numbers(self, group: Group, step: int) -> dict[str, float]:
         between, momentum = group["betas"]
-        return [1 - group["lr"] * group["weight_decay"], 1 - between, 1 - momentum, group["lr"]]
+        return {
+            "kept": 1 - group["lr"] * group["weight_decay"],
+            "between": 1 - between,
+            "new": 1 - momentum,
+            "lr": group["lr"],
+        }
 
     @override
     def stepped(
-        self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Tensors
+        self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Numbers
     ) -> Tensor:
         (mean,) = state
-        kept, between, new, lr = numbers
         change = gradients - mean
-        signs = (mean + between * change).sign()
-        mean.copy_(mean + new * change)
-        return weights * kept - lr * signs
+        signs = (mean + numbers["between"] * change).sign()
+        mean.copy_(mean + numbers["new"] * change)
+        return weights * numbers["kept"] - numbers["lr"] * signs
 
 
 @dataclass(frozen=True)
@@ -151,31 +163,36 @@ class Adan(Rule):
     )
 
     @override
-    def numbers(self, group: Group, step: int) -> list[float]:
+    def numbers(self, group: Group, step: int) -> dict[str, float]:
         first, second, third = group["betas"]
         lr = group["lr"]
-        return [
-            *(1 - first, 1 - second, second, third, 1 - third),
-            *(math.sqrt(corrected(third, step)), group["eps"]),
-            *(lr / corrected(first, step), lr * second / corrected(second, step)),
-            1 + lr * group["weight_decay"],
-        ]
+        return {
+            "new": 1 - first,
+            "new change": 1 - second,
+            "share of change": second,
+            "old square": third,
+            "new square": 1 - third,
+            "root": math.sqrt(corrected(third, step)),
+            "eps": group["eps"],
+            "size": lr / corrected(first, step),
+            "size of changes": lr * second / corrected(second, step),
+            "decay": 1 + lr * group["weight_decay"],
+        }
 
     @override
     def stepped(
-        self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Tensors
+        self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Numbers
     ) -> Tensor:
         mean, changes, square, negative = state
-        new, newer, share, old_square, new_square, root, eps, size, size_of_changes, decay = numbers
         change = negative + gradients  # the library keeps the last gradient with a minus
-        mean.copy_(mean + new * (gradients - mean))
-        changes.copy_(changes + newer * (change - changes))
-        ahead = gradients + share * change
-        square.copy_(old_square * square + new_square * ahead * ahead)
+        mean.copy_(mean + numbers["new"] * (gradients - mean))
+        changes.copy_(changes + numbers["new change"] * (change - changes))
+        ahead = gradients + numbers["share of change"] * change
+        square.copy_(numbers["old square"] * square + numbers["new square"] * ahead * ahead)
         negative.copy_(-gradients)
-        root_of_square = square.sqrt() / root + eps
-        step = size * mean / root_of_square + size_of_changes * changes / root_of_square
-        return (weights - step) / decay
+        root = square.sqrt() / numbers["root"] + numbers["eps"]
+        step = numbers["size"] * mean / root + numbers["size of changes"] * changes / root
+        return (weights - step) / numbers["decay"]
 
 
 @dataclass(frozen=True)
@@ -185,26 +202,27 @@ class MarsVector(Rule):
     keys: ClassVar[tuple[Key, ...]] = ("exp_avg",), ("exp_avg_sq",), ("last_grad",)
 
     @override
-    def numbers(self, group: Group, step: int) -> list[float]:
+    def numbers(self, group: Group, step: int) -> dict[str, float]:
         lr = group["lr"] * group["lr_1d_factor"]
         return _of_adam(group, lr, group["weight_decay_1d"], group["betas_1d"], step)
 
     @override
     def stepped(
-        self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Tensors
+        self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Numbers
     ) -> Tensor:
         return self._by(gradients, weights, gradients, state, numbers)
 
     def _by(
-        self, ahead: Tensor, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Tensors
+        self, ahead: Tensor, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Numbers
     ) -> Tensor:
         """Return the weights stepped by averages of `ahead`."""
-        kept, new, old_square, new_square, root, eps, size = numbers
         mean, square, last = state
-        mean.copy_(mean + new * (ahead - mean))
-        square.copy_(old_square * square + new_square * ahead * ahead)
+        mean.copy_(mean + numbers["new"] * (ahead - mean))
+        square.copy_(numbers["old square"] * square + numbers["new square"] * ahead * ahead)
         last.copy_(gradients)
-        return weights * kept - size * mean / (((square + 1e-15).sqrt() + eps) / root)
+        return weights * numbers["kept"] - numbers["size"] * mean / (
+            ((square + 1e-15).sqrt() + numbers["eps"]) / numbers["root"]
+        )
 
 
 @dataclass(frozen=True)
@@ -212,16 +230,15 @@ class Mars(MarsVector):
     """MARS-AdamW for matrices: Adam of a gradient that is corrected by its last change."""
 
     @override
-    def numbers(self, group: Group, step: int) -> list[float]:
+    def numbers(self, group: Group, step: int) -> dict[str, float]:
         first, _ = group["betas"]
         of_adam = _of_adam(group, group["lr"], group["weight_decay"], group["betas"], step)
-        return [group["gamma"] * first / (1 - first), *of_adam]
+        return {"share of change": group["gamma"] * first / (1 - first), **of_adam}
 
     @override
     def stepped(
-        self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Tensors
+        self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Numbers
     ) -> Tensor:
-        share, *of_adam = numbers
-        ahead = gradients + share * (gradients - state[2])
+        ahead = gradients + numbers["share of change"] * (gradients - state[2])
         ahead = ahead / norms(ahead).clamp_min(1)
-        return self._by(ahead, weights, gradients, state, of_adam)
+        return self._by(ahead, weights, gradients, state, numbers)

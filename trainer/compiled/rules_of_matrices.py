@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from pipegap.trainer.compiled.rules import Group, Key, Rule, Tensors, corrected, norms
+from pipegap.trainer.compiled.rules import Group, Key, Numbers, Rule, Tensors, corrected, norms
 
 QUINTIC = (3.4445, -4.7750, 2.0315)
 """Coefficients of the Newton-Schulz iteration (Jordan 2024)."""
@@ -42,22 +42,26 @@ class Muon(Rule):
     keys: ClassVar[tuple[Key, ...]] = (("momentum_buffer",),)
 
     @override
-    def numbers(self, group: Group, step: int) -> list[float]:
+    def numbers(self, group: Group, step: int) -> dict[str, float]:
         lr, momentum = group["lr"], group["momentum"]
-        return [1 - lr * group["weight_decay"], 1 - momentum, momentum, lr]
+        return {
+            "kept": 1 - lr * group["weight_decay"],
+            "new": 1 - momentum,
+            "old": momentum,
+            "lr": lr,
+        }
 
     @override
     def stepped(
-        self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Tensors
+        self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Numbers
     ) -> Tensor:
-        kept, new, old, lr = numbers
-        update = orthogonal(self.momentum(gradients, state[0], new, old), self.num_steps)
-        return weights * kept - lr * self.size(weights) * update
+        update = orthogonal(self.momentum(gradients, state[0], numbers), self.num_steps)
+        return weights * numbers["kept"] - numbers["lr"] * self.size(weights) * update
 
-    def momentum(self, gradients: Tensor, mean: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    def momentum(self, gradients: Tensor, mean: Tensor, numbers: Numbers) -> Tensor:
         """What is orthogonalised; changes `mean`, the momentum, in place."""
-        mean.copy_(mean + new * (gradients - mean))
-        return gradients + old * (mean - gradients) if self.nesterov else mean
+        mean.copy_(mean + numbers["new"] * (gradients - mean))
+        return gradients + numbers["old"] * (mean - gradients) if self.nesterov else mean
 
     def size(self, weights: Tensor) -> float:
         """What an orthogonal update is multiplied by, of matrices [members, rows, columns]."""
@@ -76,22 +80,24 @@ class NorMuon(Muon):
     keys: ClassVar[tuple[Key, ...]] = ("momentum_buffer",), ("second_momentum_buffer",)
 
     @override
-    def numbers(self, group: Group, step: int) -> list[float]:
-        return [*super().numbers(group, step), 1 - group["beta2"], group["eps"]]
+    def numbers(self, group: Group, step: int) -> dict[str, float]:
+        own = {"new square": 1 - group["beta2"], "eps": group["eps"]}
+        return {**super().numbers(group, step), **own}
 
     @override
     def stepped(
-        self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Tensors
+        self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Numbers
     ) -> Tensor:
-        kept, new, old, lr, newer, eps = numbers
-        update = orthogonal(self.momentum(gradients, state[0], new, old), self.num_steps)
+        update = orthogonal(self.momentum(gradients, state[0], numbers), self.num_steps)
         rows = state[1]
-        rows.copy_(rows + newer * ((update * update).mean(-1, keepdim=True) - rows))
-        even = update / (rows.sqrt() + eps)
+        squares = (update * update).mean(-1, keepdim=True)
+        rows.copy_(rows + numbers["new square"] * (squares - rows))
+        even = update / (rows.sqrt() + numbers["eps"])
         entries = weights.shape[-2] * weights.shape[-1]
         wanted = norms(update) if self.keeps_norm else 0.2 * math.sqrt(entries)
         size = self.size(weights) if self.keeps_norm else 1.0
-        return weights * kept - lr * size * (wanted / (norms(even) + eps)) * even
+        kept = weights * numbers["kept"]
+        return kept - numbers["lr"] * size * (wanted / (norms(even) + numbers["eps"])) * even
 
 
 @dataclass(frozen=True)
@@ -108,30 +114,34 @@ class Soap(Rule):
     )
 
     @override
-    def numbers(self, group: Group, step: int) -> list[float]:
+    def numbers(self, group: Group, step: int) -> dict[str, float]:
         first, second = group["betas"]
         done = step - 1  # the first step of the library only looks
         root = math.sqrt(corrected(second, done))
         share = second if group["shampoo_beta"] is None else group["shampoo_beta"]
-        return [
-            1 - group["lr"] * group["weight_decay"],
-            *(1 - first, 1 - second, 1 - share, group["eps"]),
-            group["lr"] * root / corrected(first, done),
-        ]
+        return {
+            "kept": 1 - group["lr"] * group["weight_decay"],
+            "new": 1 - first,
+            "new square": 1 - second,
+            "share": 1 - share,
+            "eps": group["eps"],
+            "size": group["lr"] * root / corrected(first, done),
+        }
 
     @override
     def stepped(
-        self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Tensors
+        self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Numbers
     ) -> Tensor:
         mean, square, of_rows, of_columns, rows, columns = state
-        kept, new, newer, share, eps, size = numbers
+        share = numbers["share"]
         turned = rows.mT @ gradients @ columns
-        mean.copy_(mean + new * (gradients - mean))
-        square.copy_(square + newer * (turned * turned - square))
-        update = (rows.mT @ mean @ columns) / (square.sqrt() + eps)
+        mean.copy_(mean + numbers["new"] * (gradients - mean))
+        square.copy_(square + numbers["new square"] * (turned * turned - square))
+        update = (rows.mT @ mean @ columns) / (square.sqrt() + numbers["eps"])
         of_rows.copy_(of_rows + share * (gradients @ gradients.mT - of_rows))
         of_columns.copy_(of_columns + share * (gradients.mT @ gradients - of_columns))
-        return (weights - size * (rows @ update @ columns.mT)) * kept
+        step = numbers["size"] * (rows @ update @ columns.mT)
+        return (weights - step) * numbers["kept"]
 
     @override
     def renew(self, group: Group, step: int, state: Tensors) -> None:

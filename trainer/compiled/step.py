@@ -1,6 +1,7 @@
 """The updates of a compiled stage, after its first one.
 
-Optimizer, Error Feedback and copy of versions of the whole stage are one graph.
+Optimizer, Error Feedback and copy of versions of the whole stage are one graph. What it must equal,
+but for rounding, is `trainer.stages.update.corrected_update`.
 """
 
 from collections.abc import Sequence
@@ -21,14 +22,15 @@ from pipegap.trainer.corrections.none import NoCorrection
 class Block(NamedTuple):
     """What decides the graph of one block.
 
-    `shape` is [members, *shape of a weight], `state` has the shape of each tensor of the rule. The
-    new version is written to other memory than the old one if the block `is_late`.
+    `shape` is [members, *shape of a weight], `state` has the shape of each tensor of the rule,
+    `numbers` the names of its numbers. The new version is written to other memory than the old one
+    if the block `is_late`.
     """
 
     rule: Rule
     shape: torch.Size
     state: tuple[torch.Size, ...]
-    num_numbers: int
+    numbers: tuple[str, ...]
     is_late: bool
 
 
@@ -149,18 +151,20 @@ class Step:
                 rule,
                 shape,
                 tuple(tensor.shape for tensor in state),
-                num_numbers=len(rule.numbers(group, 2)),
+                numbers=tuple(rule.numbers(group, 2)),
                 is_late=num > 1,
             )
             for (group, rule, state), shape, num in columns
         )
-        gives_update = type(self._correction).apply is not NoCorrection.apply
+        gives_update = self._correction.moves_weights
         return UpdateShape(described, gives_update, self._feedback is not None, self._num_threads)
 
     def _numbers(self, steps: Sequence[int], delays: Sequence[int]) -> Tensor:
         assert self._held is not None
         pairs = zip(self._held.blocks, steps, strict=True)
-        numbers = [n for (group, rule, _), step in pairs for n in rule.numbers(group, step)]
+        numbers = [
+            n for (group, rule, _), step in pairs for n in rule.numbers(group, step).values()
+        ]
         if self._feedback is not None:
             numbers += [self._feedback(delays[i]) for of in self._layout.members for i in of]
         return torch.tensor(numbers, dtype=torch.float32)
@@ -187,14 +191,15 @@ def update_graph(update: UpdateShape) -> Graph:
 
     def function(numbers: Tensor, *tensors: Tensor) -> list[Tensor]:
         taken, at, given = iter(tensors), 0, []
-        coefficients = sum(block.num_numbers for block in update.blocks)
+        coefficients = sum(len(block.numbers) for block in update.blocks)
         for block in update.blocks:
             old = next(taken)
             new = next(taken) if block.is_late else old
             gradients = next(taken)
             state = [next(taken) for _ in block.state]
-            mine = numbers[at : at + block.num_numbers].unbind()
-            at += block.num_numbers
+            values = numbers[at : at + len(block.numbers)].unbind()
+            at += len(block.numbers)
+            mine = dict(zip(block.numbers, values, strict=True))
             stepped = block.rule.stepped(old, gradients, state, mine)
             if update.gives_update:
                 given.append(old - stepped)
@@ -216,7 +221,7 @@ def _feedback(update: Tensor, earlier: Tensor, factors: Tensor) -> Tensor:
 
 
 def _examples(update: UpdateShape) -> list[Tensor]:
-    num = sum(block.num_numbers for block in update.blocks)
+    num = sum(len(block.numbers) for block in update.blocks)
     num += sum(block.shape[0] for block in update.blocks) if update.has_feedback else 0
     examples = [torch.zeros(num)]
     for block in update.blocks:

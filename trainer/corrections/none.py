@@ -24,6 +24,11 @@ class NoCorrection:
     reads_ahead: ClassVar[bool] = False
     """Whether late reads of a version see what `ahead` returned for it."""
 
+    @property
+    def moves_weights(self) -> bool:
+        """Whether `apply` does anything."""
+        return type(self).apply is not NoCorrection.apply
+
     def __init__(self, num_updates: int, lags: Sequence[int]) -> None:
         self.num_updates, self.lags = num_updates, lags
 

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from pipegap.trainer.base.flat import local
 
 
-def alike(tensors: Sequence[Tensor]) -> list[list[int]]:
+def by_device(tensors: Sequence[Tensor]) -> list[list[int]]:
     """Return the numbers of the tensors, grouped by device or mesh and dtype."""
     groups: dict[object, list[int]] = {}
     for i, tensor in enumerate(tensors):
@@ -22,7 +22,7 @@ def alike(tensors: Sequence[Tensor]) -> list[list[int]]:
 @torch.no_grad()
 def copy_into(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
     """Copy the content of each tensor into its counterpart, which is sharded alike."""
-    for numbers in alike(into):
+    for numbers in by_device(into):
         torch._foreach_copy_(
             [local(into[i]) for i in numbers], [local(tensors[i]) for i in numbers]
         )

@@ -12,7 +12,7 @@ from torch import Tensor
 from pipegap.trainer.ranks.groups import Edge, Gang
 from pipegap.trainer.schedules.operations import Op, Schedule
 
-AHEAD = {"cpu": 2, "cuda": 0}
+POSTED_EARLY = {"cpu": 2, "cuda": 0}
 """Type of device → receives that are posted before those that their reader waits for.
 
 On a CPU messages arrive while their reader computes, and one whose receive is there leaves at once,
@@ -40,14 +40,14 @@ class Inbox:
     """The messages of one neighbour, in the order in which it sends them.
 
     `group` carries no other messages between the two ranks. Receives are posted on `stream`, on a
-    CPU up to AHEAD of them early.
+    CPU up to POSTED_EARLY of them early.
     """
 
     def __init__(
         self, gang: Gang, source: int, group: Any, stream: torch.cuda.Stream | None
     ) -> None:
         self._gang, self._source, self._group = gang, source, group
-        self._stream, self._ahead = stream, AHEAD[gang.device.type]
+        self._stream, self._ahead = stream, POSTED_EARLY[gang.device.type]
         self._expected: deque[tuple[torch.Size, torch.dtype]] = deque()
         self._posted: deque[tuple[Tensor, dist.Work]] = deque()
 
@@ -109,7 +109,7 @@ class Outbox:
         self._gang.wait(work)
 
 
-class Within:
+class SameRank:
     """Messages between two stages of this rank: inbox and outbox in one."""
 
     def __init__(self) -> None:
@@ -144,9 +144,9 @@ class Channels:
         self._message, self._dtype = message, dtype
         capacity = 2 * schedule.num_stages
         groups = gang.connect([edge for edge in self._edges() if edge.source != edge.target])
-        within = {edge: Within() for edge in self._edges() if edge.source == edge.target}
-        self._inbox: dict[Edge, Inbox | Within] = {**within}
-        self._outbox: dict[Edge, Outbox | Within] = {**within}
+        within = {edge: SameRank() for edge in self._edges() if edge.source == edge.target}
+        self._inbox: dict[Edge, Inbox | SameRank] = {**within}
+        self._outbox: dict[Edge, Outbox | SameRank] = {**within}
         stream = own_stream(gang.device)
         for edge, group in groups.items():
             if edge.target == gang.place:

@@ -10,17 +10,14 @@ from typing_extensions import override
 
 from pipegap.trainer.base.resources import peak_memory_bytes
 from pipegap.trainer.executors.channel import Channels
-from pipegap.trainer.executors.executor import Executor, OnUpdate, T
+from pipegap.trainer.executors.executor import Executor, Loss, OnUpdate, T
 from pipegap.trainer.executors.gradients import Clip, Diverged, Update
-from pipegap.trainer.executors.passes import Loss
 from pipegap.trainer.executors.reduction import Reducer
-from pipegap.trainer.ranks.collect import collect, whole_state
-from pipegap.trainer.ranks.groups import Gang
+from pipegap.trainer.ranks.groups import Gang, collect, whole_state
 from pipegap.trainer.schedules.operations import Op, Schedule, completes, horizon
 from pipegap.trainer.stages.probe import Comparison
 from pipegap.trainer.stages.stage import Stage
-from pipegap.trainer.tracing.clock import Clock
-from pipegap.trainer.tracing.trace import leave
+from pipegap.trainer.tracing.trace import Clock, leave
 
 
 class Pipelined(Executor):
@@ -148,7 +145,7 @@ class Pipelined(Executor):
                 if done is not None:
                     on_update(done)
             self._channels.flush()
-            for update in self._reducer.rest():
+            for update in self._reducer.unreported():
                 on_update(update)
 
     @override
@@ -195,7 +192,7 @@ class Pipelined(Executor):
 
     @override
     def _update(self, op: Op) -> Update | None:
-        """Applies the next update. Returns the one that can be told of then, if there is one."""
+        """Applies the next update. Returns the one that can be reported then, if there is one."""
         with self._clock.span(op, f"wait {op.kind}"):
             self._gang.heartbeat.beat(waiting=True)
             gradients = self._reducer.next().gradients

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from pipegap.trainer.base.flat import wholes
 from pipegap.trainer.executors.channel import on_stream, own_stream
+from pipegap.trainer.executors.executor import Pass
 from pipegap.trainer.executors.gradients import Clip, Diverged, Slots, Update, slots
-from pipegap.trainer.executors.passes import Pass
 from pipegap.trainer.ranks.groups import Gang
 from pipegap.trainer.schedules.operations import Op
 from pipegap.trainer.stages.stage import Stage
-from pipegap.trainer.tracing.clock import Clock
+from pipegap.trainer.tracing.trace import Clock
 
 
 class Totals:
@@ -62,7 +62,7 @@ class Reducer:
 
     Each sum needs the result of the one before it, so they run in a thread of their own. The rank
     waits only when it needs the result, and the sums go on while it waits for a message. With a
-    clip by stage no update needs the batch's totals: a rank goes on without them, and tells of an
+    clip by stage no update needs the batch's totals: a rank goes on without them, and reports an
     update so many updates later that every rank must have added to its totals by then.
     """
 
@@ -83,15 +83,15 @@ class Reducer:
         self._thread = ThreadPoolExecutor(1, "reducer", torch.set_num_threads, (1,))
         self._complete: deque[tuple[Op, Sequence[Tensor], Pass]] = deque()
         self._pending: Future[Reduced] | None = None
-        self._untold: deque[tuple[Totals, float]] = deque()
+        self._unreported: deque[tuple[Totals, float]] = deque()
         batches_in_flight = ceil(gang.num_ranks / num_microbatches)
-        self._most_untold = batches_in_flight if clip.by_stage else 0
+        self._most_unreported = batches_in_flight if clip.by_stage else 0
 
     def clear(self) -> None:
         """Forgets what a run that diverged left."""
         self._complete.clear()
         self._pending = None
-        self._untold.clear()
+        self._unreported.clear()
 
     def add(self, op: Op, losses: Sequence[Tensor], kind: Pass) -> None:
         """Reduces the gradients of the batch that `op` completed, after those of earlier ones.
@@ -109,21 +109,21 @@ class Reducer:
     def applied(self, lr: float) -> Update | None:
         """Notes that every stage here applied the update that was next, with that learning rate.
 
-        Returns the update that can be told of now, if there is one. Raises Diverged.
+        Returns the update that can be reported now, if there is one. Raises Diverged.
         """
-        self._untold.append((self.next().totals, lr))
-        told = self._tell() if len(self._untold) > self._most_untold else None
+        self._unreported.append((self.next().totals, lr))
+        done = self._report() if len(self._unreported) > self._most_unreported else None
         self._pending = None
         self._launch()
-        return told
+        return done
 
-    def rest(self) -> Iterator[Update]:
-        """The updates that were applied and not told of. Raises Diverged."""
-        while self._untold:
-            yield self._tell()
+    def unreported(self) -> Iterator[Update]:
+        """The updates that were applied and not reported. Raises Diverged."""
+        while self._unreported:
+            yield self._report()
 
-    def _tell(self) -> Update:
-        totals, lr = self._untold.popleft()
+    def _report(self) -> Update:
+        totals, lr = self._unreported.popleft()
         self._gang.heartbeat.beat(waiting=True)
         loss, norm = totals.loss_and_norm
         self._gang.heartbeat.beat()

@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 from pipegap.trainer.base.flat import cloned, wholes
 from pipegap.trainer.base.ranges import NonNegative, Positive
 from pipegap.trainer.optimizers.routing import Decay, Parameters, decaying, entrywise
-from pipegap.trainer.optimizers.together import Together
 
 
 @runtime_checkable
@@ -62,22 +61,6 @@ def evaluated(optimizer: Optimizer, weights: Sequence[Tensor]) -> Sequence[Tenso
     return moved
 
 
-class ScheduleFree(Together):
-    """Makes one of optimizers with modes, such as those of schedulefree."""
-
-    def eval(self) -> None:
-        """Moves the weights of all parts to those to evaluate."""
-        for part in self.parts:
-            assert isinstance(part, HasModes)
-            part.eval()
-
-    def train(self) -> None:
-        """Moves the weights of all parts back to those to train on."""
-        for part in self.parts:
-            assert isinstance(part, HasModes)
-            part.train()
-
-
 @entrywise
 def schedule_free_adamw(
     parameters: Parameters,
@@ -99,4 +82,4 @@ def schedule_free_adamw(
         decaying(parameters, weight_decay), lr=lr, betas=(momentum, variance_decay), eps=eps
     )
     optimizer.train()
-    return ScheduleFree([optimizer])
+    return optimizer

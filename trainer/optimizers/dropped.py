@@ -1,4 +1,4 @@
-"""The numbers that an optimizer makes in a step and drops: so many of what it steps at once."""
+"""Memory for a step alone: the fp32 numbers that an optimizer makes in it and drops at its end."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence

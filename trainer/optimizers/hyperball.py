@@ -11,13 +11,12 @@ from itertools import chain
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from typing_extensions import override
 
 from pipegap.trainer.base.ranges import Count, Positive
+from pipegap.trainer.optimizers.chained import beside_adamw, moved_by
 from pipegap.trainer.optimizers.dropped import drops, of_a_kind, of_a_shape
 from pipegap.trainer.optimizers.orthogonal import Orthogonal, Orthogonalisation, norms
 from pipegap.trainer.optimizers.routing import Decay, Group, holds
-from pipegap.trainer.optimizers.together import StepsItsOwnWay, beside_adamw
 
 SMALLEST = 1e-10
 """Least norm that is divided by. A matrix of zeros stays one."""
@@ -25,25 +24,19 @@ ON_SPHERE = "on_sphere"
 """Option of a group whose matrices have a constant norm."""
 
 
-class Hyperball(StepsItsOwnWay):
+def on_sphere(optimizer: Optimizer) -> Optimizer:
     """Steps matrices on their spheres, by the updates of an optimizer without its decay.
 
     R is the norm before each update, as in the authors' code: by rounding the norm at the start.
     """
+    return moved_by(optimizer, _step_on_sphere, **{ON_SPHERE: True})
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        super().__init__([optimizer])
-        for group in self.param_groups:
-            group[ON_SPHERE], group["weight_decay"] = True, 0.0
 
-    @override
-    def move(
-        self, group: Group, weights: list[Tensor], before: list[Tensor], update: list[Tensor]
-    ) -> None:
-        for weight, old, step in zip(weights, before, update, strict=True):
-            radius = norms(old)
-            weight.copy_(old - step * (group["lr"] * radius / norms(step).clamp_min(SMALLEST)))
-            _rescale(weight, radius)
+def _step_on_sphere(group: Group, weights: list[Tensor], updates: list[Tensor]) -> None:
+    for weight, update in zip(weights, updates, strict=True):
+        radius = norms(weight)
+        weight.sub_(update * (group["lr"] * radius / norms(update).clamp_min(SMALLEST)))
+        _rescale(weight, radius)
 
 
 @contextmanager
@@ -91,7 +84,7 @@ def muonh(
         orthogonalisation=orthogonalisation,
         steps=newton_schulz_steps,
     )
-    return Hyperball(matrices)
+    return on_sphere(matrices)
 
 
 @drops(2, of_a_kind)
@@ -109,7 +102,7 @@ def adamh(
     marin's (lib/levanter/src/levanter/optim/adamh.py at 0084342). AdamW has the rest, the head too.
     """
     betas = momentum, variance_decay
-    return Hyperball(torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps))
+    return on_sphere(torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps))
 
 
 @holds(1)
@@ -139,4 +132,4 @@ def normuonh(
         steps=newton_schulz_steps,
         variance_decay=variance_decay,
     )
-    return Hyperball(matrices)
+    return on_sphere(matrices)

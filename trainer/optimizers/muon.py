@@ -9,21 +9,24 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from pipegap.trainer.base.ranges import Count, NonNegative, Positive
+from pipegap.trainer.optimizers.chained import (
+    Chained,
+    MatrixOptimizer,
+    auxiliary,
+    beside_adamw,
+    decay_cautiously,
+    matrices_and_rest,
+    moved_by,
+)
 from pipegap.trainer.optimizers.dropped import drops, of_a_shape, of_two_sides
 from pipegap.trainer.optimizers.orthogonal import Orthogonalisation, polynomials
 from pipegap.trainer.optimizers.routing import Decay, Group, Parameters, grouped, holds
-from pipegap.trainer.optimizers.together import (
-    Batched,
-    CautiousDecay,
-    Together,
-    auxiliary,
-    beside_adamw,
-    matrices_and_rest,
-)
 
 SPECTRAL, SIGN = 2, 4
 """The library's numbers of Scion's norms; its enumeration would not be plain data in a checkpoint.
 """
+CAUTIOUS = "cautious_decay"
+"""Option of a group: the decay that is made in place of the library's."""
 
 
 @holds(1)
@@ -65,10 +68,16 @@ def muon(
     if cautious_decay:
 
         def cautious(groups: list[Group]) -> Optimizer:
-            return CautiousDecay(make([{"use_muon": True, **group} for group in groups]))
+            muon = make([{"use_muon": True, CAUTIOUS: g["weight_decay"], **g} for g in groups])
+            return moved_by(muon, _decaying_cautiously)
 
         return matrices_and_rest(parameters, cautious, adamw, weight_decay)
     return make(_halves(parameters, adamw, weight_decay))
+
+
+def _decaying_cautiously(group: Group, weights: list[Tensor], updates: list[Tensor]) -> None:
+    decay_cautiously(weights, updates, group["lr"] * group[CAUTIOUS])
+    torch._foreach_sub_(weights, updates)
 
 
 @holds(1)
@@ -146,7 +155,7 @@ def adamuon_update(
     return update * (0.2 / (rms + eps))
 
 
-class AdaMuon(Batched):
+class AdaMuon(MatrixOptimizer):
     """Applies `adamuon_update` to hidden matrices."""
 
     @override
@@ -224,4 +233,4 @@ def scion(
         parts.append(SCION(others, lr=lr, momentum=1 - momentum, constraint=True))
     if vectors:
         parts.append(torch.optim.AdamW(vectors, **adamw, weight_decay=0.0))
-    return Together(parts)
+    return Chained(parts)

@@ -1,18 +1,22 @@
 """Orthogonalised momentum, with refinements of Muon that can each be left out.
 
-They are those of nanochat (karpathy/nanochat, nanochat/optim.py at 92d63d4).
+They are those of nanochat (karpathy/nanochat, nanochat/optim.py at 92d63d4), whose optimizer has
+them all.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 from typing_extensions import override
 
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.optimizers.routing import Group
-from pipegap.trainer.optimizers.together import Batched
+from pipegap.trainer.base.ranges import Count, Positive
+from pipegap.trainer.optimizers.chained import MatrixOptimizer, beside_adamw, decay_cautiously
+from pipegap.trainer.optimizers.dropped import drops, of_a_shape
+from pipegap.trainer.optimizers.routing import Decay, Group, holds
 
 Coefficients = tuple[float, float, float]
 """Of x, x³ and x⁵, where x is a singular value."""
@@ -120,7 +124,7 @@ def evened(matrices: Tensor, variance: Tensor, decay: float) -> Tensor:
     return even * (norms(matrices) / norms(even).clamp_min(1e-10))
 
 
-class Orthogonal(Batched):
+class Orthogonal(MatrixOptimizer):
     """Updates of hidden matrices by their momentum, orthogonalised.
 
     A `variance_decay` that is not None evens out the rows of a matrix, or the columns of a wide
@@ -176,3 +180,58 @@ class Orthogonal(Batched):
         if variance_decay is not None:
             update = evened(update, state["variance"], variance_decay)
         return update
+
+
+class Nanochat(Orthogonal):
+    """Gives tall matrices a rate, of update and decay, that is √(rows / columns) as large."""
+
+    def __init__(self, groups: list[Group], *, cautious_decay: bool, **options: Any) -> None:
+        super().__init__([{**group, "is_cautious": cautious_decay} for group in groups], **options)
+
+    @override
+    def move(self, group: Group, weights: list[Tensor], update: Tensor) -> None:
+        rows, columns = update.shape[-2:]
+        lr = group["lr"] * max(1.0, rows / columns) ** 0.5
+        updates, share = list(update.unbind()), lr * group["weight_decay"]
+        if group["is_cautious"]:
+            decay_cautiously(weights, updates, share)
+        else:
+            torch._foreach_mul_(weights, 1 - share)
+        torch._foreach_add_(weights, updates, alpha=-lr)
+
+
+@holds(1)
+@drops(6, of_a_shape)
+@beside_adamw
+def nanochat(
+    groups: list[Group],
+    *,
+    lr: Positive,
+    momentum: Decay,
+    nesterov: bool,
+    equilibrate_rows: bool,
+    orthogonalisation: Orthogonalisation,
+    newton_schulz_steps: Count,
+    renormalise: bool,
+    second_moment: bool,
+    cautious_decay: bool,
+    variance_decay: Decay,
+) -> Optimizer:
+    """nanochat's for hidden matrices, AdamW for the rest.
+
+    Muon with rows of one length (MuonEq), Polar Express, the norm of orthogonal matrices (Muon+),
+    a second moment (NorMuon) and cautious decay, in this order. Each is a key; without any of them
+    it is Muon in its original scaling.
+    """
+    return Nanochat(
+        groups,
+        lr=lr,
+        decay=momentum,
+        nesterov=nesterov,
+        equilibrate=equilibrate_rows,
+        orthogonalisation=orthogonalisation,
+        steps=newton_schulz_steps,
+        renormalise=renormalise,
+        variance_decay=variance_decay if second_moment else None,
+        cautious_decay=cautious_decay,
+    )

@@ -11,7 +11,14 @@ from itertools import takewhile
 from math import ceil
 from typing import NamedTuple
 
-from pipegap.trainer.schedules.orders import Kind, Order, OrderStep, Place, Placement, in_turns
+from pipegap.trainer.schedules.orders import (
+    Kind,
+    Order,
+    OrderStep,
+    PipelineRank,
+    Placement,
+    in_turns,
+)
 
 
 class Op(NamedTuple):
@@ -86,7 +93,7 @@ class Schedule:
     @property
     def splits_backward(self) -> bool:
         """Whether backwards come in halves, I and W."""
-        return any(step.kind == "W" for step in self.order(Place(0, 1, 1), 1))
+        return any(step.kind == "W" for step in self.order(PipelineRank(0, 1, 1), 1))
 
     @property
     def phases(self) -> tuple[int, ...]:
@@ -104,8 +111,8 @@ class Schedule:
         holder = {stage: rank for rank in range(self.num_ranks) for stage in self.stages(rank)}
         return tuple(holder[stage] for stage in range(self.num_stages))
 
-    def _place(self, rank: int) -> Place:
-        return Place(rank, self.num_ranks, self.num_chunks)
+    def _place(self, rank: int) -> PipelineRank:
+        return PipelineRank(rank, self.num_ranks, self.num_chunks)
 
     def operations(self, first: int, last: int) -> list[list[Op]]:
         """Every rank's operations from drain to drain: batches first … last − 1 of one phase."""

@@ -22,7 +22,7 @@ class OrderStep(NamedTuple):
     flat: int
 
 
-class Place(NamedTuple):
+class PipelineRank(NamedTuple):
     """The rank, the number of ranks, and the number of chunks of the model that each rank holds."""
 
     rank: int
@@ -30,28 +30,28 @@ class Place(NamedTuple):
     num_chunks: int
 
 
-Order = Callable[[Place, int], Iterator[OrderStep]]
+Order = Callable[[PipelineRank, int], Iterator[OrderStep]]
 """(place, number of microbatches) → steps."""
-Placement = Callable[[Place], tuple[int, ...]]
+Placement = Callable[[PipelineRank], tuple[int, ...]]
 """place → the stages that this rank holds, by chunk."""
 
 
-def in_turns(at: Place) -> tuple[int, ...]:
+def in_turns(at: PipelineRank) -> tuple[int, ...]:
     """Rank r of p holds stages r, r + p, r + 2p, …"""
     return tuple(range(at.rank, at.num_ranks * at.num_chunks, at.num_ranks))
 
 
-def in_a_v(at: Place) -> tuple[int, ...]:
+def in_a_v(at: PipelineRank) -> tuple[int, ...]:
     """Rank r of p holds stages r and 2p − 1 − r: they go down the ranks and up again."""
     return at.rank, 2 * at.num_ranks - 1 - at.rank
 
 
-def one_forward_one_backward(at: Place, num_microbatches: int) -> Iterator[OrderStep]:
+def one_forward_one_backward(at: PipelineRank, num_microbatches: int) -> Iterator[OrderStep]:
     """1F1B (arXiv 2006.09503): one forward for each later rank, then one forward, one backward."""
     return by_turns(at.num_ranks - 1 - at.rank, num_microbatches)
 
 
-def with_slack(at: Place, num_microbatches: int) -> Iterator[OrderStep]:
+def with_slack(at: PipelineRank, num_microbatches: int) -> Iterator[OrderStep]:
     """1F1B with two forwards for each later rank: a message that takes up to half as long as a
     forward and a backward keeps nobody waiting.
 
@@ -73,14 +73,14 @@ def by_turns(ahead: int, num_microbatches: int, steps: range | None = None) -> I
             yield OrderStep("B", 0, step - ahead)
 
 
-def forwards_first(at: Place, num_microbatches: int) -> Iterator[OrderStep]:
+def forwards_first(at: PipelineRank, num_microbatches: int) -> Iterator[OrderStep]:
     """GPipe (arXiv 1811.06965): all forwards, then all backwards."""
     for kind in ("F", "B"):
         for flat in range(num_microbatches):
             yield OrderStep(kind, 0, flat)
 
 
-def interleaved(at: Place, num_microbatches: int) -> Iterator[OrderStep]:
+def interleaved(at: PipelineRank, num_microbatches: int) -> Iterator[OrderStep]:
     """Interleaved 1F1B (arXiv 2104.04473): groups of p microbatches go through one chunk at a time.
 
     The number of microbatches must be divisible by p.
@@ -103,7 +103,7 @@ def interleaved(at: Place, num_microbatches: int) -> Iterator[OrderStep]:
             yield OrderStep("B", v - 1 - chunk, flat)
 
 
-def two_groups(at: Place, num_microbatches: int, *, per_batch: int) -> Iterator[OrderStep]:
+def two_groups(at: PipelineRank, num_microbatches: int, *, per_batch: int) -> Iterator[OrderStep]:
     """WPipe (Yang et al., ICLR 2022): chunk 0 is of the first group, chunk 1 of the second.
 
     The forwards of the next batch through the first group come before the backwards of this one; in
@@ -119,7 +119,7 @@ def two_groups(at: Place, num_microbatches: int, *, per_batch: int) -> Iterator[
             yield OrderStep("B", 0, flat)
 
 
-def zero_bubble_h1(at: Place, num_microbatches: int) -> Iterator[OrderStep]:
+def zero_bubble_h1(at: PipelineRank, num_microbatches: int) -> Iterator[OrderStep]:
     """ZB-H1 (arXiv 2401.10241): rank r delays each weight half by r microbatches.
 
     So the weight halves fill what 1F1B leaves idle, while no rank keeps more than p microbatches.
@@ -136,17 +136,17 @@ def zero_bubble_h1(at: Place, num_microbatches: int) -> Iterator[OrderStep]:
     yield from (OrderStep("W", 0, flat) for flat in put_off)
 
 
-def zero_bubble_v(at: Place, num_microbatches: int) -> Iterator[OrderStep]:
+def zero_bubble_v(at: PipelineRank, num_microbatches: int) -> Iterator[OrderStep]:
     """ZB-V (arXiv 2401.10241, section 6), for two chunks per rank that are placed `in_a_v`.
 
     While the first microbatch goes from rank r down to the last rank and back, rank r has time for
     2 (p − r) − 1 forwards of its chunk 0; while it goes on up to rank 0 and comes back as a
-    backward, for forwards of both chunks by turns. Since then every microbatch that enters a chunk
-    follows one that left it, so that the rank keeps 2p chunks of activations at most. Where no
-    forwards are left, r weight halves of each chunk are put off, to fill the waits for the last
-    backwards. With 2p − 1 microbatches or more, and forwards and halves that take equally long, no
-    rank is idle between its first and its last step. With fewer microbatches the order is as
-    for 2p − 1, without the steps of microbatches that are not there.
+    backward, for forwards of both chunks by turns. From then on it runs a backward before each
+    further forward, so that it keeps the activations of 2p forwards at most. Where no forwards are
+    left, r weight halves of each chunk are put off, to fill the waits for the last backwards. With
+    2p − 1 microbatches or more, and forwards and halves that take equally long, no rank is idle
+    between its first and its last step. With fewer microbatches the order is as for 2p − 1, without
+    the steps of microbatches that are not there.
     """
     p, r = at.num_ranks, at.rank
     num = max(num_microbatches, 2 * p - 1)
@@ -165,7 +165,7 @@ def zero_bubble_v(at: Place, num_microbatches: int) -> Iterator[OrderStep]:
     yield from _numbered(names, num_microbatches)
 
 
-def dualpipe_v(at: Place, num_microbatches: int) -> Iterator[OrderStep]:
+def dualpipe_v(at: PipelineRank, num_microbatches: int) -> Iterator[OrderStep]:
     """DualPipeV (DeepSeek's DualPipe, arXiv 2412.19437, cut in half), for two chunks per rank that
     are placed `in_a_v`; the number of microbatches must be 2p or more.
 

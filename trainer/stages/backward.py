@@ -1,4 +1,6 @@
-"""A backward in two halves: first the input's gradient, later the weights' gradients."""
+"""A backward in two halves, first the input's gradient, later the weights' gradients, and the sums
+of these over microbatches and replicas, in the dtype of the master.
+"""
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
-from pipegap.trainer.base.flat import storage
+from pipegap.trainer.base.flat import Flat, Vector, storage, wholes
 from pipegap.trainer.schedules.operations import Schedule
 
 
@@ -182,9 +184,10 @@ class Microbatch:
 class Recomputed(Microbatch):
     """A microbatch of which a stage keeps the input alone, from its forward to its backward.
 
-    The backward first runs the forward again, at the weights of then: what it saved, and what it
-    made of weights, are all of these. The sender's gradient is of the first forward's output. The
-    last stage keeps its activations: its backward follows its forward, at the same weights.
+    The backward first runs the forward again, at the version that the module has by then: so all
+    that it reads is of that version, activations and what the forward computed from weights alike.
+    The gradient that it gets is of the first forward's output. The last stage keeps its
+    activations: its backward follows its forward, at the same version.
     """
 
     @override
@@ -218,3 +221,45 @@ def microbatches_of(
 def _sum_of(leaf: nn.Parameter, *halves: Tensor | None) -> Tensor:
     gradients = [half for half in halves if half is not None]
     return sum(gradients[1:], gradients[0]) if gradients else torch.zeros_like(leaf)
+
+
+class Sums:
+    """The sum of each replica's gradients, of weights that lie as `masters` do."""
+
+    def __init__(self, masters: Flat) -> None:
+        self._layout, self._dtype = masters.layout, masters.wholes[0].dtype
+        self._of_replicas: dict[int, Sequence[Tensor]] = {}
+
+    def add(self, replica: int, gradients: Sequence[Tensor]) -> None:
+        """Adds a microbatch's gradients.
+
+        The first ones become the sum itself. In another dtype they are copied to where a step by
+        vectors needs no further copy, and later ones are added vector by vector: torch would add
+        them tensor by tensor, and on a GPU the time goes by the number of calls.
+        """
+        total, vectors = self._of_replicas.get(replica), self._layout.vectors
+        are_alike = all(gradient.dtype == self._dtype for gradient in gradients)
+        if total is None and are_alike:
+            self._of_replicas[replica] = list(gradients)
+        elif total is None:
+            joined = [_joined(vector, gradients).to(self._dtype) for vector in vectors]
+            self._of_replicas[replica] = Flat(self._layout, joined)
+        elif isinstance(total, Flat):
+            for whole, vector in zip(total.wholes, vectors, strict=True):
+                whole.add_(_joined(vector, gradients))
+        else:
+            torch._foreach_add_(list(total), list(gradients))
+
+    def take(self) -> Sequence[Tensor]:
+        """Returns the sum over all replicas, and begins anew."""
+        replicas, self._of_replicas = self._of_replicas, {}
+        # In a fixed order, so that a run repeats to the bit.
+        total = replicas.pop(0)
+        for replica in sorted(replicas):
+            torch._foreach_add_(*wholes(total, replicas[replica]))
+        return total
+
+
+def _joined(vector: Vector, gradients: Sequence[Tensor]) -> Tensor:
+    """A copy of the gradients in this vector, in the widest of their dtypes."""
+    return vector.joined([gradients[i] for i in vector.numbers])

@@ -64,9 +64,9 @@ class CorrectionInParts(NoCorrection):
         self._groups += [(group, make(self._parts(group, self.lags))) for group in groups]
 
     @property
+    @override
     def moves_weights(self) -> bool:
-        """Whether `apply` does anything."""
-        return type(self.inner).apply is not NoCorrection.apply
+        return self.inner.moves_weights
 
     @property
     def changes_gradients(self) -> bool:

@@ -16,11 +16,10 @@ from pipegap.trainer.optimizers import state as optimizer_state
 from pipegap.trainer.optimizers.averaging import evaluated
 from pipegap.trainer.optimizers.routing import BALANCE, Kind, Parameters, alike
 from pipegap.trainer.schedules.operations import Op
-from pipegap.trainer.stages.backward import Microbatch
+from pipegap.trainer.stages.backward import Microbatch, Sums
 from pipegap.trainer.stages.in_parts import correction_in_parts
 from pipegap.trainer.stages.probe import Comparison, NoProbe, Probe
-from pipegap.trainer.stages.sums import Sums
-from pipegap.trainer.stages.update import corrected_update, dry_update
+from pipegap.trainer.stages.update import corrected_update, dry_update, stepping
 from pipegap.trainer.stages.versions import Versions
 
 
@@ -138,9 +137,8 @@ class Stage:
         delays = self._start_update(batch)
         # The master is stepped where version t + 1 will be read: version t stays as it was.
         weights = self.versions.open()
-        ahead = corrected_update(
-            self.optimizer, self._correction, weights, gradients, delays, self._probe
-        )
+        step = stepping(self.optimizer, weights, gradients)
+        ahead = corrected_update(step, self._correction, weights, delays, probe=self._probe)
         self.versions.close(ahead)
 
     def probe(self, batch: int, gradients: Sequence[Tensor]) -> None:

@@ -1,6 +1,10 @@
-"""The update as a value: u_t = W(t) − optimizer(W(t)); and the corrected one, W(t) → W(t + 1)."""
+"""The update: W(t) → W(t + 1), by the step u_t of an optimizer and what a correction makes of it.
 
-from collections.abc import Sequence
+Every update is made here: those of trials, of `DelayedOptimizer` and of `Schedule2BW`; but a graph
+makes those of a compiled trial (`trainer.compiled.step`), which tests hold to these.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,39 +14,62 @@ from pipegap.trainer.base.flat import cloned, wholes
 from pipegap.trainer.base.resources import random_state, restore_random_state
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.optimizers import state as optimizer_state
+from pipegap.trainer.optimizers.flat_optimizer import FlatOptimizer
 from pipegap.trainer.optimizers.hyperball import on_spheres
-from pipegap.trainer.optimizers.joined import Joined
 from pipegap.trainer.stages.probe import NoProbe
 
 Weights = Sequence[nn.Parameter]
 Gradients = Sequence[Tensor | None]
 """One per weight; the optimizer leaves a weight alone that has none."""
+Step = Callable[[], Iterable[Optimizer]]
+"""Steps weights by their gradients, in place, and returns the optimizers that did."""
 
 
 def corrected_update(
-    optimizer: Optimizer,
+    step: Step,
     correction: NoCorrection,
     weights: Weights,
-    gradients: Gradients,
     delays: Sequence[int],
-    probe: NoProbe,
+    *,
+    kept: Sequence[Tensor] = (),
+    probe: NoProbe | None = None,
 ) -> Sequence[Tensor]:
-    """Turns `weights` from W(t) into W(t + 1), in place; the gradients have these `delays`.
+    """Turns `weights` from W(t) into W(t + 1), in place; their gradients have these `delays`.
 
-    Returns what late reads of version t + 1 see, if the correction `reads_ahead`.
+    `kept` is W(t) too, where it stays in other memory. Returns what late reads of version t + 1
+    see, if the correction `reads_ahead`.
     """
+    probe = probe or NoProbe()
     probe.before(weights)
-    update: Sequence[Tensor] = []
-    if correction.needs_update or probe.needs_update:  # else u_t would cost a copy for nothing
-        update = update_of(optimizer, weights, gradients)
-    else:
-        step(optimizer, weights, gradients)
+    needs_update = correction.needs_update or probe.needs_update
+    before = kept or (cloned(weights) if needs_update else ())
+    optimizers = step()
     with torch.no_grad():
+        update = change(before, weights, in_place=not kept) if needs_update else ()
         probe.stepped(update)
-        with on_spheres([optimizer]):
+        with on_spheres(optimizers if correction.moves_weights else ()):
             correction.apply(weights, update, delays)
         probe.applied(weights)
         return correction.ahead(weights, update)
+
+
+def change(before: Sequence[Tensor], weights: Weights, *, in_place: bool) -> Sequence[Tensor]:
+    """u, one tensor per weight: what was subtracted. It may be made `in_place` of W(t)."""
+    old, new = wholes(before, weights)
+    if not in_place:
+        return torch._foreach_sub(old, new)
+    torch._foreach_sub_(old, new)
+    return before
+
+
+def stepping(optimizer: Optimizer, weights: Weights, gradients: Gradients) -> Step:
+    """The step by one gradient per weight of an optimizer that has no other weights."""
+
+    def made() -> list[Optimizer]:
+        step(optimizer, weights, gradients)
+        return [optimizer]
+
+    return made
 
 
 def step(optimizer: Optimizer, weights: Weights, gradients: Gradients) -> None:
@@ -50,7 +77,7 @@ def step(optimizer: Optimizer, weights: Weights, gradients: Gradients) -> None:
 
     A gradient is lent to its weight for the step, unless it is the weight's own.
     """
-    if isinstance(optimizer, Joined):
+    if isinstance(optimizer, FlatOptimizer):
         optimizer.step_by(gradients)
         return
     pairs = zip(weights, gradients, strict=True)
@@ -62,19 +89,10 @@ def step(optimizer: Optimizer, weights: Weights, gradients: Gradients) -> None:
         weight.grad = gradient
 
 
-def update_of(optimizer: Optimizer, weights: Weights, gradients: Gradients) -> Sequence[Tensor]:
-    """Steps `weights` in place and returns u, one tensor per weight: what was subtracted."""
-    update = cloned(weights)
-    step(optimizer, weights, gradients)
-    with torch.no_grad():
-        torch._foreach_sub_(*wholes(update, weights))
-    return update
-
-
 def dry_update(
     optimizer: Optimizer, weights: Weights, gradients: Sequence[Tensor]
 ) -> Sequence[Tensor]:
-    """What `update_of` would return; restores weights, optimizer and generators exactly."""
+    """The change that a step would make; restores weights, optimizer and generators exactly."""
     device = weights[0].device
     randomness = random_state(device)
     state = optimizer_state.copied(optimizer_state.by_weight(optimizer))
@@ -82,9 +100,9 @@ def dry_update(
     step(optimizer, weights, gradients)
     with torch.no_grad():  # tensor by tensor: another copy of all might not fit
         for now, start in zip(*wholes(weights, update), strict=True):
-            change = start - now
+            moved = start - now
             now.copy_(start)
-            start.copy_(change)
+            start.copy_(moved)
     optimizer_state.adopt(optimizer, state)  # another copy might not fit
     restore_random_state(randomness, device)
     return update

@@ -81,7 +81,7 @@ FLAWS: Sequence[Callable[[], Exception]] = (
     lambda: RuntimeError("a tied weight got no gradient on one of its stages"),
     lambda: RuntimeError("a correction of gradients needs one of every weight that requires one"),
 )
-"""What one rank alone can find: the sum of norms tells the others (`LateSums.tell`)."""
+"""What one rank alone can find: the sum of norms tells the others (`LateSums.report`)."""
 
 
 class Replaced:

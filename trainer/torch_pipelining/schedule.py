@@ -1,4 +1,22 @@
-"""`Schedule2BW`: PipeDream-2BW without a flush, for pipelines of torch.distributed.pipelining."""
+"""`Schedule2BW`: PipeDream-2BW without a flush, for pipelines of torch.distributed.pipelining.
+
+In time, on two ranks, with three microbatches; F1.0 is the forward of batch 1, microbatch 0:
+
+    rank 0   F1.0     B0.2  n  F1.1     B1.0     F1.2     B1.1  U0 F2.0     B1.2  n  F2.1
+                  ╳                 ╳                 ╳                 ╳
+    rank 1   B0.2  n  F1.0     B1.0     F1.1     B1.1     F1.2     B1.2  U0 n  F2.0     B2.0
+
+- ╳, sends and receives: F1.0 of rank 0 sends hidden states to F1.0 of rank 1, whose B0.2 sends
+  their gradient to B0.2 of rank 0. A send starts right after its pass, and nobody waits for it to
+  leave. Its receive was posted up to two passes before the one that reads it, which waits for it.
+- n, the norm: the last backward of batch 0 has made its gradient whole on this rank, so its tied
+  weights and then the norms of all ranks begin to be summed, between two passes. Nobody waits.
+- U0, the update: it ends the call of `step` with batch 1. Now the sum, which had a batch's time, is
+  waited for; `update` clips by it and steps, the correction follows, and W(1) is there. The first
+  to read it is F2.0: batch 1 is on W(0), forward and backward, on all ranks.
+
+A rank with more ranks behind it is more forwards ahead of its backwards, and has its n later.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,11 +34,10 @@ from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.delayed.arm import correction_node, require_options
 from pipegap.trainer.schedules.recipes import pipedream_2bw
 from pipegap.trainer.torch_pipelining import refusals
-from pipegap.trainer.torch_pipelining.messages import BACKWARD, FORWARD
-from pipegap.trainer.torch_pipelining.passes import Passes
+from pipegap.trainer.torch_pipelining.late_update import LateUpdate
+from pipegap.trainer.torch_pipelining.passes import BACKWARD, FORWARD, Passes
 from pipegap.trainer.torch_pipelining.sums import way_back
 from pipegap.trainer.torch_pipelining.unseen import Unseen
-from pipegap.trainer.torch_pipelining.update import LateUpdate
 
 TAKES_TARGET = "target" in signature(Schedule1F1B._initialize_stage).parameters  # not in 2.11
 
@@ -81,13 +98,13 @@ class Schedule2BW(Schedule1F1B):
         self._slack, self._synchronous_start = slack, synchronous_start
         node = correction_node(error_feedback, correction)
         self._late = LateUpdate(stage, twins, tied, node, num_updates)
-        self.twins = self._late.twins.modules
+        self.twins = self._late.versions.modules
         lead = per_stage * (stage.num_stages - 1 - stage.stage_index)
-        self._passes = Passes(stage, n_microbatches, lead, self._late.twins, trace)
+        self._passes = Passes(stage, n_microbatches, lead, self._late.versions, trace)
         # Before this forward of the next batch the gradient is whole, with those of tied copies.
         self._norm_at = max(lead, way_back(stage.num_stages)) if tied else lead
         self._drains = [0]  # batches before which the pipeline was drained
-        self._unseen = Unseen(calls_hooks=not self._late.twins.are_leaves)
+        self._unseen = Unseen(calls_hooks=not self._late.versions.are_leaves)
         self._failed = ""  # what stopped a batch halfway
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
@@ -193,13 +210,13 @@ class Schedule2BW(Schedule1F1B):
         refusals.require_eager(stage.device)
         is_synchronous = batch <= self._synchronous_start
         late.begin(batch, self.num_made, is_synchronous=is_synchronous)
-        refusals.require_trainable(self.update, late.twins.newest)
+        refusals.require_trainable(self.update, late.versions.newest)
         target = {"target": target_mbs and target_mbs[0]} if TAKES_TARGET else {}
         try:
-            stage.submod = late.twins.module(batch)
+            stage.submod = late.versions.module(batch)
             self._initialize_stage(args[0], kwargs[0], **target, **of_loss)
         finally:
-            stage.submod = late.twins.release()
+            stage.submod = late.versions.release()
 
         def forward(batch: int, i: int) -> None:
             if i == self._norm_at and self.num_made < batch:
@@ -237,7 +254,7 @@ class Schedule2BW(Schedule1F1B):
     def _give_back(self) -> None:
         """Leaves all as it was before the last batch that was taken."""
         self.num_taken -= 1
-        for weight in self._late.twins.weights(self.num_taken):
+        for weight in self._late.versions.weights(self.num_taken):
             weight.grad = None
 
     def _backward(self, batch: int, i: int) -> None:

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from math import ceil, isfinite
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
@@ -17,9 +17,48 @@ from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.flat import local
 from pipegap.trainer.executors.gradients import Diverged
 from pipegap.trainer.torch_pipelining import refusals
-from pipegap.trainer.torch_pipelining.messages import new_group, of_every_rank, ranks_of
+from pipegap.trainer.torch_pipelining.passes import new_group, of_every_rank, ranks_of
 
 NUM_FLAWS = len(refusals.FLAWS)
+
+
+class NormVector(NamedTuple):
+    """The vector from which the norm of the model is made: a stage's slots, and zeros for others'.
+
+    `tied` and `counted` are numbers of weights of the stage: those whose copies another stage has,
+    and those with a slot, since a tied weight counts on the first stage. `before` are the slots of
+    the stages before this one, `after` those of the stages after it and of flaws.
+    """
+
+    tied: list[int]
+    counted: list[int]
+    before: Tensor
+    after: Tensor
+    zero: Tensor
+
+
+def agreed(stage: PipelineStage, names: Sequence[str]) -> NormVector:
+    """Tells all ranks how many weights each has, and of which dtypes; every rank makes the call.
+
+    Raises BadInput, on all ranks alike, unless the first and the last stage name tied weights of
+    equal shapes, in one order.
+    """
+    named = dict(stage.submod.named_parameters())
+    tied = [[*named].index(name) for name in names if name in named]
+    counted = [i for i in range(len(named)) if stage.is_first or i not in tied]
+    shapes = [named[name].shape if name in named else None for name in names]
+    is_wide = any(w.dtype in (torch.float64, torch.complex128) for w in named.values())
+    mine = len(counted), shapes, is_wide
+    numbers, of_stages, are_wide = zip(*of_every_rank(mine, stage.group), strict=True)
+    are_known = all(shape is not None for of_stage in of_stages for shape in of_stage)
+    if not are_known or any(of_stages[1:-1]) or of_stages[0] != of_stages[-1]:
+        allowed = "must name weights of equal shapes on the first and on the last stage alone"
+        raise BadInput("tied", [*names], allowed)
+    dtype = torch.float64 if any(are_wide) else torch.float32
+    zero = torch.zeros(1, dtype=dtype, device=stage.device)
+    before = zero.new_zeros(sum(numbers[: stage.stage_index]))
+    after = zero.new_zeros(sum(numbers[stage.stage_index + 1 :]) + NUM_FLAWS)
+    return NormVector(tied, counted, before, after, zero)
 
 
 class LateSums:
@@ -28,62 +67,48 @@ class LateSums:
     Both copies of a weight that the first and the last stage share by value, as an embedding and a
     head, get the sum of their gradients; `tied` names them on each. Then the norm of the model is
     made from one vector with one slot per weight, as in trials (`executors.gradients`), so that it
-    is the same number for any number of stages. A tied weight counts on the first stage.
-
-    Raises BadInput, on all ranks alike, unless both stages name weights of equal shapes, in one
-    order.
+    is the same number for any number of stages. `connected` makes it.
     """
 
-    def __init__(self, stage: PipelineStage, tied: Sequence[str]) -> None:
-        self._stage, self._names = stage, tied
-        self.agree()
-        ranks = ranks_of(stage)
-        self._first = ranks[0]
-        ends = sorted({ranks[0], ranks[-1]})
-        self._group, self._ends = (new_group(stage, of) for of in (ranks, ends))
+    def __init__(
+        self, stage: PipelineStage, tied: Sequence[str], slots: NormVector, group: Any, ends: Any
+    ) -> None:
+        self._stage, self._names, self._slots = stage, tied, slots
+        self._group, self._ends = group, ends
         self._of_tied: list[Any] = []
         self._scalers: list[GradScaler] = []  # that scaled a loss
         self._flaws: set[int] = set()
         self.unscaled = refusals.unscaled(self._scalers)
-        # NCCL builds a communicator at its first use.
-        dist.all_reduce(self._zero, group=self._group)
+
+    @classmethod
+    def connected(cls, stage: PipelineStage, tied: Sequence[str]) -> Self:
+        """Makes it and the groups of its sums, which are used once: NCCL builds a communicator at
+        its first use. All ranks of the pipeline make the call. Raises BadInput as `agreed` does."""
+        slots, ranks = agreed(stage, tied), ranks_of(stage)
+        group, ends = (new_group(stage, of) for of in (ranks, sorted({ranks[0], ranks[-1]})))
+        dist.all_reduce(slots.zero, group=group)
+        return cls(stage, tied, slots, group, ends)
 
     def agree(self) -> None:
-        """All ranks learn how many weights each has, and of which dtypes: at first, and again when
-        the weights that train are known."""
-        stage, named = self._stage, dict(self._stage.submod.named_parameters())
-        self._tied = [[*named].index(name) for name in self._names if name in named]
-        self._counted = [i for i in range(len(named)) if stage.is_first or i not in self._tied]
-        shapes = [named[name].shape if name in named else None for name in self._names]
-        is_wide = any(w.dtype in (torch.float64, torch.complex128) for w in named.values())
-        mine = len(self._counted), shapes, is_wide
-        numbers, tied, are_wide = zip(*of_every_rank(mine, stage.group), strict=True)
-        are_known = all(shape is not None for of_stage in tied for shape in of_stage)
-        if not are_known or any(tied[1:-1]) or tied[0] != tied[-1]:
-            allowed = "must name weights of equal shapes on the first and on the last stage alone"
-            raise BadInput("tied", [*self._names], allowed)
-        dtype = torch.float64 if any(are_wide) else torch.float32
-        self._zero = torch.zeros(1, dtype=dtype, device=stage.device)
-        before = sum(numbers[: stage.stage_index])
-        after = sum(numbers[stage.stage_index + 1 :]) + NUM_FLAWS
-        self._others = self._zero.new_zeros(before), self._zero.new_zeros(after)
-        """The slots of the stages before this one; after it, and those of flaws."""
+        """`agreed`, again, when the weights that train are known."""
+        self._slots = agreed(self._stage, self._names)
 
-    def tell(self, flaw: int) -> None:
+    def report(self, flaw: int) -> None:
         """This rank found one of `refusals.FLAWS`: the next sum tells the others."""
         self._flaws.add(flaw)
 
     def make_equal(self, weights: Sequence[Tensor]) -> None:
         """Gives the last stage's copies of tied weights the values of the first stage's."""
-        for i in self._tied:
-            dist.broadcast(local(weights[i].detach()), self._first, group=self._ends)
+        first = ranks_of(self._stage)[0]
+        for i in self._slots.tied:
+            dist.broadcast(local(weights[i].detach()), first, group=self._ends)
 
     def begin_tied(self, weights: Sequence[Tensor]) -> None:
         """Starts to add up the gradients of tied weights."""
-        for i in self._tied:
+        for i in self._slots.tied:
             gradient = weights[i].grad
             if gradient is None:
-                self.tell(refusals.UNTIED)
+                self.report(refusals.UNTIED)
                 gradient = torch.zeros_like(weights[i])
             weights[i].grad = gradient = gradient.to_dense()
             work = dist.all_reduce(local(gradient), group=self._ends, async_op=True)
@@ -96,13 +121,13 @@ class LateSums:
 
     def begin_norm(self, every: Sequence[Tensor | None]) -> None:
         """Starts the sum for this stage's gradients of a batch, one per weight or None."""
-        norms = norms_of([self._zero if (g := every[i]) is None else g for i in self._counted])
-        mine = [torch.stack([norm.to(self._zero.dtype) for norm in norms])] if norms else []
-        mine += [self._zero] * (len(self._counted) - len(norms))  # DTensors share a norm
-        before, after = self._others
+        _, counted, before, after, zero = self._slots
+        norms = norms_of([zero if (g := every[i]) is None else g for i in counted])
+        mine = [torch.stack([norm.to(zero.dtype) for norm in norms])] if norms else []
+        mine += [zero] * (len(counted) - len(norms))  # DTensors share a norm
         self._norms = torch.cat([before, *mine, after])
         if self._scalers:
-            self.tell(refusals.SCALED)
+            self.report(refusals.SCALED)
         for flaw in self._flaws:
             self._norms[flaw - NUM_FLAWS] = self._norms[:-NUM_FLAWS] = torch.nan
         self._of_norm: Any = dist.all_reduce(self._norms, group=self._group, async_op=True)
@@ -111,13 +136,13 @@ class LateSums:
         """The norm of the batch's gradient, the same on every rank.
 
         Raises on every rank alike: Diverged if it is not finite, and what one of them had to
-        `tell`.
+        `report`.
         """
         self._of_norm.wait()
         norm = torch.linalg.vector_norm(self._norms[:-NUM_FLAWS])
         if not isfinite(norm):
-            for told, error in zip(self._norms[-NUM_FLAWS:], refusals.FLAWS, strict=True):
-                if told.isnan():
+            for found, error in zip(self._norms[-NUM_FLAWS:], refusals.FLAWS, strict=True):
+                if found.isnan():
                     raise error()
             raise Diverged(batch)
         return norm

@@ -16,7 +16,7 @@ from pipegap.analysis.advice.speed import (
     speed_up,
 )
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.schedules.simulate import simulate
+from pipegap.trainer.schedules.proof import simulate
 
 STAGES, MICROBATCHES = st.integers(1, 6), st.integers(1, 8)
 

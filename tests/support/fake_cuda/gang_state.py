@@ -8,7 +8,7 @@ from unittest.mock import patch
 import torch
 
 from pipegap.trainer.executors.pipelined import Pipelined
-from pipegap.trainer.ranks import collect
+from pipegap.trainer.ranks import groups
 from tests.support.fake_cuda.gpu import FakeGPU
 
 
@@ -23,7 +23,7 @@ def looked_at() -> dict[str, Any]:
         executor = Pipelined.__new__(Pipelined)
         executor._stages = [SimpleNamespace(state=lambda: state)]
         executor._gang, executor._spill = SimpleNamespace(replica=0), Path()
-        with patch.object(collect, "collect", lambda gang, items: sent.extend(items) or []):
+        with patch.object(groups, "collect", lambda gang, items: sent.extend(items) or []):
             executor.state()
         [(_, of_weight)] = sent
         tensors = of_weight["master"], of_weight["slots"][0], of_weight["optimizer"][0]

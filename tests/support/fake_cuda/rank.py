@@ -20,7 +20,7 @@ from pipegap.trainer.config.memory import peak_bytes
 from pipegap.trainer.executors.pipelined import Pipelined
 from pipegap.trainer.optimizers.routing import BALANCE
 from pipegap.trainer.parts import Parts, build_pipelined, empty_stage
-from pipegap.trainer.ranks import collect
+from pipegap.trainer.ranks import groups
 from pipegap.trainer.ranks.groups import Gang, Heartbeat
 from tests.support.fake_cuda.gpu import FakeGPU
 from tests.support.fake_cuda.trials import Facts, facts_of
@@ -64,7 +64,7 @@ def looked_at(words: Sequence[str], rank: int, updates: int, saves: bool = False
             executor.run(1, 1 + updates, lambda update: None)
             if saves:
                 gpu.begin("checkpoint")
-                with mock.patch.object(collect, "collect", _sent):
+                with mock.patch.object(groups, "collect", _sent):
                     executor.state()
     except Exception:
         error = traceback.format_exc()

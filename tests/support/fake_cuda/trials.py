@@ -12,7 +12,6 @@ from pipegap.trainer.base.resources import on_cpu, reproducible
 from pipegap.trainer.config.memory import peak_bytes
 from pipegap.trainer.executors.emulated import Emulated
 from tests.support.fake_cuda.gpu import FakeGPU, place
-from tests.support.fake_cuda.parts import PASSES
 from tests.support.steps import executor, resolved
 
 UPDATES = 100_000
@@ -46,13 +45,8 @@ def facts_of(gpu: FakeGPU) -> Facts:
     by_part: dict[str, Counter[str]] = {}
     for (part, doing), number in gpu.launches.items():
         by_part.setdefault(part, Counter())[doing] += number
-    passes = {part: sum(of[name] for name in PASSES) for part, of in by_part.items()}
     return {
         "waits": waits,
-        "launches": {
-            part: {"beside": of.total() - passes[part], "passes": passes[part]}
-            for part, of in by_part.items()
-        },
         "by_part": by_part,
         "peaks": gpu.peaks,
         "mixed": dict(gpu.mixed),

@@ -12,8 +12,7 @@ from pipegap.trainer.base.resources import reproducible
 from pipegap.trainer.compiled.chosen import FEEDBACK, RULES, rules
 from pipegap.trainer.compiled.rules_of_matrices import orthogonal
 from pipegap.trainer.compiled.versions import StackedVersions
-from pipegap.trainer.corrections.error_feedback import ErrorFeedback
-from pipegap.trainer.corrections.matched_error_feedback import MatchedErrorFeedback
+from pipegap.trainer.corrections.error_feedback import ErrorFeedback, MatchedErrorFeedback
 from pipegap.trainer.executors.emulated import Emulated
 from pipegap.trainer.executors.gradients import Update
 from tests.support import smallest

@@ -106,7 +106,7 @@ def test_bytes_of_passes_and_update() -> None:
         "loss": LOSS_TOUCHES * 2 * node["vocab_size"] * tokens,
         "optimizer": n * 4 * (2 + 2 * 2 + 1 + 2 + 1 + 2),  # weight, moments, gradient; its norm
         "versions": n * (4 + 2),
-        "correction": n * 4 * (1 + 1 + 2 + 1 + 1 + 2 + 1 + 1 + 1 + 2 + 1),  # test_passes.py
+        "correction": n * 4 * (1 + 1 + 2 + 1 + 1 + 2 + 1 + 1 + 1 + 2 + 1),
     }
     found = {name: of.bytes for name, of in {**stage.passes, **stage.update}.items() if of.bytes}
     assert found == pytest.approx(expected)

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from pipegap.trainer.base.flat import Flat, Layout
-from pipegap.trainer.corrections.adaptive_error_feedback import AdaptiveErrorFeedback
-from pipegap.trainer.corrections.error_feedback import ErrorFeedback
-from pipegap.trainer.corrections.error_feedback_gradient import GradientErrorFeedback
-from pipegap.trainer.corrections.learning_rate import LearningRate
+from pipegap.trainer.corrections.compensation import LearningRate, Taylor, WeightPrediction
+from pipegap.trainer.corrections.error_feedback import (
+    AdaptiveErrorFeedback,
+    ErrorFeedback,
+    GradientErrorFeedback,
+)
 from pipegap.trainer.corrections.none import NoCorrection
-from pipegap.trainer.corrections.taylor import Taylor
-from pipegap.trainer.corrections.weight_prediction import WeightPrediction
 from pipegap.trainer.schedules.recipes import pipedream_2bw
 from tests.support import toy
 from tests.support.delayed import ADAMW, PHASES, T

@@ -9,14 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipegap.trainer.corrections.adaptive_error_feedback import AdaptiveErrorFeedback
-from pipegap.trainer.corrections.error_feedback import ErrorFeedback, Late
-from pipegap.trainer.corrections.error_feedback_gradient import GradientErrorFeedback
-from pipegap.trainer.corrections.learning_rate import LearningRate
+from pipegap.trainer.corrections.compensation import LearningRate, Taylor, WeightPrediction
+from pipegap.trainer.corrections.error_feedback import (
+    AdaptiveErrorFeedback,
+    ErrorFeedback,
+    GradientErrorFeedback,
+    Late,
+)
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.corrections.past import Past
-from pipegap.trainer.corrections.taylor import Taylor
-from pipegap.trainer.corrections.weight_prediction import WeightPrediction
 from tests.oracles.corrections import REFERENCES, Plain
 from tests.support.delayed import T
 from tests.support.every_correction import SETTINGS, Make, error, variants

@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.delayed import DelayedOptimizer
-from pipegap.trainer.optimizers.averaging import ScheduleFree
 from tests.support import toy
 
 T = 7
@@ -209,13 +208,6 @@ def test_goes_on_from_a_bare_optimizer_that_was_saved_as_its_library_asks(
     other.module.load_state_dict(again[0])
     other.delayed.load_state_dict(again[1])
     assert other.run(3, 4)[0] == losses
-
-
-@every
-def test_several_in_one_are_shown_alike(name: str) -> None:
-    alone, wrapped = Loop(name, {}), Loop(name, {}, lambda inner: ScheduleFree([inner]))
-    assert alone.run(0, 3)[0] == wrapped.run(0, 3)[0]
-    assert all(map(torch.equal, alone.evaluated(), wrapped.evaluated()))
 
 
 @every

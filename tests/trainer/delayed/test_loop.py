@@ -11,10 +11,8 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.corrections.learning_rate import LearningRate
+from pipegap.trainer.corrections.compensation import LearningRate, Taylor, WeightPrediction
 from pipegap.trainer.corrections.none import NoCorrection
-from pipegap.trainer.corrections.taylor import Taylor
-from pipegap.trainer.corrections.weight_prediction import WeightPrediction
 from pipegap.trainer.delayed import DelayedOptimizer
 from tests.support import toy
 from tests.support.delayed import ADAMW, T

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim import SGD, AdamW, Optimizer
 
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.corrections.weight_prediction import WeightPrediction
+from pipegap.trainer.corrections.compensation import WeightPrediction
 from pipegap.trainer.delayed import DelayedOptimizer
 from tests.support import naive_loop
 from tests.support.delayed import ADAMW, T

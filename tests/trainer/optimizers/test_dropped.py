@@ -13,7 +13,7 @@ FP32 = 4
 STEPS = 12
 """So many that bases are renewed."""
 ON_A_GPU = {"adamh", "adamw", "muonh", "nadamw", "nanochat", "normuonh", "sgd", "sgdw"}
-"""Optimizers that do otherwise on a CPU, or that step vectors (`trainer.optimizers.joined`)."""
+"""Optimizers that do otherwise on a CPU, or that step vectors (`FlatOptimizer`)."""
 REPLACE = {"shampoo", "soap"}
 """Their new states would count as made in the step, and the old ones as nothing."""
 

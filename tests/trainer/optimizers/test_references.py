@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pipegap.trainer.optimizers.averaging import evaluated
-from pipegap.trainer.optimizers.together import Together
+from pipegap.trainer.optimizers.chained import Chained
 from tests.oracles import hyperball
 from tests.oracles import matrix_optimizers as of_matrices
 from tests.oracles import optimizers as references
@@ -211,7 +211,7 @@ def test_together_is_one_after_the_other() -> None:
         return [a, b], [torch.optim.AdamW([a], lr=0.1), torch.optim.SGD([b], lr=0.2, momentum=0.9)]
 
     (ours, parts), (theirs, apart) = two(), two()
-    together = Together(parts)
+    together = Chained(parts)
     for t in range(6):
         for p, q in zip(ours, theirs, strict=True):
             p.grad = torch.full_like(p, t + 1.0)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.config.plan import plan_trial
-from pipegap.trainer.optimizers.sgd import sgd
+from pipegap.trainer.optimizers.entrywise import sgd
 from pipegap.trainer.schedules.operations import Schedule
 from pipegap.trainer.schedules.recipes import paci
 from pipegap.trainer.stages.backward import Microbatch

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipegap.trainer.schedules.operations import Schedule
+from pipegap.trainer.schedules.proof import Timeline, simulate, steady
 from pipegap.trainer.schedules.recipes import (
     dualpipe_v,
     gpipe,
@@ -16,7 +17,6 @@ from pipegap.trainer.schedules.recipes import (
     zero_bubble_h1,
     zero_bubble_v,
 )
-from pipegap.trainer.schedules.simulate import Timeline, simulate, steady
 from tests.support.delayed import PHASES
 
 STAGES, MICROBATCHES, BATCHES = st.integers(1, 8), st.integers(1, 16), st.integers(1, 5)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pipegap.trainer.corrections.compensation import LearningRate
 from pipegap.trainer.corrections.error_feedback import ErrorFeedback
-from pipegap.trainer.corrections.learning_rate import LearningRate
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.optimizers.routing import kinds
 from pipegap.trainer.schedules import recipes as schedules

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from pipegap.trainer.stages.probe import Probe
-from pipegap.trainer.stages.update import dry_update, update_of
+from pipegap.trainer.stages.update import dry_update, step
 from tests.support.live_memory import LiveMemory
 
 NUM, SHAPE = 16, (64, 256)
@@ -22,7 +22,7 @@ def stepped() -> tuple[torch.optim.Optimizer, Sequence[nn.Parameter]]:
     """An optimizer that has its states."""
     weights = [nn.Parameter(weight, requires_grad=False) for weight in tensors()]
     optimizer = torch.optim.AdamW(weights, foreach=False, fused=True)
-    update_of(optimizer, weights, tensors())
+    step(optimizer, weights, tensors())
     return optimizer, weights
 
 

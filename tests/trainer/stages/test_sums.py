@@ -5,7 +5,7 @@ import operator
 import torch
 
 from pipegap.trainer.base.flat import Flat, Layout
-from pipegap.trainer.stages.sums import Sums
+from pipegap.trainer.stages.backward import Sums
 
 SHAPES = [(3, 5), (7,), (2, 2, 2)] * 7
 DTYPES = [torch.bfloat16, torch.float32, torch.bfloat16] * 7

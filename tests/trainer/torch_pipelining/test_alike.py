@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
-from pipegap.trainer.corrections.taylor import Taylor
+from pipegap.trainer.corrections.compensation import Taylor
 from pipegap.trainer.executors.gradients import Diverged
 from pipegap.trainer.ranks.groups import Heartbeat, joined
 from pipegap.trainer.ranks.spawn import run_gang

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from pipegap.trainer.corrections.weight_prediction import WeightPrediction
+from pipegap.trainer.corrections.compensation import WeightPrediction
 from pipegap.trainer.torch_pipelining import Schedule2BW
 from tests.support.live_memory import LiveMemory
 

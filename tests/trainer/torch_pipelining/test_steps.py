@@ -13,7 +13,7 @@ from torch.optim import SGD, Optimizer
 
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.torch_pipelining import Schedule2BW
-from pipegap.trainer.torch_pipelining.steps import Steps
+from pipegap.trainer.torch_pipelining.late_update import Steps
 
 Update = Callable[[nn.Module], object]
 NONE, CLEARED = "made no optimizer step", "cleared the gradients before the optimizer's step"

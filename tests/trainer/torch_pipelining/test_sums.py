@@ -2,8 +2,8 @@
 
 import pytest
 
+from pipegap.trainer.schedules.proof import simulate
 from pipegap.trainer.schedules.recipes import pipedream_2bw
-from pipegap.trainer.schedules.simulate import simulate
 from pipegap.trainer.torch_pipelining.sums import way_back
 
 COSTS = {"F": 1.0, "B": 2.0, "U": 0.0}

@@ -1,15 +1,35 @@
 """`Schedule2BW` leaves a trial's trace: its ranks make the passes of a trial's ranks, in order."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from pipegap.trainer.schedules.recipes import pipedream_2bw
+from pipegap.trainer.torch_pipelining import schedule as schedule_2bw
 from tests.support.torch_expected import differences, expected
 from tests.support.torch_pipeline import Case, T, on_ranks
 
 DRAINED_BEFORE = 5
+
+
+def test_the_drawn_order_is_that_of_the_passes(tmp_path: Path) -> None:
+    """What the module says of two ranks and three microbatches."""
+    text = str(schedule_2bw.__doc__)
+    drawn = [re.findall(r"[FB]\d\.\d|U\d", line) for line in text.splitlines() if "   rank" in line]
+    on_ranks(2, [Case(3, trace_to=tmp_path)])
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    for rank, order in enumerate(drawn):
+        spans = [e for e in events if e["ph"] == "X" and e["tid"] == 2 * rank]
+        spans = sorted((e for e in spans if e["cat"] in "FBU"), key=lambda e: e["ts"])
+        made = [
+            f"{e['cat']}{e['args']['batch']}" + f".{e['args']['microbatch']}" * (e["cat"] != "U")
+            for e in spans
+        ]
+        first = made.index(order[0])
+        assert made[first : first + len(order)] == order
+    assert len(drawn) == 2
 
 
 @pytest.mark.parametrize("slack", [False, True])

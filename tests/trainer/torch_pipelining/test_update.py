@@ -12,7 +12,7 @@ from torch.distributed.pipelining import PipelineStage
 from pipegap.trainer.delayed import DelayedOptimizer
 from pipegap.trainer.delayed.arm import correction_node
 from pipegap.trainer.torch_pipelining import Schedule2BW
-from pipegap.trainer.torch_pipelining.update import LateUpdate
+from pipegap.trainer.torch_pipelining.late_update import LateUpdate
 
 
 @pytest.mark.parametrize("how", ["foreach", "fused"])
@@ -21,7 +21,7 @@ def test_a_step_that_no_version_of_a_weight_shows(one_rank: None, how: str) -> N
     newest, *twins = (fully_shard(nn.Linear(2, 2), mesh=mesh) for _ in range(3))
     stage = PipelineStage(newest, 0, 1, torch.device("cpu"))
     late = LateUpdate(stage, twins, [], correction_node(0, None), None)
-    late.twins.start(0)
+    late.versions.start(0)
     twins[0](torch.ones(1, 2)).sum().backward()
     optimizer = torch.optim.AdamW(newest.parameters(), lr=0.1, **{how: True})
     versions = [weight._version for weight in newest.parameters()]

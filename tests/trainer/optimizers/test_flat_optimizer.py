@@ -11,7 +11,7 @@ from pipegap.trainer.base.build import locate
 from pipegap.trainer.base.flat import LARGEST, Flat, Layout, cloned, wholes
 from pipegap.trainer.optimizers import state
 from pipegap.trainer.optimizers.averaging import evaluated
-from pipegap.trainer.optimizers.joined import Joined, joined
+from pipegap.trainer.optimizers.flat_optimizer import FlatOptimizer, flattened
 from pipegap.trainer.optimizers.routing import Kind, Parameters, alike, is_entrywise
 from tests.support.every_optimizer import NAMES, address, maker
 
@@ -52,7 +52,7 @@ def trained(make: Callable[[Parameters], Optimizer], *, resumed: bool) -> list[T
 def test_joined_equals_weight_by_weight(name: str, resumed: bool) -> None:
     make = maker(name, weight_decay=0.1, lr=0.01)
     alone = trained(make, resumed=False)
-    together = trained(joined(make), resumed=resumed)
+    together = trained(flattened(make), resumed=resumed)
     assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
 
 
@@ -60,7 +60,7 @@ def test_joined_equals_weight_by_weight(name: str, resumed: bool) -> None:
 def test_the_state_is_that_of_each_weight(name: str) -> None:
     """So checkpoints stay as they are, whichever way they were made."""
     states = []
-    for make in (maker(name), joined(maker(name))):
+    for make in (maker(name), flattened(maker(name))):
         weights = [nn.Parameter(weight, requires_grad=False) for weight in laid_out(0)]
         optimizer = make(list(zip(KINDS, weights, strict=True)))
         for weight, gradient in zip(weights, laid_out(1), strict=True):
@@ -77,8 +77,8 @@ def test_the_state_is_that_of_each_weight(name: str) -> None:
 
 def test_one_call_steps_all_weights_that_decay() -> None:
     weights = [nn.Parameter(weight, requires_grad=False) for weight in laid_out(0)]
-    optimizer = joined(maker("adamw"))(list(zip(KINDS, weights, strict=True)))
-    assert isinstance(optimizer, Joined)
+    optimizer = flattened(maker("adamw"))(list(zip(KINDS, weights, strict=True)))
+    assert isinstance(optimizer, FlatOptimizer)
     assert sum(len(group["params"]) for group in optimizer._inner.param_groups) == 2
     assert sum(len(group["params"]) for group in optimizer.param_groups) == 5
 

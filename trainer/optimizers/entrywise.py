@@ -1,20 +1,23 @@
-"""Adam and its descendants: every weight by its own moments."""
+"""Adam, descent by momentum and their descendants: each entry has a step of its own."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch.optim import Optimizer
-from typing_extensions import override
 
 from pipegap.trainer.base.ranges import Count, NonNegative, Positive
+from pipegap.trainer.optimizers.chained import Chained
 from pipegap.trainer.optimizers.dropped import drops, of_a_kind, one_vector
 from pipegap.trainer.optimizers.routing import (
     Decay,
+    Group,
     Parameters,
     decaying,
     entrywise,
     grouped,
     holds,
 )
-from pipegap.trainer.optimizers.together import Together
 
 
 @entrywise
@@ -116,20 +119,18 @@ def adopt(
         weight_decouple=True,
         clip_lambda=lambda step: (step - 1) ** 0.25,  # the library counts from 1
     )
-    return _FirstCallOnlyLooks([optimizer])
+    return Chained([optimizer], within=_first_call_only_looks)
 
 
-class _FirstCallOnlyLooks(Together):
+@contextmanager
+def _first_call_only_looks(groups: Sequence[Group]) -> Iterator[None]:
     """Leaves the weights unchanged at the first call, as in the paper; the library decays them."""
-
-    @override
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        decays = [group["weight_decay"] for group in self.param_groups]
-        for group in self.param_groups:
-            group["weight_decay"] *= group.get("step", 0) > 0
-        super().step()
-        for group, decay in zip(self.param_groups, decays, strict=True):
-            group["weight_decay"] = decay
+    decays = [group["weight_decay"] for group in groups]
+    for group in groups:
+        group["weight_decay"] *= group.get("step", 0) > 0
+    yield
+    for group, decay in zip(groups, decays, strict=True):
+        group["weight_decay"] = decay
 
 
 @entrywise
@@ -196,3 +197,73 @@ def mars(
         weight_decay_1d=0.0,
         eps=eps,
     )
+
+
+@entrywise
+@holds(1, others=1)
+@drops(1, one_vector)
+def sgd(
+    parameters: Parameters,
+    *,
+    lr: Positive,
+    momentum: Decay,
+    nesterov: bool,
+    weight_decay: NonNegative,
+    fused: bool,
+) -> Optimizer:
+    """SGD with momentum, torch's; `weight_decay` is added to the gradient (L2), as torch does."""
+    return torch.optim.SGD(
+        decaying(parameters, weight_decay),
+        lr=lr,
+        momentum=momentum,
+        nesterov=nesterov,
+        fused=fused,
+    )
+
+
+@entrywise
+@holds(1, others=1)
+@drops(1, one_vector)
+def sgdw(
+    parameters: Parameters,
+    *,
+    lr: Positive,
+    momentum: Decay,
+    nesterov: bool,
+    weight_decay: NonNegative,
+) -> Optimizer:
+    """SGD with momentum and decoupled decay (arXiv 1711.05101), pytorch_optimizer's."""
+    from pytorch_optimizer import SGDW
+
+    return SGDW(decaying(parameters, weight_decay), lr=lr, momentum=momentum, nesterov=nesterov)
+
+
+@entrywise
+@holds(1, others=1)
+def lion(
+    parameters: Parameters,
+    *,
+    lr: Positive,
+    momentum: Decay,
+    interpolation: Decay,
+    weight_decay: NonNegative,
+) -> Optimizer:
+    """Lion (arXiv 2302.06675), pytorch_optimizer's.
+
+    `momentum` is the decay of the momentum m, the paper's β2. The update is the sign of
+    interpolation · m + (1 − interpolation) · gradient, where `interpolation` is the paper's β1.
+    """
+    from pytorch_optimizer import Lion
+
+    return Lion(decaying(parameters, weight_decay), lr=lr, betas=(interpolation, momentum))
+
+
+@entrywise
+@holds(1, others=1)
+def signum(
+    parameters: Parameters, *, lr: Positive, momentum: Decay, weight_decay: NonNegative
+) -> Optimizer:
+    """Signum (arXiv 1802.04434) with decoupled decay, pytorch_optimizer's."""
+    from pytorch_optimizer import SignSGD
+
+    return SignSGD(decaying(parameters, weight_decay), lr=lr, momentum=momentum)

@@ -2,7 +2,8 @@
 
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from itertools import islice
@@ -16,24 +17,29 @@ from typing_extensions import override
 from pipegap.trainer.base.ranges import NonNegative, Positive
 from pipegap.trainer.optimizers.routing import Decay, Group, Parameters, decaying, grouped, split
 
+Within = Callable[[list[Group]], AbstractContextManager[Any]]
+"""Groups of an optimizer → a context of its step."""
 
-class Together(Optimizer):
+
+class Chained(Optimizer):
     """One optimizer made of `parts`, optimizers of disjoint weights, with their groups and state.
 
-    A step equals stepping the parts one after the other, bit for bit. Checkpoints do not hold what
-    a part keeps outside of `state` and `param_groups`.
+    A step equals stepping the parts one after the other, bit for bit, in the context that `within`
+    makes of the groups. Checkpoints do not hold what a part keeps outside of `state` and
+    `param_groups`.
     """
 
-    def __init__(self, parts: Iterable[Optimizer]) -> None:
-        self.parts = list(parts)
+    def __init__(self, parts: Iterable[Optimizer], within: Within = nullcontext) -> None:
+        self.parts, self._within = list(parts), within
         super().__init__([group for part in self.parts for group in part.param_groups], {})
         self._link()
 
     @override
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for part in self.parts:
-            part.step()
+        with self._within(self.param_groups):
+            for part in self.parts:
+                part.step()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # load_state_dict ends here, with new groups and state
@@ -44,37 +50,36 @@ class Together(Optimizer):
         for part in self.parts:
             part.param_groups = list(islice(groups, len(part.param_groups)))
             part.state = self.state
-            if isinstance(part, Together):
+            if isinstance(part, Chained):
                 part._link()
 
 
-class StepsItsOwnWay(Together):
-    """Moves weights in its own way by the updates of its parts, which do not decay the weights.
+def moved_by(
+    optimizer: Optimizer, move: Callable[[Group, list[Tensor], list[Tensor]], None], **options: Any
+) -> Chained:
+    """Moves weights in another way by the updates of an optimizer, and without its decay.
 
-    The parts step from weights of zero, and leave there minus the update, without rounding.
+    `move(group, weights, updates)` steps the weights of a group that have a gradient; `updates` are
+    what would be subtracted, and may be overwritten. Its groups get these `options`.
     """
+    for group in optimizer.param_groups:
+        group.update(options, weight_decay=0.0)
+    return Chained([optimizer], partial(_moving, move))
 
-    @abstractmethod
-    def move(
-        self,
-        group: Group,
-        weights: list[Tensor],  # to be set
-        before: list[Tensor],  # as the weights were, may be overwritten
-        update: list[Tensor],  # what the parts would subtract, may be overwritten
-    ) -> None:
-        """Steps the weights of a group that have a gradient, at least one."""
 
-    @override
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        moved = []
-        for group in self.param_groups:
-            if weights := [p for p in group["params"] if p.grad is not None]:
-                moved.append((group, weights, [p.detach().clone() for p in weights]))
-                torch._foreach_zero_(weights)
-        super().step()
-        for group, weights, before in moved:
-            self.move(group, weights, before, list(torch._foreach_neg(weights)))
+@contextmanager
+def _moving(move: Callable[..., None], groups: Sequence[Group]) -> Iterator[None]:
+    """Has an optimizer step from weights of zero: it leaves minus the update, without rounding."""
+    moved = []
+    for group in groups:
+        if weights := [p for p in group["params"] if p.grad is not None]:
+            moved.append((group, weights, [p.detach().clone() for p in weights]))
+            torch._foreach_zero_(weights)
+    yield
+    for group, weights, before in moved:
+        updates = list(torch._foreach_neg(weights))
+        torch._foreach_copy_(weights, before)
+        move(group, weights, updates)
 
 
 def decay_cautiously(weights: Sequence[Tensor], updates: Sequence[Tensor], share: float) -> None:
@@ -84,23 +89,6 @@ def decay_cautiously(weights: Sequence[Tensor], updates: Sequence[Tensor], share
     """
     for weight, update in zip(weights, updates, strict=True):
         weight.sub_(weight * (weight * update >= 0), alpha=share)
-
-
-class CautiousDecay(StepsItsOwnWay):
-    """Moves weights by the updates of an optimizer, and makes its decay in its place."""
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        super().__init__([optimizer])
-        for group in self.param_groups:
-            group["cautious_decay"], group["weight_decay"] = group["weight_decay"], 0.0
-
-    @override
-    def move(
-        self, group: Group, weights: list[Tensor], before: list[Tensor], update: list[Tensor]
-    ) -> None:
-        decay_cautiously(before, update, group["lr"] * group["cautious_decay"])
-        torch._foreach_sub_(before, update)
-        torch._foreach_copy_(weights, before)
 
 
 def auxiliary(
@@ -131,7 +119,7 @@ def matrices_and_rest(
         parts.append(make(grouped(matrices, matrix={"weight_decay": weight_decay})))
     if rest:
         parts.append(torch.optim.AdamW(decaying(rest, weight_decay), **adamw))
-    return Together(parts)
+    return Chained(parts)
 
 
 def beside_adamw(make: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
@@ -159,7 +147,7 @@ def beside_adamw(make: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
     return factory
 
 
-class Batched(Optimizer):
+class MatrixOptimizer(Optimizer):
     """Moves batches of matrices of one shape; each matrix has a state of named tensors."""
 
     def __init__(self, groups: list[Group], **defaults: float | bool | str | None) -> None:

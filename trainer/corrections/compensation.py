@@ -1,7 +1,8 @@
-"""Delay compensation by a first-order Taylor expansion of the gradient (DC-ASGD)."""
+"""What others do about delay: a Taylor expansion of the gradient (DC-ASGD), gradients at predicted
+weights (SAPipe, XPipe, SpecTrain), a smaller learning rate (PipeMare)."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Ge, Interval
@@ -74,3 +75,50 @@ class Taylor(NoCorrection):
     def restore(self, state: Sequence[State]) -> None:
         self._weights.restore(state)
         self._diagonal = [saved["diagonal"] for saved in state if "diagonal" in saved]
+
+
+class WeightPrediction(NoCorrection):
+    """A late forward reads Ŵ = W − h u, where u is the last applied update of any optimizer.
+
+    h is `horizon` times the weight's lag. With a horizon of 1, Ŵ are the weights that the gradient
+    will be applied to if all updates equal the last one. Evaluation uses W itself. Error Feedback
+    with λ = h has the same trajectory seen from Ŵ, except for the constant λ u_0, so a report
+    counts the two as one method.
+    """
+
+    needs_update: ClassVar[bool] = True
+    reads_ahead: ClassVar[bool] = True
+
+    def __init__(
+        self, num_updates: int, lags: Sequence[int], *, horizon: Annotated[float, Ge(0)]
+    ) -> None:
+        super().__init__(num_updates, lags)
+        self._horizons = [horizon * lag for lag in lags]
+
+    @override
+    def ahead(self, weights: Sequence[Tensor], update: Sequence[Tensor]) -> Sequence[Tensor]:
+        further = torch._foreach_mul(list(update), self._horizons)
+        return torch._foreach_sub(list(weights), further)
+
+
+class LearningRate(NoCorrection):
+    """Divides the learning rate of update k by max(τ, 1)^(1 − min(k / K, 1)), where τ is its delay.
+
+    K is `anneal`: an int is a number of updates, a float a share of all updates. With a delay of 1
+    it changes nothing; it is meant for `pipedream`, whose stages have different delays.
+    """
+
+    def __init__(
+        self,
+        num_updates: int,
+        lags: Sequence[int],
+        *,
+        anneal: Annotated[int, Ge(0)] | Annotated[float, Ge(0)],
+    ) -> None:
+        super().__init__(num_updates, lags)
+        self._anneal = anneal if isinstance(anneal, int) else round(anneal * num_updates)
+
+    @override
+    def lr_factor(self, update: int, delay: int) -> float:
+        done = min(update / self._anneal, 1.0) if self._anneal else 1.0
+        return max(delay, 1) ** (done - 1.0)

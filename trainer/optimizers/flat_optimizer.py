@@ -19,12 +19,12 @@ from pipegap.trainer.optimizers.routing import Make, Parameters, alike
 from pipegap.trainer.optimizers.state import State, options, replace_options
 
 
-def joined(make: Make) -> Make:
+def flattened(make: Make) -> Make:
     """Makes the optimizers of `make`, which step entries by themselves, step whole vectors."""
-    return lambda parameters: Joined(make, parameters)
+    return lambda parameters: FlatOptimizer(make, parameters)
 
 
-class Joined(Optimizer):
+class FlatOptimizer(Optimizer):
     """Steps the optimizer of `make` on the vectors that the weights of `parameters` lie in.
 
     `make` returns an optimizer that steps every entry by itself. The weights in one storage that it
