@@ -3,7 +3,7 @@
 COMMANDS = {
     "run": "runs the missing trials of a sweep, then reports gaps (the default)",
     "status": "shows the progress of a sweep that another process runs",
-    "evaluate": "asks trials that kept their weights the questions of downstream tasks",
+    "evaluate": "has lm-eval ask trials that kept their weights the questions of downstream tasks",
     "list": "lists selected trials of a store",
     "rerun": "runs selected trials again",
     "prune": "deletes checkpoints of selected trials",
