@@ -19,8 +19,8 @@ from trainer.base.errors import BadInput
 from trainer.base.ranges import Place, Positive
 from trainer.data.archives import CACHE
 from trainer.data.chosen import chosen
-from trainer.data.files import Named, digests_of, has_mark, named, sentence, text_hash
 from trainer.data.hub import HubDocuments, newest_commit
+from trainer.data.paths import Named, digests_of, has_mark, named, sentence, text_hash
 from trainer.data.prepare import on_stderr, prepare, stated_vocab_size
 from trainer.data.readers import READERS, documents
 from trainer.data.shards import Prepared

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.own_text import texts, write_jsonl, write_txt
 from trainer.base.errors import BadInput
-from trainer.data.files import named
 from trainer.data.own import HubText, TextFiles
+from trainer.data.paths import named
 from trainer.data.readers import READERS
 
 TEXTS = texts(40, 8)
