@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 from sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from sweeps.request.command_line import Request, parse_count, parse_request
 from sweeps.request.expand import Trial
+from sweeps.store.results import finished
 from trainer.base.cli import DONE, Given, one_of, parse
 from trainer.base.errors import BadInput, first_line
 from trainer.base.places import require_folder
 from trainer.base.resources import require_device
+from trainer.base.status import Status
 from trainer.data import benchmarks
 from trainer.data.benchmarks import BENCHMARKS, FOLDER
 
@@ -93,9 +95,15 @@ def _take_tasks(given: Given) -> list[str]:
 
 
 def _with_weights(request: Request) -> list[Trial]:
-    """The trials of the sweeps that kept their final weights as transformers reads them."""
+    """The completed trials of the sweeps that kept their weights as transformers reads them."""
     planned = all_planned(plan_sweeps(request))
-    kept = [trial for trial in planned if (trial.folder / "final" / "config.json").is_file()]
+    kept = [
+        trial
+        for trial in planned
+        if (trial.folder / "final" / "config.json").is_file()
+        and (row := finished(trial)) is not None
+        and row["status"] == Status.COMPLETED
+    ]
     if not kept:
         allowed = (
             f"must have trials that kept their final weights as transformers reads them: of "

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from analysis.table.answers import answered, task_of
 from sweeps.__main__ import main
@@ -32,17 +33,22 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     return SimpleNamespace(folder=folder, config=config, name="adamw")
 
 
-def log_likelihoods(trial: SimpleNamespace, context: str, answers: list[str]) -> list[float]:
-    """By our own modules, one answer at a time; a byte is a token, 256 ends a document."""
+def final_model(trial: SimpleNamespace) -> nn.Module:
+    """As our own module."""
     recipe = build(trial.config["model"])
     module = whole(recipe, 1)
     start_from(str(trial.folder / "final"))(recipe, module, 0)
+    return module.eval()
+
+
+def log_likelihoods(module: nn.Module, context: str, answers: list[str]) -> list[float]:
+    """One answer at a time; a byte is a token, 256 ends a document."""
     logs = []
     for answer in answers:
         start = [*context.encode()] or [256]
         tokens = torch.tensor([[*start, *f" {answer}".encode()]])
         with torch.no_grad():
-            out = module.eval()(tokens[:, :-1])
+            out = module(tokens[:, :-1])
         chances = out.log_softmax(-1)[0, len(start) - 1 :]
         logs.append(float(chances.gather(-1, tokens[0, len(start) :, None]).sum()))
     return logs
@@ -79,9 +85,10 @@ def test_a_trial_is_asked_once_and_whole(
     assert scores["accuracy"].mean() == results["acc,none"]
     assert scores["accuracy_norm"].mean() == results["acc_norm,none"]
     assert 0 < results["acc,none"] != results["acc_norm,none"]
+    module = final_model(trial)
     for place, question in enumerate(asked.QUESTIONS):
         choices = question["choices"]
-        logs = log_likelihoods(trial, question["ask"], choices)
+        logs = log_likelihoods(module, question["ask"], choices)
         bits = -np.array(logs) / np.log(2) / [len(choice) for choice in choices]
         right = bits[question["right"]]
         assert scores["bits_per_byte"][place] == pytest.approx(right, abs=1e-4)
