@@ -88,9 +88,10 @@ def _take_tasks(given: Given) -> list[str]:
     if not all(names) or len({*names}) < len(names):
         allowed = f"must name tasks, each once: [{','.join(BENCHMARKS)}] or others of lm-eval's"
         raise BadInput("tasks", word, allowed)
-    if find_spec("lm_eval") is None:
-        allowed = "needs the package lm-eval: pip install 'pipegap[evaluation]'"
-        raise BadInput("tasks", word, allowed)
+    for package in ("lm_eval", "transformers", "accelerate"):
+        if find_spec(package) is None:
+            allowed = f"needs the package {package}: pip install 'pipegap[evaluation]'"
+            raise BadInput("tasks", word, allowed)
     return names
 
 
