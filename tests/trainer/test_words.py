@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import small
+from tests.support import moe, small
 from tests.support.own_text import texts, write_jsonl, write_parquet, write_txt
 from tests.support.refusals import Refused, name_of, refusal
 from trainer.__main__ import main
@@ -82,6 +82,26 @@ BAD |= {
     "data=hf data.name=org/none": "must be a data set that can be read from the Hugging Face hub",
     "data=hf data.name=copy data.text=body data.tokenizer=bytes": "data.text=body: must be a field",
 }
+MIXTURE = f"{' '.join(moe.WORDS)} compile=true dtype=bfloat16"
+STAGES = "pipeline.num_stages=2 pipeline.num_microbatches=2"
+FUSED = "model=tiny_hybrid model.fused_delta_rule=true device=cuda dtype=bfloat16"
+BAD |= {
+    f"{MIXTURE} eval_dtype=float32": "eval_dtype=float32: must be bfloat16 with experts and comp",
+    "compile=graph": "must be false, layers (or true) or update",
+    f"{STAGES} compile=true pipeline=zero_bubble_h1": "compile=True: must be false with a sche",
+    f"{STAGES} compile=update pipeline=paci": "compile=update: must be false with pipeline=paci",
+    f"{FUSED} deterministic=true": "deterministic=True: must be false, as Triton times kernels",
+    f"{FUSED} deterministic=false model.chunk_size=8": "chunk_size=8: must be one of (16, 32, 64)",
+    f"{FUSED} deterministic=false model.key_head_size=264": "key_head_size=264: must be at most",
+}
+NOT_IN_GRAPHS = {
+    "model=micro_moe": "model=qwen3_moe: must have no experts, since 0.3.0, with compile=update",
+    "runner=pipelined": "runner=pipelined: must be emulated with compile=update",
+    "device=cuda": "device=cuda: must be cpu with compile=update",
+    "diagnostics=2": "diagnostics=2: must be null with compile=update",
+    "correction=weight_prediction": "correction=weight_prediction: must not read ahead",
+}
+BAD |= {f"{STAGES} compile=update {word}": says for word, says in NOT_IN_GRAPHS.items()}
 # words of `python -m trainer.data`
 BAD_CORPUS = {
     "out=a": "corpus=out=a: must be named first",
