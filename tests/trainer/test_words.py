@@ -56,7 +56,7 @@ BAD = {
     "model.hidden_size=200000 model.num_heads=4": "device=cpu: has ",
     "model.vocab_size=300": "model.vocab_size=300: must be that of data.path",
     "pipeline.num_stages=1000": "pipeline.num_stages=1000: must not exceed model.num_layers=2",
-    "pipeline=pipedream_2bw pipeline.num_stages=2": "pipeline.num_microbatches=1: ",
+    "pipeline=pipedream_2bw pipeline.num_stages=4 model.num_layers=4": "num_microbatches=1: ",
     "pipeline=pipedream_2bw pipeline.synchronous_start=1000": "synchronous_cooldown=1000: at most",
     "data.path=nowhere": "data.path=nowhere: holds no manifest.json",
 }
