@@ -19,6 +19,7 @@ from sweeps.commands import evaluate
 from tests.support import asked, small
 from tests.support.whole import whole
 from trainer.base.build import build
+from trainer.data import benchmarks
 from trainer.models.export import start_from
 
 pytest.importorskip("lm_eval", reason="needs the extra [evaluation]")
@@ -132,3 +133,17 @@ def test_tasks_that_cannot_be_asked_are_refused(
         nowhere = f"benchmarks={tmp_path}"
         assert main(["evaluate", *WORDS, f"tasks={word}", nowhere]) == 2
         assert allowed in capsys.readouterr().err
+
+
+def test_a_prepared_benchmark_is_asked_in_lm_eval_s_words(tmp_path: Path) -> None:
+    """The package calls BoolQ's label `answer`, the hub `label`."""
+    import pyarrow as pa
+
+    rows = pa.table({"passage": ["Ice floats."], "question": ["does ice float"], "answer": [True]})
+    (tmp_path / "boolq").mkdir()
+    with pa.ipc.new_stream(tmp_path / "boolq" / "validation.arrow", rows.schema) as file:
+        file.write_table(rows)
+    [task] = benchmarks.tasks("boolq", tmp_path)
+    [doc] = task.eval_docs
+    assert task.doc_to_text(doc) == "Ice floats.\nQuestion: does ice float?\nAnswer:"
+    assert task.doc_to_choice(doc)[task.doc_to_target(doc)] == "yes"
