@@ -153,7 +153,10 @@ def _model(trial: Trial, counts: Mapping[str, int]) -> Any:
 
 
 def _ask(model: Any, tasks: Sequence[Any], folder: Path, limit: int | None) -> None:
-    """Write lm-eval's results and samples into `folder`, which appears whole or not at all."""
+    """Write lm-eval's results and samples into `folder`, which appears whole or not at all.
+
+    Raises BadInput if an answer is longer than the longest input.
+    """
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
 
@@ -161,9 +164,13 @@ def _ask(model: Any, tasks: Sequence[Any], folder: Path, limit: int | None) -> N
     with TemporaryDirectory(dir=folder.parent, prefix=".") as partial:
         whole = Path(partial, "whole")
         tracker = EvaluationTracker(output_path=str(whole / "results.json"))
-        results = simple_evaluate(
-            model, tasks=[*tasks], limit=limit, bootstrap_iters=0, evaluation_tracker=tracker
-        )
+        try:
+            results = simple_evaluate(
+                model, tasks=[*tasks], limit=limit, bootstrap_iters=0, evaluation_tracker=tracker
+            )
+        except AssertionError:  # lm-eval's only word for it
+            allowed = f"must be at least the tokens of each answer of {folder.name}"
+            raise BadInput("max_length", model.max_length, allowed) from None
         samples = results.pop("samples")
         tracker.save_results_aggregated(results, samples)
         for name, rows in samples.items():

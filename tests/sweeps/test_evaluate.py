@@ -126,6 +126,10 @@ def test_tasks_that_cannot_be_asked_are_refused(
         "copa": "holds no copa: `make data-evaluation` prepares it",
         "piqqa": "tasks=piqqa: must be one of piqa, ",
     }
+    task = asked.write_task(tmp_path)
+    assert main(["evaluate", *WORDS, f"tasks={task}", "max_length=8"]) == 2
+    assert "max_length=8: must be at least the tokens of each answer" in capsys.readouterr().err
+    assert not [*(trial.folder / "evaluation").glob(".*")]
     for word, allowed in refusals.items():
         if word == "piqqa":  # lm-eval takes ten seconds to list its own
             manager = partial(SimpleNamespace, all_tasks=[])
