@@ -64,7 +64,6 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             *("base", "corrections", "delayed", "executors", "optimizers", "schedules", "stages"),
             "tracing",
         },
-        "evaluation": {"base", "config", "data", "folder", "models"},
         "__init__": {"base", "config", "delayed", "torch_pipelining", "trial"},
         "__main__": {"base", "config", "folder", "trial"},
     },

@@ -156,12 +156,12 @@ def open_data(config: Config) -> tuple[Batches, Windows]:
     return batches, Windows(dataset.validation, config["seq_len"])
 
 
-def _require_vocabulary(config: Config, of_data: int) -> None:
+def _require_vocabulary(config: Config, data_size: int) -> None:
     """Raises BadInput unless the model has the vocabulary of the data."""
-    if (vocab_size := build(config["model"]).vocab_size) != of_data:
+    if (vocab_size := build(config["model"]).vocab_size) != data_size:
         path = config["data"].get("path")
         data = "the data" if path is None else f"data.path={path}"
-        allowed = f"must be that of {data}, {of_data}"
+        allowed = f"must be that of {data}, {data_size}"
         raise BadInput("model.vocab_size", vocab_size, allowed)
 
 

@@ -85,8 +85,8 @@ def record_failure(config: Config, error: str) -> None:
     folder = Job(config, plan).folder()
     with folder.claimed(config, made_by(config["device"])):
         if folder.result() is None:
-            of_plan = config["device"], Status.FAILED, plan.num_updates
-            folder.fail(outcome(config, plan, *of_plan, error=error))
+            device, failed = config["device"], Status.FAILED
+            folder.fail(outcome(config, plan, device, failed, plan.num_updates, error=error))
 
 
 def _train_alone(job: Job) -> Row:

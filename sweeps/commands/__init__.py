@@ -6,7 +6,7 @@ That of `pipegap sweep` is run.py.
 COMMANDS = {
     "sweep": "runs the missing trials of a sweep, then reports gaps",
     "status": "shows the progress of a sweep that another process runs",
-    "evaluate": "asks trials that kept their weights the questions of downstream tasks",
+    "evaluate": "has lm-eval ask trials that kept their weights the questions of downstream tasks",
     "list": "lists selected trials of a store",
     "rerun": "runs selected trials again",
     "prune": "deletes checkpoints of selected trials",

@@ -1,221 +1,178 @@
-"""Asks the trials of a sweep that kept their final weights the questions of downstream tasks."""
+"""Asks the final models of a sweep's trials downstream questions, by lm-eval's `hf` model."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from pipegap.sweeps.plan.devices import bundles
 from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from pipegap.sweeps.request.command_line import Request, parse_count, parse_request
 from pipegap.sweeps.request.expand import Trial
-from pipegap.sweeps.store.opened import open_store
 from pipegap.sweeps.store.results import finished
-from pipegap.sweeps.view.render import Throttled
-from pipegap.trainer.base.cli import DONE, FAILED, Given, parse
-from pipegap.trainer.base.errors import BadInput, LeaseLost, Stopped
+from pipegap.trainer.base.cli import DONE, Given, one_of, parse
+from pipegap.trainer.base.errors import BadInput, first_line
 from pipegap.trainer.base.places import require_folder
+from pipegap.trainer.base.resources import require_device
 from pipegap.trainer.base.status import Status
-from pipegap.trainer.base.stopping import stopping
+from pipegap.trainer.data import benchmarks
 from pipegap.trainer.data.benchmarks import BENCHMARKS, FOLDER
-from pipegap.trainer.evaluation.answers import AnswersFile
-from pipegap.trainer.evaluation.questions import Questions, questions, require_named
-from pipegap.trainer.folder.lease import Held
 
-SAYS = "what was answered is kept, and the same command goes on"
-SHOW_EVERY = 10.0
-"""Seconds between two lines of progress."""
-POLL_EVERY = 1.0
-"""Seconds between two looks at what is done."""
-RETRIES = 2
-"""How often a trial whose process died is asked again: it goes on where that stopped."""
+HUB = "hub"
+BATCH_SIZE = 16
+COUNTS = ("limit", "max_length", "batch_size")
 KEYS = f"""\
 tasks=      [{",".join(BENCHMARKS)}], or any of lm-eval's tasks of multiple choice, or FILE.yaml
 benchmarks= the folder of those named here (default: {FOLDER}, which `make data-evaluation` fills),
             or hub: the Hugging Face hub, as for all others
 limit=      ask only the first so many questions of each task
 max_length= tokens of the longest input (default: of the sequences that a trial was trained on)
-dry_run=    true says what would be asked, and which differences that would show
+batch_size= inputs of a forward (default: {BATCH_SIZE})
+dry_run=    true says which differences the answers in the store show
 sweep=, scale=, results= and all other keys as of `pipegap sweep`
 
-Trials keep their weights with save_final=true, which does not change their ids. Answers lie in
-trials/<id>/evaluation/; the report shows them."""
+Trials keep their weights with save_final=true, which does not change their ids. lm-eval's samples
+lie in trials/<id>/evaluation/<task>/; the report shows them."""
 
 
-def main(words: Sequence[str]) -> int:
-    """Exit code: 0 done, 1 a trial could not be asked, 143 stopped. Raises BadInput."""
-    tasks, benchmarks, limit, max_length, request = parse_words(words)
-    trials = _with_weights(request)
-    of_tasks = [questions(word, benchmarks, limit) for word in tasks]
-    evaluation = Evaluation(trials, of_tasks, max_length)
-    for task in of_tasks:
-        print(f"{task.task:<16}{len(task.items):>7,} questions ({task.source})")
-    left, num = evaluation.left(), evaluation.num_asked()
-    answered = f"{evaluation.num_answered():,} of {num:,} answered"
-    print(f"{len(trials)} trials, {len(left)} to ask: {answered}", flush=True)
-    if request.dry_run:
-        from pipegap.analysis.statistics.downstream import precision
-
-        print(precision(request.results))
-        return DONE
-    return _run(evaluation, request) if left else DONE
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What some trials are asked."""
-
-    trials: Sequence[Trial]
-    tasks: Sequence[Questions]
-    max_length: int | None
-
-    def files(self, trial: Trial) -> list[AnswersFile]:
-        """Return where a trial has its answers, one file per task."""
-        longest = self.max_length or trial.config["seq_len"]
-        return [AnswersFile.of(trial.folder, questions, longest) for questions in self.tasks]
-
-    def left(self) -> list[Trial]:
-        """Return the trials that have not answered all questions."""
-        return [t for t in self.trials if not all(file.is_done() for file in self.files(t))]
-
-    def num_asked(self) -> int:
-        """Return the number of questions, counted once for each trial."""
-        return len(self.trials) * sum(len(questions.items) for questions in self.tasks)
-
-    def num_answered(self) -> int:
-        """Return the number of questions that are answered."""
-        return sum(file.num_found() for trial in self.trials for file in self.files(trial))
-
-
-class EvaluationWords(NamedTuple):
+class Asked(NamedTuple):
     """What the words of the command ask for."""
 
     tasks: list[str]
     benchmarks: str
-    limit: int | None
-    max_length: int | None
+    counts: Mapping[str, int]
     request: Request
 
+    def folder(self, trial: Trial, task: str) -> Path:
+        """Where the samples of a trial lie; what is asked otherwise has a folder of its own."""
+        said = [f"{key}={self.counts[key]}" for key in COUNTS[:2] if key in self.counts]
+        return trial.folder / "evaluation" / "@".join([Path(task).stem, *said])
 
-def parse_words(words: Sequence[str]) -> EvaluationWords:
+
+def main(words: Sequence[str]) -> int:
+    """Exit code 0; raises BadInput."""
+    asked = parse_words(words)
+    trials = _with_weights(asked.request)
+    if asked.request.dry_run:
+        from pipegap.analysis.statistics.downstream import precision
+
+        print(precision(asked.request.results))
+        return DONE
+    left = [
+        [name for name in asked.tasks if not asked.folder(trial, name).exists()] for trial in trials
+    ]
+    print(f"{len(trials)} trials, {sum(map(bool, left))} to ask", flush=True)
+    tasks = {name: _tasks(name, asked.benchmarks) for name in asked.tasks if any(left)}
+    for trial, names in zip(trials, left, strict=True):
+        model = _model(trial, asked.counts) if names else None
+        for name in names:
+            _ask(model, tasks[name], asked.folder(trial, name), asked.counts.get("limit"))
+            print(f"{trial.name}: {name}", flush=True)
+    return DONE
+
+
+def parse_words(words: Sequence[str]) -> Asked:
     """Raises BadInput for words that nothing can be asked by."""
     given = parse(words, "pipegap evaluate", __doc__ or "", KEYS)
-    tasks, benchmarks = _take_tasks(given), given.pop("benchmarks", str(FOLDER))
-    for task in tasks:
-        require_named(task)
-    limit, max_length = (
-        parse_count(key, given.pop(key), low=1) if key in given else None
-        for key in ("limit", "max_length")
-    )
+    tasks, folder = _take_tasks(given), given.pop("benchmarks", str(FOLDER))
+    counts = {key: parse_count(key, given.pop(key), low=1) for key in COUNTS if key in given}
     request = parse_request([f"{key}={value}" for key, value in given.items()])
     require_folder("results", request.where)  # weights of an object store stay there
-    return EvaluationWords(tasks, benchmarks, limit, max_length, request)
+    return Asked(tasks, folder, counts, request)
 
 
 def _take_tasks(given: Given) -> list[str]:
     word = given.pop("tasks", "")
     names = [name.strip() for name in word.strip().removeprefix("[").removesuffix("]").split(",")]
-    if not all(names):
-        allowed = f"must name tasks: [{','.join(BENCHMARKS)}] or others of lm-eval's"
+    if not all(names) or len({*names}) < len(names):
+        allowed = f"must name tasks, each once: [{','.join(BENCHMARKS)}] or others of lm-eval's"
         raise BadInput("tasks", word, allowed)
-    if len({*names}) < len(names):
-        raise BadInput("tasks", word, "must name each task once")
+    for package in ("lm_eval", "transformers", "accelerate"):
+        if find_spec(package) is None:
+            allowed = f"needs the package {package}: pip install 'pipegap[evaluation]'"
+            raise BadInput("tasks", word, allowed)
     return names
 
 
 def _with_weights(request: Request) -> list[Trial]:
-    """The finished trials of the sweeps that kept their weights; says what the others lack."""
-    from pipegap.trainer.models.export import FINAL
-
+    """The completed trials of the sweeps that kept their weights as transformers reads them."""
     planned = all_planned(plan_sweeps(request))
-    results = [(trial, finished(trial)) for trial in planned]
-    # A trial that diverged has no final model.
-    done = [trial for trial, row in results if row and row["status"] == Status.COMPLETED]
-    kept = [trial for trial in done if (trial.folder / FINAL).is_file()]
+    kept = [
+        trial
+        for trial in planned
+        if (trial.folder / "final" / "config.json").is_file()
+        and (row := finished(trial)) is not None
+        and row["status"] == Status.COMPLETED
+    ]
     if not kept:
         allowed = (
-            f"must have trials that kept their final weights: {len(done)} of {len(planned)} trials "
-            f"have finished in {request.results}, none with save_final=true"
+            f"must have trials that kept their final weights as transformers reads them: of "
+            f"{len(planned)} trials none in {request.results} did (save_final=true)"
         )
         raise BadInput("sweep", request.title, allowed)
     if len(kept) < len(planned):
-        without = f"{len(done) - len(kept)} finished without them (save_final=true keeps them)"
-        print(f"{len(kept)} of {len(planned)} trials kept their weights, {without}")
+        print(f"{len(kept)} of {len(planned)} trials kept their weights (save_final=true)")
     return kept
 
 
-def _run(evaluation: Evaluation, request: Request) -> int:
-    from pipegap.sweeps.cluster.connection import cluster, require_seen_by_nodes
+def _tasks(word: str, folder: str) -> list[Any]:
+    """Return lm-eval's tasks of a word; raises BadInput unless all are of multiple choice."""
+    import datasets
+    from lm_eval.tasks import TaskManager
 
-    num = evaluation.num_asked()
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    datasets.disable_progress_bars()
+    if word in BENCHMARKS and folder != HUB:
+        return benchmarks.tasks(word, Path(folder))
+    is_file = Path(word).is_file()
+    manager = TaskManager(include_defaults=not is_file)  # to list lm-eval's own takes seconds
+    if not is_file and word not in manager.all_tasks:
+        known = [other for other in manager.all_tasks if other.startswith(word[:3])]
+        raise one_of("tasks", word, [*BENCHMARKS, *known[:30]], ", or the file of a task")
+    try:
+        found = [*manager.load([word])["tasks"].values()]
+    except Exception as error:  # lm-eval, datasets and the network have their own
+        allowed = f"must be a task whose data is here or on the hub ({first_line(error)})"
+        raise BadInput("tasks", word, allowed) from None
+    if any(task.OUTPUT_TYPE != "multiple_choice" for task in found):
+        raise BadInput("tasks", word, "must be a task of multiple choice")
+    return found
 
-    def show() -> None:
-        print(f"{evaluation.num_answered():,} of {num:,} answered", flush=True)
 
-    with cluster(), stopping(SAYS) as asked_to_stop:
-        require_seen_by_nodes(open_store(request.where))
-        gpus, shown = request.gpus_per_trial, Throttled(show, SHOW_EVERY)
-        problems = _ask_all(evaluation, gpus, asked_to_stop, shown)
-        if asked_to_stop():
-            return Stopped.exit_code
-    show()
-    for name, why in problems.items():
-        print(f"not asked: {name}: {why}")
-    return FAILED if evaluation.left() else DONE
+def _model(trial: Trial, counts: Mapping[str, int]) -> Any:
+    from lm_eval.models.huggingface import HFLM
+
+    return HFLM(
+        pretrained=str(trial.folder / "final"),
+        device=str(require_device(trial.config["device"])),
+        dtype="float32",
+        batch_size=counts.get("batch_size", BATCH_SIZE),
+        max_length=counts.get("max_length", trial.config["seq_len"]),
+    )
 
 
-def _ask_all(
-    evaluation: Evaluation,
-    gpus_per_trial: float,
-    asked_to_stop: Callable[[], bool],
-    show: Callable[[], None],
-) -> dict[str, str]:
-    """Ask every trial that has not answered all; return, by trial, why it could not answer.
+def _ask(model: Any, tasks: Sequence[Any], folder: Path, limit: int | None) -> None:
+    """Write lm-eval's results and samples into `folder`, which appears whole or not at all.
 
-    Calls `show` about every second. Once `asked_to_stop` is true, what
-    runs is ended: answers are on the disk, and the next call goes on from them.
+    Raises BadInput if an answer is longer than the longest input.
     """
-    import ray  # slow, as are torch and lm-eval
+    from lm_eval import simple_evaluate
+    from lm_eval.loggers import EvaluationTracker
 
-    tasks = ray.put(evaluation.tasks)
-    remote: Any = ray.remote(_ask)
-    pending: dict[Any, Trial] = {}
-    for trial in evaluation.left():
-        needed = bundles(trial, gpus_per_trial)[-1]  # of a gang: one rank's
-        options = remote.options(
-            num_cpus=needed.get("CPU", 0), num_gpus=needed.get("GPU", 0), max_retries=RETRIES
-        )
-        pending[options.remote(trial.config, trial.folder, tasks, evaluation.max_length)] = trial
-    problems: dict[str, str] = {}
-    while pending and not asked_to_stop():
-        done, _ = ray.wait([*pending], num_returns=1, timeout=POLL_EVERY)
-        for answer in done:
-            trial = pending.pop(answer)
-            if why := _why_not(answer):
-                problems[trial.name] = why
-        show()
-    for answer in pending:
-        ray.cancel(answer, force=True)
-    return problems
-
-
-def _why_not(answer: Any) -> str:
-    """Return why a trial could not answer; empty if it did."""
-    import ray
-
-    try:
-        return str(ray.get(answer))
-    except ray.exceptions.RayError as error:
-        return (str(error).strip().splitlines() or [type(error).__name__])[-1]
-
-
-def _ask(config: Any, folder: Any, tasks: Sequence[Questions], max_length: int | None) -> str:
-    """Ask a trial in a worker; return why it could not answer, or nothing if it did."""
-    from pipegap.trainer.evaluation.evaluate import evaluate_trial
-
-    try:
-        evaluate_trial(config, folder, tasks, max_length)
-    except (Held, LeaseLost):
-        return f"{Status.ELSEWHERE}: another process asks it"
-    except BadInput as error:
-        return str(error)
-    return ""
+    folder.parent.mkdir(exist_ok=True)
+    with TemporaryDirectory(dir=folder.parent, prefix=".") as partial:
+        whole = Path(partial, "whole")
+        tracker = EvaluationTracker(output_path=str(whole / "results.json"))
+        try:
+            results = simple_evaluate(
+                model, tasks=[*tasks], limit=limit, bootstrap_iters=0, evaluation_tracker=tracker
+            )
+        except AssertionError:  # lm-eval's only word for it
+            allowed = f"must be at least the tokens of each answer of {folder.name}"
+            raise BadInput("max_length", model.max_length, allowed) from None
+        samples = results.pop("samples")
+        tracker.save_results_aggregated(results, samples)
+        for name, rows in samples.items():
+            tracker.save_results_samples(name, rows)
+        whole.rename(folder)

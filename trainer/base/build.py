@@ -6,7 +6,7 @@ from importlib import import_module
 from inspect import getattr_static
 from typing import Any
 
-from pipegap.trainer.base.code import contained, in_short
+from pipegap.trainer.base.code import in_short
 from pipegap.trainer.base.errors import BadInput
 
 Node = Mapping[str, Any]
@@ -100,11 +100,10 @@ def made(group: str, node: Node, kind: type, *parts: object) -> Any:
     home = f"{kind.__module__.replace('.', '/')}.py"
     allowed = f"must make a {kind.__name__} ({home}), this one"
     try:
-        with contained():
-            built = build(node, *parts)
+        built = build(node, *parts)
     except BadInput:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BadInput(
             f"{group}._target_", address, f"{allowed} fails: {in_short(error)}"
         ) from None

@@ -2,26 +2,17 @@
 
 import hashlib
 import inspect
-import os
-import signal
 import sys
-import threading
 import traceback
 import typing
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
 
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.places import PACKAGE
 
 MACHINERY = ("<", f"{PACKAGE}/", inspect.__file__, typing.__file__)
 """How the names of files start whose lines say nothing about an error in the user's code."""
-
-WITHIN = 120.0
-"""Seconds within which the user's code must be imported, or make what a config names."""
 
 
 def use_code(folder: str | None) -> None:
@@ -77,57 +68,7 @@ def refuse_hidden(folder: str | None, address: str) -> None:
         raise BadInput("code", folder, allowed)
 
 
-class _TooLong(BaseException):
-    """No `except Exception` of the user's code keeps it from ending."""
-
-
-@contextmanager
-def contained() -> Iterator[None]:
-    """Raises RuntimeError if the user's code, run in the context, would end this process, raises
-    what is no Exception, or takes more than WITHIN seconds, which only the main thread can see."""
-    ends, exits = os._exit, sys.exit
-    os._exit = sys.exit = _refuse  # wandb has put a hook there, whose line would be named
-    try:
-        with _limited():
-            yield
-    except SystemExit as error:
-        ended = RuntimeError(f"it would end this process, with exit code {error.code}")
-        raise ended.with_traceback(error.__traceback__) from None
-    except _TooLong as error:
-        late = RuntimeError(f"it takes more than {WITHIN:g} s")
-        raise late.with_traceback(error.__traceback__) from None
-    except (Exception, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        other = RuntimeError(f"it raises {type(error).__name__}: {_message(error)}")
-        raise other.with_traceback(error.__traceback__) from None
-    finally:
-        os._exit, sys.exit = ends, exits
-
-
-def _refuse(status: Any = None) -> NoReturn:
-    raise SystemExit(status)
-
-
-@contextmanager
-def _limited() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_: object) -> NoReturn:
-        raise _TooLong
-
-    before = signal.signal(signal.SIGALRM, stop)
-    timer = signal.setitimer(signal.ITIMER_REAL, WITHIN, 1.0)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, *timer)
-        signal.signal(signal.SIGALRM, before)
-
-
-def in_short(error: Exception) -> str:
+def in_short(error: BaseException) -> str:
     """Returns what went wrong in the user's code, in which line of which file."""
     name = type(error).__name__
     if isinstance(error, SyntaxError):
@@ -138,16 +79,8 @@ def in_short(error: Exception) -> str:
         if not frame.filename.startswith(MACHINERY) and "importlib" not in frame.filename
     ]
     if not frames:
-        return _message(error)
-    return f"{name}: {_message(error)}, {frames[-1].filename}:{frames[-1].lineno}"
-
-
-def _message(error: BaseException) -> str:
-    """Returns the text of an exception whose class may be the user's."""
-    try:
         return str(error)
-    except Exception as broken:
-        return f"its __str__ raises {type(broken).__name__}"
+    return f"{name}: {error!s}, {frames[-1].filename}:{frames[-1].lineno}"
 
 
 def _files(folder: Path) -> list[Path]:

@@ -126,18 +126,18 @@ def reproducible(seed: int, num_threads: int, deterministic: bool = True) -> Ite
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """torch's generators start at `seed`, and go on from where they were at exit."""
-    of_cpu = torch.get_rng_state()
+    cpu_state = torch.get_rng_state()
     # `torch.random.fork_rng` would start CUDA in a process that does not use it.
-    of_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    gpu_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     torch.manual_seed(seed)
     try:
         yield
     finally:
-        torch.set_rng_state(of_cpu)
-        if of_gpus is None:  # GPUs that start later have the CPU's seed, as without this
+        torch.set_rng_state(cpu_state)
+        if gpu_states is None:  # GPUs that start later have the CPU's seed, as without this
             torch.cuda.manual_seed_all(torch.initial_seed())
         else:
-            torch.cuda.set_rng_state_all(of_gpus)
+            torch.cuda.set_rng_state_all(gpu_states)
 
 
 def reset_peak_memory(device: torch.device) -> None:

@@ -63,8 +63,8 @@ def version_of(config: Mapping[str, Any]) -> int:
     if "compile" not in config:  # of a loop that is not ours: `trainer.delayed.recorder`
         return TRAINER_VERSION
     is_compiled, model = config["compile"] == "update", config["model"]
-    of_class = getattr(locate(model["_target_"]), "tied_embeddings", True)
-    has_head = model.get("tied_embeddings", of_class) is False
+    default = getattr(locate(model["_target_"]), "tied_embeddings", True)
+    has_head = model.get("tied_embeddings", default) is False
     clips_copies = not has_head and _clips_by_stage(config)
     fixes = COMPILED_FIXES * is_compiled + HEAD_FIXES * has_head + TIED_CLIP_FIXES * clips_copies
     return TRAINER_VERSION + fixes

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError, cre
 from pydantic_core import ErrorDetails
 
 from pipegap.trainer.base.build import locate, published
-from pipegap.trainer.base.code import contained, in_short, refuse_hidden, use_code
+from pipegap.trainer.base.code import in_short, refuse_hidden, use_code
 from pipegap.trainer.base.errors import BadInput, closest_first
 from pipegap.trainer.base.former import is_dropped, refuse_dropped_node
 from pipegap.trainer.base.places import require_folder
@@ -137,9 +137,8 @@ def check_choice(key: str, node: Choice, code: str | None = None) -> Choice:
     refuse_dropped_node(key, node)
     path = str(node.get("_target_"))
     try:
-        with contained():
-            schema = _schema(locate(path))
-    except Exception as error:  # whatever the user's module raises
+        schema = _schema(locate(path))
+    except (Exception, SystemExit) as error:  # whatever the user's module raises
         refuse_hidden(code, path)
         raise BadInput(f"{key}._target_", path, f"must be importable ({in_short(error)})") from None
     refuse_hidden(code, path)
@@ -209,9 +208,9 @@ def _check_batch(config: Mapping[str, Any]) -> None:
             raise BadInput("pipeline._target_", path, f"must take the keyword {key}")
     microbatches, replicas = config["pipeline"]["num_microbatches"], config["num_replicas"]
     if config["batch_size"] % (microbatches * replicas):
-        of_replicas = f" times num_replicas={replicas}" if replicas > 1 else ""
+        times_replicas = f" times num_replicas={replicas}" if replicas > 1 else ""
         raise BadInput(
             "batch_size",
             config["batch_size"],
-            f"must be divisible by pipeline.num_microbatches={microbatches}{of_replicas}",
+            f"must be divisible by pipeline.num_microbatches={microbatches}{times_replicas}",
         )

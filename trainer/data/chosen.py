@@ -12,14 +12,18 @@ from pipegap.trainer.base.atomic import write_atomically, write_json
 from pipegap.trainer.base.build import build
 from pipegap.trainer.base.cli import one_of
 from pipegap.trainer.base.errors import BadInput, first_line
-from pipegap.trainer.data.tokenizer_json import (
+from pipegap.trainer.data.tokenizers import (
+    ENCODERS,
     END_OF_DOCUMENT,
+    TOKENIZER_FILE,
+    Chosen,
     end_of_document,
+    kept,
     loaded,
     usual_end,
+    vocab_size,
     without_settings,
 )
-from pipegap.trainer.data.tokenizers import ENCODERS, TOKENIZER_FILE, Chosen, kept, vocab_size
 from pipegap.trainer.data.tokens import KnowsTokenizer
 
 KEY = "data.tokenizer"
@@ -92,5 +96,5 @@ def write_tokenizer(tokenizer: Tokenizer, end: str, folder: Path) -> None:
     """Writes the files from which transformers makes the same tokenizer."""
     write_atomically(folder / TOKENIZER_FILE, tokenizer.to_str(pretty=True).encode())
     # transformers would pick a class by the model otherwise, which splits text in its own way.
-    of_class = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end}
-    write_json(folder / "tokenizer_config.json", of_class)
+    content = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end}
+    write_json(folder / "tokenizer_config.json", content)

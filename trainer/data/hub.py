@@ -7,8 +7,7 @@ from logging import CRITICAL
 from typing import Any
 
 from pipegap.trainer.base.errors import BadInput, first_line
-from pipegap.trainer.data.readers import State
-from pipegap.trainer.data.rows import Found, no_field, texts
+from pipegap.trainer.data.readers import Found, State, no_field, texts
 
 PATTERN = re.compile(r"[*?\[\]]")
 ROWS = "rows_read"

@@ -19,8 +19,8 @@ from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.ranges import Place, Positive
 from pipegap.trainer.data.archives import CACHE
 from pipegap.trainer.data.chosen import chosen
-from pipegap.trainer.data.files import Named, digests_of, has_mark, named, sentence, text_hash
 from pipegap.trainer.data.hub import HubDocuments, newest_commit
+from pipegap.trainer.data.paths import Named, digests_of, has_mark, named, sentence, text_hash
 from pipegap.trainer.data.prepare import on_stderr, prepare, stated_vocab_size
 from pipegap.trainer.data.readers import READERS, documents
 from pipegap.trainer.data.shards import Prepared

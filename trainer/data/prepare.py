@@ -1,30 +1,53 @@
 """Documents → a prepared folder, which appears only when it is complete.
 
-Of several processes that prepare one folder, one works and the others wait.
+It is written document by document, and a call that was killed goes on where it stopped. Of several
+processes that prepare one folder, one works and the others wait.
 """
 
 import hashlib
+import json
+import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from fcntl import LOCK_EX, flock
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, Self, TextIO
 
+import numpy as np
+import numpy.typing as npt
+
+from pipegap.trainer.base.atomic import file_hash, write_json
+from pipegap.trainer.base.children import mapped
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.data.readers import Batch, State
-from pipegap.trainer.data.shards import FORMAT, MANIFEST, Manifest
+from pipegap.trainer.data.readers import Batch, State, batches
+from pipegap.trainer.data.shards import (
+    FORMAT,
+    MANIFEST,
+    File,
+    Manifest,
+    Shard,
+    Split,
+    Splits,
+    TokenType,
+)
 from pipegap.trainer.data.tokenizers import Document, Encoder
-from pipegap.trainer.data.writer import PROGRESS, Preparation, progress
 
 Documents = Callable[[], Iterable[str]]
 MakeEncoder = Callable[[Iterable[str], Path], Encoder]
 
-LOCK = ".lock"
-"""What the name of a folder's lock adds to that of the folder."""
+SHARD_TOKENS = 100_000_000
+CHARACTERS_AHEAD = 2**23
+"""Of documents that are read before their turn."""
+END = np.dtype("<i8")
+"""How the end of a document is written, until all ends are known."""
+SAVE_EVERY = 10.0
+"""Seconds between two records of how far a preparation is, and two lines about it."""
+PROGRESS = "progress.json"
 
 
 def on_stderr(line: str) -> None:
@@ -96,12 +119,12 @@ def _encode(
     return batch.after, list(zip(held_out, encoder.encode(batch.texts), strict=True))
 
 
-def stated_vocab_size(of_tokenizer: int, stated: int | None) -> int:
+def stated_vocab_size(own_size: int, stated: int | None) -> int:
     """The vocabulary of the manifest; raises BadInput if the `stated` one is too small."""
-    if stated is not None and stated < of_tokenizer:
-        allowed = f"must be null or at least the tokenizer's {of_tokenizer}"
+    if stated is not None and stated < own_size:
+        allowed = f"must be null or at least the tokenizer's {own_size}"
         raise BadInput("data.vocab_size", stated, allowed)
-    return stated or of_tokenizer
+    return stated or own_size
 
 
 def _make_partial(out: Path, settings: dict[str, Any]) -> Path:
@@ -127,7 +150,7 @@ def _alone(out: Path) -> Iterator[None]:
 
     Raises BadInput where no file can be made beside it.
     """
-    lock = out.with_name(out.name + LOCK)
+    lock = out.with_name(f"{out.name}.lock")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         file = _locked(lock)
@@ -154,3 +177,183 @@ def _unusable(out: Path, error: OSError) -> BadInput:
     """The refusal of a folder that cannot be made."""
     allowed = f"must be a new or an empty folder where one may write ({error.strerror})"
     return BadInput("out", out, allowed)
+
+
+class SplitWriter:
+    """Writes one split of `folder`. `before` is the state from which a writer goes on."""
+
+    def __init__(
+        self, folder: Path, split: str, vocab_size: int, before: Mapping[str, Any] | None = None
+    ) -> None:
+        self._folder, self._split, self._vocab_size = folder, split, vocab_size
+        self._dtype: TokenType = "<u2" if vocab_size <= 2**16 else "<u4"
+        state = before or {"shards": [], "length": 0, "num_tokens": 0, "num_documents": 0}
+        self._shards = [Shard(**shard) for shard in state["shards"]]
+        self._length: int = state["length"]
+        self.num_tokens: int = state["num_tokens"]
+        self.num_documents: int = state["num_documents"]
+        self._file = _open_to_append(self._path(), self._length * np.dtype(self._dtype).itemsize)
+        self._ends = _open_to_append(folder / f"{split}-ends", self.num_documents * END.itemsize)
+
+    def add(self, document: npt.NDArray[np.integer[Any]]) -> None:
+        """Appends a document's tokens, its end token among them."""
+        if len(document) and not 0 <= document.min() <= document.max() < self._vocab_size:
+            raise ValueError(f"a token lies outside 0 … {self._vocab_size - 1}")
+        self._file.write(document.astype(self._dtype).tobytes())
+        self._length += len(document)
+        self.num_tokens += len(document)
+        self.num_documents += 1
+        self._ends.write(np.array(self.num_tokens, END).tobytes())
+        if self._length >= SHARD_TOKENS:
+            self._close_shard()
+            self._file = _open_to_append(self._path(), 0)
+
+    def state(self) -> dict[str, Any]:
+        """Return what has been written, after all of it has reached the disk."""
+        for file in (self._file, self._ends):
+            file.flush()
+            os.fsync(file.fileno())
+        return {
+            "shards": [shard.model_dump() for shard in self._shards],
+            "length": self._length,
+            "num_tokens": self.num_tokens,
+            "num_documents": self.num_documents,
+        }
+
+    def release(self) -> None:
+        """Closes the files, whatever they hold."""
+        self._file.close()
+        self._ends.close()
+
+    def close(self) -> Split:
+        """Finishes the split; returns its part of the manifest."""
+        self._close_shard()
+        self._ends.close()
+        raw = Path(self._ends.name)
+        ends = self._folder / f"{self._split}-ends.npy"
+        np.save(ends, np.fromfile(raw, END))
+        raw.unlink()
+        return Split(
+            num_tokens=self.num_tokens,
+            num_documents=self.num_documents,
+            dtype=self._dtype,
+            shards=self._shards,
+            document_ends=File(file=ends.name, sha256=file_hash(ends)),
+        )
+
+    def _path(self) -> Path:
+        return self._folder / f"{self._split}-{len(self._shards):05d}.tokens"
+
+    def _close_shard(self) -> None:
+        """Closes and records the shard; deletes one without tokens."""
+        self._file.close()
+        path = self._path()
+        if not self._length:
+            path.unlink()
+            return
+        digest = file_hash(path)
+        self._shards.append(Shard(file=path.name, num_tokens=self._length, sha256=digest))
+        self._length = 0
+
+
+def _open_to_append(path: Path, num_bytes: int) -> BinaryIO:
+    """Cuts the file to its first `num_bytes`, and opens it to append."""
+    file = path.open("ab")
+    file.truncate(num_bytes)
+    return file
+
+
+class Preparation:
+    """Both splits of `folder` while they are written, from where an earlier process stopped.
+
+    `settings` tell one preparation from another. `tell` gets lines of progress.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: dict[str, Any],
+        vocab_size: int,
+        num_tokens: float,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._folder, self._settings, self._tell = folder, settings, tell
+        self._num_tokens = num_tokens
+        before = progress(folder, settings)
+        self._state: State | None = before.get("state")
+        self.train, self.validation = (
+            SplitWriter(folder, split, vocab_size, before.get(split))
+            for split in ("train", "validation")
+        )
+        self._saved = self._started = time.monotonic()
+        self._already = self.train.num_tokens
+        if self._already:
+            tell(f"{folder.name}: goes on after {self._already:,} tokens")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for split in (self.train, self.validation):
+            split.release()
+
+    def go_on(
+        self,
+        documents: Iterable[str],
+        encode: Callable[[Batch], tuple[State, list[tuple[bool, Document]]]],
+        num_workers: int,
+    ) -> None:
+        """Writes the documents that are left, until there are `num_tokens` training tokens."""
+        if self.train.num_tokens >= self._num_tokens:
+            return
+        read = batches(documents, self._state)
+        for state, encoded in mapped(encode, read, num_workers, Batch.size, CHARACTERS_AHEAD):
+            for held_out, tokens in encoded:
+                (self.validation if held_out else self.train).add(tokens)
+            self._state = state
+            if self.train.num_tokens >= self._num_tokens:
+                break
+            if time.monotonic() > self._saved + SAVE_EVERY:
+                self._save()
+
+    def close(self, share: float) -> Splits:
+        """Finishes both splits; raises BadInput if one has no document."""
+        number = self.train.num_documents + self.validation.num_documents
+        if number < 2:
+            found = "one (in a .txt, an empty line ends a document)" if number else "none"
+            allowed = f"must hold text, two documents to train and to validate: it has {found}"
+            raise BadInput("data", self._settings["corpus"], allowed)
+        for split, more in ((self.train, "smaller"), (self.validation, "larger")):
+            if not split.num_documents:
+                allowed = (
+                    f"must be {more}, or the text longer: of {number} documents one part has none"
+                )
+                raise BadInput("data.validation_share", share, allowed)
+        return Splits(train=self.train.close(), validation=self.validation.close())
+
+    def _save(self) -> None:
+        content = {
+            "asked": self._settings,
+            "state": self._state,
+            "train": self.train.state(),
+            "validation": self.validation.state(),
+        }
+        write_json(self._folder / PROGRESS, content)
+        self._saved = time.monotonic()
+        done = self.train.num_tokens
+        speed = (done - self._already) / (self._saved - self._started)
+        share = f" ({done / self._num_tokens:.0%})" if self._num_tokens < math.inf else ""
+        documents = self.train.num_documents + self.validation.num_documents
+        self._tell(
+            f"{self._folder.name}: {documents:,} documents, {done:,} tokens{share}, "
+            f"{speed:,.0f} tokens/s"
+        )
+
+
+def progress(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """The record in `folder` of a preparation with these settings; empty if there is none."""
+    try:
+        record: dict[str, Any] = json.loads((folder / PROGRESS).read_text())
+    except (OSError, ValueError):
+        return {}
+    return record if record["asked"] == settings else {}

@@ -1,9 +1,11 @@
-"""Reads documents of .txt, .jsonl and .parquet files.
+"""Reads documents of .txt, .jsonl and .parquet files; what is no text is refused, or left out.
 
 They come in batches, each with the state from which the documents after it can be read.
 """
 
 import json
+import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
@@ -11,11 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.data.rows import LONGEST, Found, is_utf8, no_field, texts, too_long
 
-Reader = Callable[[Path, str], Iterator[Found]]
-"""(file, field) → the values of the field, in order; a .txt has no fields."""
-
+LONGEST = 2**24
+"""Characters of a document at most. More would not fit in the memory that a preparation takes."""
+HALF = re.compile(r"[\ud800-\udfff]")
+"""No character, but half of one, or a byte that is no UTF-8."""
+ADVICE = "data.skip_bad_rows=true leaves such rows out"
 DOCUMENTS_AT_ONCE, CHARACTERS_AT_ONCE = 1000, 2**20
 """Of a batch, but for a longer document alone."""
 ROWS_AT_ONCE = 16
@@ -23,6 +26,77 @@ ROWS_AT_ONCE = 16
 UTF_16 = ("\udcff\udcfe", "\udcfe\udcff")
 State = dict[str, Any]
 """Where a stream of documents is; it can be written as JSON."""
+
+
+class Found(NamedTuple):
+    """What a source has at a place, such as `line 7 of a.jsonl`: a text, or something else.
+
+    A refusal stands for itself.
+    """
+
+    place: str
+    value: object
+
+
+def texts(rows: Iterable[Found], field: str, *, skip: bool) -> Iterator[str]:
+    """The texts that are not empty.
+
+    Raises BadInput for a row that is no text, or if `skip`, says at the end how many there were.
+    """
+    first, number = None, 0
+    try:
+        for row in rows:
+            if isinstance(row.value, str) and is_utf8(row.value) and len(row.value) <= LONGEST:
+                if row.value.strip():
+                    yield row.value
+                continue
+            fault = _fault(row, field)
+            if not skip:
+                raise BadInput(fault.key, fault.value, f"{fault.allowed}; {ADVICE}")
+            first, number = first or fault, number + 1
+    finally:
+        if number:
+            line = f"left out {number:,} rows that are no text; the first: {first}"
+            print(line, file=sys.stderr, flush=True)
+
+
+def _fault(row: Found, field: str) -> BadInput:
+    place, value = row
+    if isinstance(value, BadInput):
+        return value
+    if not isinstance(value, str):
+        kind = "null" if value is None else type(value).__name__
+        return BadInput("data.text", field, f"must hold text, not {kind}, in {place}")
+    if len(value) > LONGEST:
+        return too_long(place)
+    return BadInput("data.text", field, f"must hold text in UTF-8, not {_half(value)}, in {place}")
+
+
+def _half(text: str) -> str:
+    """The first half of a character in words: a byte that is no UTF-8 was read as one."""
+    [half] = HALF.findall(text)[:1]
+    is_byte = "\udc80" <= half <= "\udcff"
+    return f"the byte 0x{ord(half) - 0xDC00:02x}" if is_byte else f"half a character ({half!r})"
+
+
+def is_utf8(text: str) -> bool:
+    """Whether UTF-8 can write a text."""
+    return text.isascii() or not HALF.search(text)
+
+
+def too_long(place: str) -> BadInput:
+    """The refusal of a document that is longer than LONGEST."""
+    allowed = f"must be of a document of at most {LONGEST:,} characters"
+    return BadInput("data", place, f"{allowed}: in a .txt, an empty line ends a document")
+
+
+def no_field(field: str, place: str, found: str) -> BadInput:
+    """The refusal of a field that is not in the rows of `place`."""
+    return BadInput("data.text", field, f"must be a field of {place} (it has {found})")
+
+
+Reader = Callable[[Path, str], Iterator[Found]]
+"""(file, field) → the values of the field, in order; a .txt has no fields."""
 
 
 def documents(paths: Iterable[Path], field: str, *, skip: bool = False) -> Iterator[str]:

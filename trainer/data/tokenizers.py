@@ -1,28 +1,33 @@
-"""Text → tokens: raw bytes, a BPE of our own, or SmolLM2's tokenizer.
+"""Text → tokens: raw bytes, a BPE of our own, SmolLM2's tokenizer, or a file's.
 
-SmolLM2's is rebuilt from vocabulary and merges of a GGUF file, so that no hub is needed.
+SmolLM2's is rebuilt from vocabulary and merges of a GGUF file, so that no hub is needed. A
+tokenizer.json means what it encodes, its vocabulary and rules: training and export read every file
+by `loaded`, without what the program that saved it left there (a length at which texts are cut,
+padding, merges that chance leaves out, tokens that a template puts around a text).
 """
 
 import hashlib
 import json
 import re
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from pipegap.trainer.base.atomic import write_atomically
-from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.errors import BadInput, some
 from pipegap.trainer.data.archives import fetch
-from pipegap.trainer.data.gguf import read_metadata
-from pipegap.trainer.data.tokenizer_json import END_OF_DOCUMENT, loaded
 
 Document = npt.NDArray[np.integer[Any]]
+END_OF_DOCUMENT = "<|endoftext|>"
+ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>")
+"""Tokens that end a document, in published tokenizers; the first that is there counts."""
 LEARNED_FROM = 1_000_000
 """Documents that a BPE is trained on, the first ones: all of a small corpus."""
 PIECE, CONTEXT = 2**18, 2**10
@@ -32,6 +37,9 @@ SMOLLM2_SHA256 = "9ca9acddb6525a194ec8ac7a87f24fbba7232a9a15ffa1af0c1224fcd888e4
 TOKENIZER_FILE = "tokenizer.json"
 CONTROL_TOKEN = 3
 """Its type in a GGUF file."""
+STRING, ARRAY = 8, 9
+SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
+"""Type number → its format in `struct` (the GGUF specification, little-endian)."""
 
 
 class Encoder(Protocol):
@@ -85,6 +93,56 @@ def cuts(text: str) -> list[int]:
         return match.start() if match else at
 
     return [0, *map(near, range(PIECE, len(text), PIECE)), len(text)]
+
+
+def without_settings(content: str) -> str:
+    """The file without truncation, padding and dropout of merges; as it is if it has none."""
+    tokenizer = Tokenizer.from_str(content)
+    return tokenizer.to_str(pretty=True) if _drop_settings(tokenizer) else content
+
+
+def _drop_settings(tokenizer: Tokenizer) -> bool:
+    """Whether there was one."""
+    dropout = getattr(tokenizer.model, "dropout", None)
+    had = bool(tokenizer.truncation or tokenizer.padding or dropout)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if dropout:
+        tokenizer.model.dropout = None
+    return had
+
+
+def loaded(content: str) -> Tokenizer:
+    """The tokenizer of a file. It adds no token to a text, and no text becomes a special token."""
+    tokenizer = Tokenizer.from_str(content)
+    _drop_settings(tokenizer)
+    tokenizer.post_processor = None
+    # <|endoftext|> inside a document is ordinary text and does not end the document.
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def end_of_document(tokenizer: Tokenizer, name: object, named: str | None = None) -> str:
+    """The special token `named`, or else the first of ENDS that is special.
+
+    A token that is not special, such as the tag `</s>` in some vocabularies, is a text's own.
+    Raises BadInput, for the tokenizer called `name`, if there is none.
+    """
+    added = tokenizer.get_added_tokens_decoder().values()
+    special = [token.content for token in added if token.special]
+    if named is not None and named not in special:
+        allowed = f"must be a special token of the tokenizer: {some(special) or 'it has none'}"
+        raise BadInput("data.end_of_document", named, allowed)
+    if (end := named or next((token for token in ENDS if token in special), None)) is None:
+        allowed = f"must have a special token that ends a document: {', '.join(ENDS)}"
+        other = f"or data.end_of_document names another (it has {some(special) or 'none'})"
+        raise BadInput("data.tokenizer", name, f"{allowed}; {other}")
+    return end
+
+
+def usual_end(tokenizer: Tokenizer) -> str | None:
+    """The first of ENDS in the vocabulary, special or not: by it no name of a tokenizer changes."""
+    return next((token for token in ENDS if tokenizer.token_to_id(token) is not None), None)
 
 
 class Subwords:
@@ -177,6 +235,35 @@ def kept(content: str, folder: Path, end: str = END_OF_DOCUMENT) -> Subwords:
     """Writes `content` as tokenizer.json beside the shards; returns its tokenizer."""
     write_atomically(folder / TOKENIZER_FILE, content.encode())
     return Subwords(content, end)
+
+
+def read_metadata(file: IO[bytes]) -> dict[str, Any]:
+    """The key-value pairs at the head of a GGUF file (versions 2 and 3); raises ValueError."""
+    if file.read(4) != b"GGUF":
+        raise ValueError("not a GGUF file")
+    _, _, num_pairs = struct.unpack("<IQQ", file.read(20))
+    return dict(_pair(file) for _ in range(num_pairs))
+
+
+def _pair(file: IO[bytes]) -> tuple[str, Any]:
+    return _string(file), _value(file, _scalar(file, "I"))
+
+
+def _value(file: IO[bytes], kind: int) -> Any:
+    if kind == STRING:
+        return _string(file)
+    if kind == ARRAY:
+        item, length = _scalar(file, "I"), _scalar(file, "Q")
+        return [_value(file, item) for _ in range(length)]
+    return _scalar(file, SCALARS[kind])
+
+
+def _scalar(file: IO[bytes], form: str) -> Any:
+    return struct.unpack(f"<{form}", file.read(struct.calcsize(f"<{form}")))[0]
+
+
+def _string(file: IO[bytes]) -> str:
+    return file.read(_scalar(file, "Q")).decode()
 
 
 def byte_level_bpe(metadata: dict[str, Any]) -> Tokenizer:

@@ -41,8 +41,8 @@ def loss_by(run: Callable[[Any], Any]) -> Callable[[Output, Tensor], Tensor]:
 
     Compiled it makes no fp32 copy of the logits (bench/README.md).
     """
-    whole: Whole = run(of_logits)
-    part: Part = run(of_chunk)
+    whole: Whole = run(logits_loss)
+    part: Part = run(chunk_loss)
 
     def loss(output: Output, targets: Tensor) -> Tensor:
         if not isinstance(output, Unprojected):
@@ -56,13 +56,13 @@ def loss_by(run: Callable[[Any], Any]) -> Callable[[Output, Tensor], Tensor]:
     return loss
 
 
-def of_logits(logits: Tensor, targets: Tensor) -> Tensor:
+def logits_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """`cross_entropy` of logits [batch, seq, vocab]."""
     logits = logits.flatten(0, 1)
     return F.cross_entropy(wide(logits), targets.flatten())
 
 
-def of_chunk(logits: Tensor, targets: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
+def chunk_loss(logits: Tensor, targets: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
     """What logits [chunk, vocab] add to the mean over `num_tokens` tokens, in fp32 or wider, and
     their gradient, in their dtype. `targets` are [chunk]."""
     scores = wide(logits)
@@ -92,20 +92,20 @@ class _Chunked(torch.autograd.Function):
         ctx: Any, hidden: Tensor, head: Tensor, chunk: int, targets: Tensor, part: Part
     ) -> Tensor:
         rows, losses = hidden.flatten(0, -2), []
-        of_hidden = torch.empty_like(rows)
-        of_head = torch.zeros_like(head, dtype=wide(head[:0]).dtype)
+        hidden_grad = torch.empty_like(rows)
+        head_grad = torch.zeros_like(head, dtype=wide(head[:0]).dtype)
         for start in range(0, len(rows), chunk):
             here = slice(start, start + chunk)
             loss, gradient = part(rows[here] @ head.T, targets[here], len(rows))
             losses.append(loss)
-            torch.mm(gradient, head, out=of_hidden[here])
-            of_head += gradient.T @ rows[here]
+            torch.mm(gradient, head, out=hidden_grad[here])
+            head_grad += gradient.T @ rows[here]
             del gradient  # before the next chunk has its logits
-        ctx.gradients = of_hidden.view_as(hidden), of_head.to(head.dtype)
+        ctx.gradients = hidden_grad.view_as(hidden), head_grad.to(head.dtype)
         return torch.stack(losses).sum()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        of_hidden, of_head = ctx.gradients
+        hidden_grad, head_grad = ctx.gradients
         del ctx.gradients  # scaled in place: there is no second backward
-        return of_hidden.mul_(gradient), of_head.mul_(gradient), None, None, None
+        return hidden_grad.mul_(gradient), head_grad.mul_(gradient), None, None, None

@@ -15,9 +15,15 @@ from typing_extensions import override
 
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.ranges import Few, NonNegative, Rows
-from pipegap.trainer.models.balance import AuxiliaryLoss, Bias, NoBalance
 from pipegap.trainer.models.decoder import DEFAULTS, KEYS, Decoder, LayerSize, size_of_heads
-from pipegap.trainer.models.experts import Experts, MixtureOfExperts, Router
+from pipegap.trainer.models.experts import (
+    AuxiliaryLoss,
+    Bias,
+    Experts,
+    MixtureOfExperts,
+    NoBalance,
+    Router,
+)
 from pipegap.trainer.models.layers import Attention, Layer, RMSNorm
 from pipegap.trainer.models.recipe import Pretrained
 

@@ -181,18 +181,18 @@ class Qwen3Next(MixtureDecoder):
             (mixers.setdefault(layer, {}) if part else tensors)[part or name] = weight
         for layer, parts in mixers.items():
             if self._is_full(int(layer.rpartition(".")[2])):
-                renamed, mixer = self._of_attention(parts), "self_attn"
+                renamed, mixer = self._attention_tensors(parts), "self_attn"
             else:
-                renamed, mixer = self._of_delta_net(parts), "linear_attn"
+                renamed, mixer = self._delta_net_tensors(parts), "linear_attn"
             tensors.update({f"{layer}.{mixer}.{part}": w for part, w in renamed.items()})
         return tensors
 
-    def _of_attention(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _attention_tensors(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         renamed, joins = dict(parts), ("q_proj.weight", "gate_proj.weight")
         renamed["q_proj.weight"] = by_head([renamed.pop(name) for name in joins], self.num_heads)
         return renamed
 
-    def _of_delta_net(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _delta_net_tensors(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         renamed = dict(parts)
         for letters in ("qkvz", "ba"):
             matrices = [renamed.pop(f"{letter}_proj.weight") for letter in letters]

@@ -45,19 +45,15 @@ GOOD = [
 ]
 BAD = [
     ["optimizer.lrr=1"],
-    ["optimizer=nowhere"],
-    ["batch_size=2.5"],
     ["num_updates=${nowhere}"],
     ["optimizer=adamw", "correction.coefficient=1"],
 ]
 SECRET = "sk-0123456789"
 RESOLVERS = (
     "${oc.env:PIPEGAP_SECRET}",
-    "'${oc.env:PIPEGAP_SECRET}'",
     "runs/${oc.env:PIPEGAP_SECRET,none}/a",
     "'${oc.decode:${oc.env:PIPEGAP_SECRET}}'",
     "$\\{oc.env\\:PIPEGAP_SECRET\\}",
-    "${hydra:runtime.cwd}",
     "${now:%Y}",
 )
 
@@ -117,7 +113,7 @@ def test_a_refusal_does_not_depend_on_earlier_configs(
     assert str(refused.value) == str(expected.value)
 
 
-@pytest.mark.parametrize("key", ["resume_from", "optimizer", "+tag", "data.path"])
+@pytest.mark.parametrize("key", ["resume_from", "+tag"])
 @pytest.mark.parametrize("value", RESOLVERS)
 def test_an_interpolation_reads_nothing_but_the_config(
     composer: Composer, key: str, value: str, monkeypatch: pytest.MonkeyPatch

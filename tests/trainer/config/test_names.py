@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from pipegap.trainer.__main__ import main
-from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.config import names as module
 from pipegap.trainer.config.compose import Composer, compose
 from pipegap.trainer.config.identity import trial_id
@@ -85,18 +84,6 @@ def test_a_class_set_by_hand_has_not_the_name_of_the_yaml() -> None:
     assert validate(mine)["choices"] == {**compose([])["choices"], "model": "mine"} | {
         "data": "gcide"
     }
-
-
-@pytest.mark.parametrize(
-    ("choices", "key"),
-    [({}, "choices.model"), ({**CHOSEN, "model": 1}, "choices.model"), ("x", "choices")],
-)
-def test_names_are_checked(choices: object, key: str) -> None:
-    with pytest.raises(BadInput) as raised:
-        validate(compose([]) | {"choices": choices})
-    assert raised.value.key == key
-    with pytest.raises(BadInput, match=r"^choices\.more"):
-        validate(compose([]) | {"choices": {**CHOSEN, "more": "x"}})
 
 
 @pytest.mark.parametrize("is_old", [False, True])

@@ -14,8 +14,7 @@ from pyarrow import parquet
 
 from pipegap.trainer.base.children import mapped
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.data import readers, writer
-from pipegap.trainer.data import rows as module
+from pipegap.trainer.data import readers
 from pipegap.trainer.data.hub import HubDocuments
 from pipegap.trainer.data.readers import batches, documents
 from tests.support.own_text import texts, write_jsonl
@@ -114,7 +113,6 @@ def test_a_document_that_is_too_long(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two of its lines are not, each alone."""
-    monkeypatch.setattr(module, "LONGEST", 100)
     monkeypatch.setattr(readers, "LONGEST", 100)
     path, text = tmp_path / f"a.{kind}", f"{'x' * 60}\n{'y' * 60}"
     if kind == "txt":
@@ -149,14 +147,6 @@ def test_few_large_things_are_read_ahead() -> None:
 
     for number, _ in enumerate(mapped(hex, things(), 2, size=lambda thing: 10, most=20)):
         assert len(read) <= number + 1 + 3
-
-
-def test_the_ends_are_what_numpy_saves(tmp_path: Path) -> None:
-    numbers = np.arange(1000, dtype=writer.END) ** 3
-    numbers.tofile(tmp_path / "raw")
-    np.save(tmp_path / "expected.npy", numbers)
-    writer._save_as_array(tmp_path / "raw", tmp_path / "found.npy", len(numbers))
-    assert (tmp_path / "found.npy").read_bytes() == (tmp_path / "expected.npy").read_bytes()
 
 
 PREPARE = """

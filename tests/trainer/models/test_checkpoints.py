@@ -12,10 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.models.checkpoint_config import CHANGES_NOTHING, check_config
 from pipegap.trainer.models.checkpoint_files import weights_digest
 from pipegap.trainer.models.decoder import Decoder
-from pipegap.trainer.models.export import start_from
+from pipegap.trainer.models.export import CHANGES_NOTHING, check_config, start_from
 from tests.support.hybrid import HYBRID
 from tests.support.llama import SMALL, TOKENS
 from tests.support.moe import MOE

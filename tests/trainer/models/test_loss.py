@@ -107,7 +107,7 @@ def test_parts_may_be_replaced() -> None:
         cross_entropy(Unprojected(hidden, head, 20), targets),
     )
     loss(hidden @ head.T, targets)
-    assert called == ["of_chunk"] * 3 + ["of_logits"]
+    assert called == ["chunk_loss"] * 3 + ["logits_loss"]
 
 
 @pytest.mark.parametrize("is_tied", [True, False])

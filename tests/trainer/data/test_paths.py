@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.data.files import named
 from pipegap.trainer.data.own import HubText, TextFiles
+from pipegap.trainer.data.paths import named
 from pipegap.trainer.data.readers import READERS
 from tests.support.own_text import texts, write_jsonl, write_txt
 

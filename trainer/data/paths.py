@@ -38,8 +38,8 @@ def named(path: str, kinds: Collection[str] = ()) -> Named:
         return Named([root], [])
     files, left_out = list[Path](), list[Path]()
     for found, counts in _below(root, {pattern}, frozenset()) if os.path.isdir(root) else ():
-        of_kind = not kinds or found.suffix.lower() in kinds
-        (files if counts and of_kind else left_out).append(found)
+        is_of_kind = not kinds or found.suffix.lower() in kinds
+        (files if counts and is_of_kind else left_out).append(found)
     return Named(sorted(files, key=str), sorted(left_out, key=str))
 
 

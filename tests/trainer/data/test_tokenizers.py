@@ -1,8 +1,11 @@
-"""What somebody left in a tokenizer.json changes nothing that is encoded."""
+"""What is left in a tokenizer.json changes no token; a GGUF file holds the tokenizer described."""
 
+import io
 import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +23,13 @@ from tokenizers import (
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.data import tokenizers as module
 from pipegap.trainer.data.chosen import chosen, tokenizer_of
-from pipegap.trainer.data.tokenizers import Subwords
+from pipegap.trainer.data.tokenizers import (
+    Subwords,
+    byte_level_bpe,
+    published_json,
+    read_metadata,
+    split_as_bytes,
+)
 from tests.support.own_text import texts
 
 TEXTS = [*texts(30, 30), "naïve 你好 🙂🙂.\n\n  x", "a <|endoftext|> b </s> <s>c"]
@@ -221,3 +230,65 @@ def test_a_bpe_learns_the_same_of_long_documents(
     whole = chosen("bpe").make(documents, tmp_path, tmp_path).sha256
     monkeypatch.setattr(module, "PIECE", 100)
     assert chosen("bpe").make(documents, tmp_path, tmp_path).sha256 == whole
+
+
+GGUF_TOKENS = ["<|endoftext|>", *"abc1", "Ġ", "ab", "Ġab"]
+MERGES = ["a b", "Ġ ab"]
+CONTROL, NORMAL = 3, 1
+
+
+def string(text: str) -> bytes:
+    return struct.pack("<Q", len(text.encode())) + text.encode()
+
+
+def strings(items: list[str]) -> bytes:
+    return struct.pack("<IIQ", 9, 8, len(items)) + b"".join(map(string, items))
+
+
+def gguf(**more: bytes) -> bytes:
+    kinds = struct.pack(f"<IIQ{len(GGUF_TOKENS)}i", 9, 5, len(GGUF_TOKENS), CONTROL, *[NORMAL] * 7)
+    pairs = {
+        "tokenizer.ggml.tokens": strings(GGUF_TOKENS),
+        "tokenizer.ggml.merges": strings(MERGES),
+        "tokenizer.ggml.token_type": kinds,
+        **more,
+    }
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, len(pairs))
+    return head + b"".join(string(key) + value for key, value in pairs.items())
+
+
+def metadata(content: bytes) -> dict[str, Any]:
+    return read_metadata(io.BytesIO(content))
+
+
+def test_metadata_of_every_kind_is_read() -> None:
+    found = metadata(gguf(u8=struct.pack("<IB", 0, 7), f32=struct.pack("<If", 6, 0.5)))
+    assert found["u8"] == 7
+    assert found["f32"] == 0.5
+    assert found["tokenizer.ggml.tokens"] == GGUF_TOKENS
+    assert found["tokenizer.ggml.token_type"] == [3, *[1] * 7]
+
+
+def test_what_is_no_gguf_is_refused() -> None:
+    with pytest.raises(ValueError, match="not a GGUF file"):
+        metadata(b"GGML" + bytes(20))
+
+
+def test_the_tokenizer_is_the_one_described() -> None:
+    vocabulary = {token: number for number, token in enumerate(GGUF_TOKENS)}
+    expected = Tokenizer(models.BPE(vocab=vocabulary, merges=[("a", "b"), ("Ġ", "ab")]))
+    split_as_bytes(expected)
+    expected.add_special_tokens([AddedToken("<|endoftext|>", special=True, normalized=False)])
+    found = byte_level_bpe(metadata(gguf()))
+    for text in ("ab ab", "a1b1ab", "ab<|endoftext|>c"):
+        assert found.encode(text).ids == expected.encode(text).ids
+    assert found.encode("ab ab 11<|endoftext|>").tokens == [
+        *("ab", "Ġab", "Ġ", "1", "1", "<|endoftext|>")
+    ]
+
+
+def test_merges_are_written_as_they_were_published() -> None:
+    tokenizer = byte_level_bpe(metadata(gguf()))
+    content = published_json(tokenizer)
+    assert json.loads(content)["model"]["merges"] == MERGES
+    assert Tokenizer.from_str(content).encode("ab ab").ids == tokenizer.encode("ab ab").ids

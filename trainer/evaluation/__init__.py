@@ -1,1 +1,0 @@
-"""Downstream tasks: what is asked of a trained model, and what it answers."""
