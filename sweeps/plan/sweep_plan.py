@@ -10,23 +10,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
+from pathlib import Path
 
 from sweeps.plan import early_stop, tried_report
 from sweeps.plan.early_stop import JudgedPoint, judge
-from sweeps.plan.preferred import (
-    MICROBATCHES,
-    gain_of_microbatches,
-    recorded,
-    require_all_compiled,
-)
 from sweeps.plan.searching import check_space, try_settings
 from sweeps.plan.tried import Choice, untried
 from sweeps.plan.tuning import check_reach, tune_all
-from sweeps.request.command_line import Request, changed
+from sweeps.request.command_line import Request
 from sweeps.request.expand import Trial, points, unique
 from sweeps.request.files import scale_file
-from sweeps.request.schema import Sweep, keys
-from trainer.base.errors import BadInput
+from sweeps.request.schema import Sweep
+from trainer.config.combinations import require_graphs
 from trainer.config.compose import Composer
 from trainer.config.schema import validate
 
@@ -41,12 +36,6 @@ class SweepPlan:
     label: str
     sweep: Sweep
     points: list[JudgedPoint]
-    added: tuple[str, ...] = ()
-    """Overrides that the sweep prefers and that were added."""
-    gain: str = ""
-    """What the plan says for them, in words."""
-    not_added: str = ""
-    """Why overrides that the sweep prefers were not added, in a line."""
 
     @property
     def runnable(self) -> list[Trial]:
@@ -108,54 +97,20 @@ def plan_sweeps(request: Request) -> list[SweepPlan]:
     """Return one plan per sweep; raises BadInput for everything that can be known to be wrong."""
     compose = Composer(if_there={*scale_file(request.scale)} - {*request.words})
     return [
-        _as_preferred(label, sweep, request, compose) for label, sweep in request.sweeps.items()
+        _plan_sweep(label, sweep, request.results, compose)
+        for label, sweep in request.sweeps.items()
     ]
 
 
-def _as_preferred(label: str, sweep: Sweep, request: Request, compose: Composer) -> SweepPlan:
-    """Return the plan with the overrides that the sweep prefers, or else without them.
-
-    Raises BadInput as well if the sweep was begun with them and cannot go on so here.
-    """
-    words = sweep.prefer
-    if not words:
-        return _plan_sweep(label, sweep, request, compose)
-    compose(words)  # a word that no trial allows is a mistake, and no reason to go without it
-    was_added = recorded(words, request.results, label)
-    why = f"the record of {label} has none"
-    if was_added is not False:
-        try:
-            plan = _plan_sweep(label, changed(sweep, words), request, compose)
-            require_all_compiled(plan.planned)
-            gain = "" if was_added else _gain(plan, sweep, request, compose)
-            return replace(plan, added=tuple(words), gain=gain)
-        except BadInput as error:
-            if was_added:
-                allowed = f"{error.allowed}: the sweep was begun with {' '.join(words)}"
-                raise BadInput(error.key, error.value, allowed) from None
-            why = str(error)
-    plan = _plan_sweep(label, sweep, request, compose)
-    return replace(plan, not_added=f"{' '.join(words)} is not added: {why}")
-
-
-def _gain(plan: SweepPlan, sweep: Sweep, request: Request, compose: Composer) -> str:
-    """Return what is gained by the microbatches that the sweep prefers; empty if it prefers none.
-
-    Raises BadInput if nothing is.
-    """
-    if MICROBATCHES not in keys(sweep.prefer):
-        return ""
-    own = points(sweep, request.results, compose, plan.label)
-    preferred = [choice.point for choice in plan.choices]
-    return gain_of_microbatches(sweep, own, preferred, request.gpus_per_trial)
-
-
-def _plan_sweep(label: str, sweep: Sweep, request: Request, compose: Composer) -> SweepPlan:
-    swept = points(sweep, request.results, compose, label)
+def _plan_sweep(label: str, sweep: Sweep, results: Path, compose: Composer) -> SweepPlan:
+    swept = points(sweep, results, compose, label)
     if sweep.search is None:
         check_reach(sweep, swept)
     else:
         check_space(sweep.search, swept)
+    for point in swept:
+        for config in point.configs.values():
+            require_graphs(config)  # else a part of a comparison would be compiled
     return SweepPlan(label, sweep, judge(sweep, choose(sweep, [*map(untried, swept)])))
 
 

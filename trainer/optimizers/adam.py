@@ -5,13 +5,12 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import Count, NonNegative, Positive
-from trainer.optimizers.dropped import drops, of_a_kind, one_vector
-from trainer.optimizers.routing import Decay, Parameters, decaying, entrywise, grouped, holds
+from trainer.optimizers.routing import Decay, Parameters, decaying, entrywise, grouped, keeps
 from trainer.optimizers.together import Together
 
 
 @entrywise
-@drops(3, one_vector)
+@keeps(in_step=0)
 def adamw(
     parameters: Parameters,
     *,
@@ -58,7 +57,7 @@ def nadamw(
 
 
 @entrywise
-@holds(4, others=4)
+@keeps(4, others=4)
 def adan(
     parameters: Parameters,
     *,
@@ -85,7 +84,7 @@ def adan(
 
 
 @entrywise
-@drops(2, of_a_kind)
+@keeps(in_step=2)
 def adopt(
     parameters: Parameters,
     *,
@@ -126,8 +125,7 @@ class _FirstCallOnlyLooks(Together):
 
 
 @entrywise
-@holds(3, others=3)
-@drops(2, of_a_kind)
+@keeps(3, others=3, in_step=2)
 def ademamix(
     parameters: Parameters,
     *,
@@ -157,8 +155,7 @@ def ademamix(
     )
 
 
-@holds(3, others=3)
-@drops(3, of_a_kind)
+@keeps(3, others=3, in_step=3)
 def mars(
     parameters: Parameters,
     *,

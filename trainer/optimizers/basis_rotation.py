@@ -6,8 +6,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import Count, Positive
-from trainer.optimizers.dropped import drops, of_a_shape
-from trainer.optimizers.routing import Decay, Group, holds
+from trainer.optimizers.routing import Decay, Group, keeps
 from trainer.optimizers.together import Batched, beside_adamw
 
 
@@ -74,8 +73,7 @@ class BasisRotation(Batched):
         return rows @ update @ columns.mT
 
 
-@holds(2, squares=2)
-@drops(13, of_a_shape)
+@keeps(2, squares=2, in_step=8.4)
 @beside_adamw
 def basis_rotation(
     groups: list[Group],

@@ -10,8 +10,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import Positive
-from trainer.optimizers.dropped import drops, of_a_shape
-from trainer.optimizers.routing import Decay, Group, holds
+from trainer.optimizers.routing import Decay, Group, keeps
 from trainer.optimizers.together import Batched, beside_adamw
 
 
@@ -53,8 +52,7 @@ class Dion(Batched):
         )
 
 
-@holds(1)
-@drops(5, of_a_shape)
+@keeps(1, in_step=3.2)
 @beside_adamw
 def dion(
     groups: list[Group],

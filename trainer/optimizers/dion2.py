@@ -16,9 +16,8 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import Positive
-from trainer.optimizers.dropped import drops, of_a_shape
 from trainer.optimizers.orthogonal import POLAR_EXPRESS, iterated, norms
-from trainer.optimizers.routing import Decay, Group, holds
+from trainer.optimizers.routing import Decay, Group, keeps
 from trainer.optimizers.together import Batched, beside_adamw
 
 Fraction = Annotated[float, Interval(gt=0, le=1)]
@@ -111,8 +110,7 @@ class Dion3(Batched):
         return (gradient.shape[-2] / gradient.shape[-1]) ** 0.5 * laid(rows, places, momentum)
 
 
-@holds(1)
-@drops(4, of_a_shape)
+@keeps(1, in_step=2.6)
 @beside_adamw
 def dion2(
     groups: list[Group],
@@ -126,8 +124,7 @@ def dion2(
     return Dion2(groups, lr=lr, decay=momentum, fraction=fraction, eps=eps)
 
 
-@holds(1)
-@drops(4.25, of_a_shape)
+@keeps(1, in_step=2.8)
 @beside_adamw
 def dion3(
     groups: list[Group],

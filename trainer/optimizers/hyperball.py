@@ -14,9 +14,8 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import Count, Positive
-from trainer.optimizers.dropped import drops, of_a_kind, of_a_shape
 from trainer.optimizers.orthogonal import Orthogonal, Orthogonalisation, norms
-from trainer.optimizers.routing import Decay, Group, holds
+from trainer.optimizers.routing import Decay, Group, keeps
 from trainer.optimizers.together import StepsItsOwnWay, beside_adamw
 
 SMALLEST = 1e-10
@@ -66,8 +65,7 @@ def _rescale(matrix: Tensor, norm: Tensor) -> None:
     matrix.mul_(norm / norms(matrix).clamp_min(SMALLEST))
 
 
-@holds(1)
-@drops(7.3, of_a_shape)
+@keeps(1, in_step=4.7)
 @beside_adamw
 def muonh(
     groups: list[Group],
@@ -94,7 +92,7 @@ def muonh(
     return Hyperball(matrices)
 
 
-@drops(2, of_a_kind)
+@keeps(in_step=2)
 @beside_adamw
 def adamh(
     groups: list[Group],
@@ -112,8 +110,7 @@ def adamh(
     return Hyperball(torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps))
 
 
-@holds(1)
-@drops(7.5, of_a_shape)
+@keeps(1, in_step=4.9)
 @beside_adamw
 def normuonh(
     groups: list[Group],

@@ -10,8 +10,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import Count, Positive
-from trainer.optimizers.dropped import drops, of_a_shape
-from trainer.optimizers.routing import Decay, Group, holds
+from trainer.optimizers.routing import Decay, Group, keeps
 from trainer.optimizers.together import Batched, beside_adamw
 
 FIRST_VALUE = 0.1
@@ -109,8 +108,7 @@ class KlSoap(Batched):
         state["columns"].copy_(columns)
 
 
-@holds(2, squares=2)
-@drops(17, of_a_shape)
+@keeps(2, squares=2, in_step=11)
 @beside_adamw
 def kl_soap(
     groups: list[Group],

@@ -9,13 +9,11 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import Count, Positive
-from trainer.optimizers.dropped import drops, one_matrix
-from trainer.optimizers.routing import Decay, Group, holds
+from trainer.optimizers.routing import Decay, Group, keeps
 from trainer.optimizers.together import Together, beside_adamw
 
 
-@holds(1, squares=2)
-@drops(8, one_matrix)
+@keeps(1, squares=2, in_step=0)
 @beside_adamw
 def shampoo(
     groups: list[Group],
@@ -39,8 +37,7 @@ def shampoo(
     )
 
 
-@holds(2, squares=2)
-@drops(8, one_matrix)
+@keeps(2, squares=2, in_step=0)
 @beside_adamw
 def soap(
     groups: list[Group],
@@ -66,8 +63,7 @@ def soap(
     )
 
 
-@holds(1, squares=1)
-@drops(16, one_matrix)
+@keeps(1, squares=1, in_step=0)
 @beside_adamw
 def kron(
     groups: list[Group],

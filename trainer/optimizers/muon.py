@@ -9,9 +9,8 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import Count, NonNegative, Positive
-from trainer.optimizers.dropped import drops, of_a_shape, of_two_sides
 from trainer.optimizers.orthogonal import Orthogonalisation, polynomials
-from trainer.optimizers.routing import Decay, Group, Parameters, grouped, holds
+from trainer.optimizers.routing import Decay, Group, Parameters, grouped, keeps
 from trainer.optimizers.together import (
     Batched,
     CautiousDecay,
@@ -26,8 +25,7 @@ SPECTRAL, SIGN = 2, 4
 """
 
 
-@holds(1)
-@drops(2.5, of_two_sides)  # a stack in fp32, two in bf16, and two of their products
+@keeps(1, in_step=2.4)
 def muon(
     parameters: Parameters,
     *,
@@ -71,8 +69,7 @@ def muon(
     return make(_halves(parameters, adamw, weight_decay))
 
 
-@holds(1)
-@drops(2.5, of_a_shape)
+@keeps(1, in_step=1.6)
 def normuon(
     parameters: Parameters,
     *,
@@ -160,7 +157,7 @@ class AdaMuon(Batched):
         return adamuon_update(gradient, state["momentum"], state["variance"], **options)
 
 
-@drops(7, of_a_shape)
+@keeps(in_step=4.5)
 @beside_adamw
 def adamuon(
     groups: list[Group],
@@ -187,8 +184,7 @@ def adamuon(
     )
 
 
-@holds(1, others=1)
-@drops(2.5, of_a_shape)
+@keeps(1, others=1, in_step=1.6)
 def scion(
     parameters: Parameters,
     *,

@@ -8,9 +8,8 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import Count, Positive
-from trainer.optimizers.dropped import drops, of_a_shape
 from trainer.optimizers.orthogonal import Orthogonal, Orthogonalisation
-from trainer.optimizers.routing import Decay, Group, holds
+from trainer.optimizers.routing import Decay, Group, keeps
 from trainer.optimizers.together import beside_adamw, decay_cautiously
 
 
@@ -32,8 +31,7 @@ class Nanochat(Orthogonal):
         torch._foreach_add_(weights, updates, alpha=-lr)
 
 
-@holds(1)
-@drops(6, of_a_shape)
+@keeps(1, in_step=3.9)
 @beside_adamw
 def nanochat(
     groups: list[Group],

@@ -4,13 +4,11 @@ import torch
 from torch.optim import Optimizer
 
 from trainer.base.ranges import NonNegative, Positive
-from trainer.optimizers.dropped import drops, one_vector
-from trainer.optimizers.routing import Decay, Parameters, decaying, entrywise, holds
+from trainer.optimizers.routing import Decay, Parameters, decaying, entrywise, keeps
 
 
 @entrywise
-@holds(1, others=1)
-@drops(1, one_vector)
+@keeps(1, others=1, in_step=0)
 def sgd(
     parameters: Parameters,
     *,
@@ -31,8 +29,7 @@ def sgd(
 
 
 @entrywise
-@holds(1, others=1)
-@drops(1, one_vector)
+@keeps(1, others=1, in_step=0)
 def sgdw(
     parameters: Parameters,
     *,
@@ -48,7 +45,7 @@ def sgdw(
 
 
 @entrywise
-@holds(1, others=1)
+@keeps(1, others=1)
 def lion(
     parameters: Parameters,
     *,
@@ -68,7 +65,7 @@ def lion(
 
 
 @entrywise
-@holds(1, others=1)
+@keeps(1, others=1)
 def signum(
     parameters: Parameters, *, lr: Positive, momentum: Decay, weight_decay: NonNegative
 ) -> Optimizer:

@@ -11,10 +11,9 @@ from sweeps.__main__ import main
 from sweeps.plan.early_stop import JudgedPoint, judge, remarks
 from sweeps.plan.sweep_plan import plan_sweeps
 from sweeps.plan.tuning import tune
-from sweeps.request.checks import check_sweep
 from sweeps.request.command_line import parse_request
 from sweeps.request.expand import points
-from sweeps.request.schema import Sweep
+from sweeps.request.schema import Sweep, check_sweep
 from tests.support import small
 from tests.support.records import leave_loss
 from trainer.trial import run_trial

@@ -15,9 +15,8 @@ from sweeps.plan.searching import check_space
 from sweeps.plan.sweep_plan import choose
 from sweeps.plan.tried import Choice, untried
 from sweeps.plan.tried_report import remarks, write
-from sweeps.request.checks import check_sweep
 from sweeps.request.expand import points
-from sweeps.request.schema import Sweep
+from sweeps.request.schema import Sweep, check_sweep
 from tests.support.records import leave_loss
 from trainer.base.errors import BadInput
 

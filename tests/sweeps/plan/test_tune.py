@@ -12,9 +12,8 @@ from sweeps.plan.early_stop import judge
 from sweeps.plan.tried import Choice, untried
 from sweeps.plan.tried_report import remarks, write
 from sweeps.plan.tuning import MAX_EXTENSIONS, Values, beyond, tune, tune_all
-from sweeps.request.checks import check_sweep
 from sweeps.request.expand import points
-from sweeps.request.schema import Sweep
+from sweeps.request.schema import Sweep, check_sweep
 from tests.support.records import leave_loss
 from trainer.base.errors import BadInput
 

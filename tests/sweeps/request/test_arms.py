@@ -6,10 +6,10 @@ import pytest
 
 from analysis.table.rows import arm as arm_of
 from sweeps.__main__ import main
-from sweeps.request.checks import check_sweep
 from sweeps.request.command_line import parse_request
 from sweeps.request.expand import points
 from sweeps.request.files import known
+from sweeps.request.schema import check_sweep
 from tests.support.refusals import Refused
 from tests.support.sweep_requests import only
 from trainer.base.errors import BadInput

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import sweeps
-from sweeps.request.checks import check_sweep
 from sweeps.request.expand import points
+from sweeps.request.schema import check_sweep
 from tests.support.sweep_requests import ARMS, asked, content, expand, only
 
 
