@@ -110,7 +110,7 @@ class PricedSweeps:
             costs.append(Cost(name, total, max(self._seconds[trial_id] for trial_id in ids)))
         return costs
 
-    def lines(self) -> Iterator[str]:
+    def in_lines(self) -> Iterator[str]:
         """Yield the plan: what is asked for, what is done, what the rest will cost."""
         num_planned = sum(len(sweep.planned) for sweep in self._sweeps)
         num_done = len(self.trials) - len(self.todo)
@@ -187,13 +187,13 @@ class PricedSweeps:
 
 def summary(request: Request, sweeps: Sequence[SweepPlan]) -> str:
     """Return the lines of a plan: what the sweeps cost, and which gap their seeds detect."""
-    lines = [*PricedSweeps(request, sweeps).lines()]
+    lines = [*PricedSweeps(request, sweeps).in_lines()]
     for sweep in sweeps:
-        told = [*sweep.estimate, *(sweep.remarks if request.dry_run else [])]
+        open_or_chosen = [*sweep.estimate, *(sweep.remarks if request.dry_run else [])]
         if len(sweeps) == 1:
-            lines += [*_precision(request.results, sweep), *told]
+            lines += [*_precision(request.results, sweep), *open_or_chosen]
         else:
-            lines += [f"{sweep.label}: {' '.join(line.split())}" for line in told]
+            lines += [f"{sweep.label}: {' '.join(line.split())}" for line in open_or_chosen]
     return "\n".join(lines)
 
 

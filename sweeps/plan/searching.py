@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from sweeps.plan.tried import Choice, TriedSetting, at, value
+from sweeps.plan.tried import Choice, TriedSetting, at, value_of
 from sweeps.request.expand import GridPoint
 from sweeps.request.schema import Axis, Search, Sweep
 from trainer.base.errors import BadInput
@@ -111,7 +111,7 @@ def _space_at(point: GridPoint, search: Search) -> Space:
 
 def _axis(key: str, axis: Axis, point: GridPoint) -> tuple[float, float, bool] | list[Any]:
     where = f"sweep.search.space.{key}"
-    in_arms = (value(config, key) for config in point.configs.values())
+    in_arms = (value_of(config, key) for config in point.configs.values())
     own = next((own for own in in_arms if own is not None), None)
     if own is None or isinstance(own, dict):
         name = " ".join(point.overrides) or "every point"

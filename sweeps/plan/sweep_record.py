@@ -19,7 +19,7 @@ from secrets import token_hex
 from typing import Any
 
 from analysis.table.records import FORMAT
-from sweeps.plan import tried_report
+from sweeps.plan import tried
 from sweeps.plan.pricing import Prices
 from sweeps.plan.sweep_plan import SweepPlan, all_planned
 from sweeps.request.command_line import Request
@@ -107,9 +107,9 @@ def report(
     from analysis.report import report as page
 
     lines = [page.report(request.results, out, plan.label, request.where, worker)]
-    lines += tried_report.write(plan.sweep, plan.choices, out)
+    lines += tried.write(plan.sweep, plan.choices, out)
     if (search := plan.sweep.search) is not None:
-        lines += tried_report.compare(request.results, search, plan.planned, out)
+        lines += tried.compare(request.results, search, plan.planned, out)
     text = "\n".join([*lines, *_advice(request.results, plan, request.where)])
     if worker is not None:
         try:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from sweeps.__main__ import main
-from sweeps.plan.early_stop import JudgedPoint, judge, remarks
-from sweeps.plan.sweep_plan import plan_sweeps
+from sweeps.plan.sweep_plan import JudgedPoint, SweepPlan, judge, plan_sweeps
 from sweeps.plan.tuning import tune
 from sweeps.request.command_line import parse_request
 from sweeps.request.expand import points
@@ -19,6 +18,14 @@ from tests.support.records import leave_loss
 from trainer.trial import run_trial
 
 LR = "optimizer.lr"
+
+
+def remarks(swept: Sweep, judged: list[JudgedPoint]) -> list[str]:
+    """What a plan says of early stopping, after what it says of tuning."""
+    lines = SweepPlan("early", swept, judged).remarks
+    return lines[next((i for i, line in enumerate(lines) if line.startswith("early stop")), 0) :]
+
+
 Loss = Callable[[dict[str, Any]], float | None]
 
 

@@ -10,11 +10,9 @@ from typing import Any
 import optuna
 import pytest
 
-from sweeps.plan.early_stop import judge
 from sweeps.plan.searching import check_space
-from sweeps.plan.sweep_plan import choose
-from sweeps.plan.tried import Choice, untried
-from sweeps.plan.tried_report import remarks, write
+from sweeps.plan.sweep_plan import choose, judge
+from sweeps.plan.tried import Choice, remarks, untried, write
 from sweeps.request.expand import points
 from sweeps.request.schema import Sweep, check_sweep
 from tests.support.records import leave_loss

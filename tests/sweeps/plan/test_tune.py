@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from sweeps.plan.early_stop import judge
-from sweeps.plan.tried import Choice, untried
-from sweeps.plan.tried_report import remarks, write
+from sweeps.plan.sweep_plan import judge
+from sweeps.plan.tried import Choice, remarks, untried, write
 from sweeps.plan.tuning import MAX_EXTENSIONS, Values, beyond, tune, tune_all
 from sweeps.request.expand import points
 from sweeps.request.schema import Sweep, check_sweep
