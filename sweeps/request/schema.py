@@ -241,7 +241,11 @@ def _refusal(error: ValidationError) -> BadInput:
     given = "missing" if first["type"] == "missing" else first["input"]
     if key == "sweep.prefer":
         return BadInput(key, given, RESERVED["prefer"])
-    inner = {"early_stop": EarlyStop, "advice": AdviceQuestion, "search": Search}
+    inner: dict[str, type[BaseModel]] = {
+        "early_stop": EarlyStop,
+        "advice": AdviceQuestion,
+        "search": Search,
+    }
     schema = inner.get(str(first["loc"][0]), Sweep) if len(first["loc"]) > 1 else Sweep
     return BadInput(key, given, in_words(first, schema))
 

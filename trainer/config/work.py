@@ -88,12 +88,11 @@ def work(
             )
         )
     last, of_head = found[-1], model.hidden_size * model.vocab_size
-    loss = _loss(config, model, tokens, num_backwards) * bytes_per_sum * of_head
-    loss += (
-        tokens * model.vocab_size * (LOSS_TOUCHES * itemsize + LOSS_COPIES[bool(config["compile"])])
-    )
+    of_logit = LOSS_TOUCHES * itemsize + LOSS_COPIES[bool(config["compile"])]
+    in_loss = tokens * model.vocab_size * of_logit
+    in_loss += _sums_of_head(config, tokens, num_backwards) * of_head * bytes_per_sum
     products = last.products + 6 * of_head * tokens
-    return [*found[:-1], last._replace(products=products, bytes=last.bytes + loss)]
+    return [*found[:-1], last._replace(products=products, bytes=last.bytes + in_loss)]
 
 
 def _share(config: Config) -> tuple[float, int]:
@@ -104,7 +103,7 @@ def _share(config: Config) -> tuple[float, int]:
     return tokens, num_microbatches * replicas // num_processes
 
 
-def _loss(config: Config, model: Recipe, tokens: float, num_backwards: int) -> int:
+def _sums_of_head(config: Config, tokens: float, num_backwards: int) -> int:
     """How often a loss that is fused with the head adds to the head's gradient: per chunk."""
     chunk = config["model"].get("loss_chunk")
     return 0 if chunk is None else num_backwards * ceil(tokens / num_backwards / chunk)
