@@ -53,7 +53,7 @@ class Record:
     trials: dict[str, RecordedTrial]
     """All its trials by their ids, also those that tuning tried."""
     added: tuple[str, ...] = ()
-    """Those of the words that no command had: the sweep prefers them, and its record keeps them."""
+    """Those of the words that no command had, but its scale."""
 
     @property
     def conditions(self) -> str:

@@ -19,7 +19,7 @@ from pipegap.sweeps.cluster.driver import require_resources
 from pipegap.sweeps.cluster.gang import run_gang_on_ray
 from pipegap.sweeps.plan import preflight
 from pipegap.sweeps.plan.devices import bundles
-from pipegap.sweeps.plan.sizes import in_bytes, peak
+from pipegap.sweeps.plan.pricing import in_bytes, peak
 from pipegap.sweeps.request.expand import Trial
 from pipegap.sweeps.store.results import finished
 from pipegap.trainer.base.cli import duration
@@ -64,7 +64,7 @@ def try_first(
 def _try(
     todo: Sequence[Trial], gpus_per_trial: float, store: str, asked_to_stop: AskedToStop
 ) -> Iterator[str]:
-    """Yield lines: what the first GPU is like, what to change, what became of the first updates.
+    """Yield lines: what the device is like, what to change, what became of the first updates.
 
     The lines end early once `asked_to_stop`. Raises Unavailable, in one line that says what to
     change, if the first updates fail or do not repeat to the bit, and BadInput if the cluster is
@@ -85,9 +85,9 @@ def _try(
             if looking is not first:
                 looking.end()
             num_gpus = ray.cluster_resources().get("GPU", 0)
-            yield from preflight.lines(machine, trial, num_gpus, store)
-            on_gpu = _memory(trial, needed[-1])
-            for change in preflight.changes(machine, trial, todo, on_gpu, gpus_per_trial):
+            yield preflight.found(machine, num_gpus, store)
+            on_gpu = int(1 / needed[-1].get("GPU", 1.0)) * peak([trial])
+            for change in preflight.changes(machine, todo, on_gpu):
                 yield f"change    {change}"
             yield f"first     {UPDATES} updates of {trial.name}, straight through and with a stop"
             first.run(_begin, trial.config, folder)
@@ -98,12 +98,6 @@ def _try(
         return
     finally:
         remove_placement_group(group)
-
-
-def _memory(trial: Trial, resources: Mapping[str, float]) -> int | None:
-    """Return the bytes of its device that the trial and those beside it need, if that is known."""
-    of_rank = peak([trial])
-    return None if of_rank is None else int(1 / resources.get("GPU", 1.0)) * of_rank
 
 
 class _Works:

@@ -4,7 +4,7 @@ The seconds are the trial's counted work at the rates of devices.yaml.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
@@ -17,7 +17,7 @@ from pipegap.sweeps.request.expand import Trial
 from pipegap.trainer.base.build import build
 from pipegap.trainer.base.code import use_code
 from pipegap.trainer.config.plan import FORWARD, Plan, which_optimizer
-from pipegap.trainer.config.step import PartWork, StageWork, step, traffic
+from pipegap.trainer.config.work import StageWork, work
 from pipegap.trainer.models.recipe import Recipe
 from pipegap.trainer.schedules.operations import Schedule
 from pipegap.trainer.schedules.proof import steady
@@ -62,16 +62,15 @@ def occupied(trial: Trial, gpus_per_trial: float) -> float:
 
 @dataclass(frozen=True)
 class Device:
-    """Peak rates per second, and the share of each that trials achieve."""
+    """What trials reach on a device, per second."""
 
     name: str
     products: Mapping[str, float]
-    """Peak FLOP/s of matrix products, by dtype."""
-    bytes: float
-    link: float
-    achieved: Mapping[str, float]
+    """FLOP/s of matrix products, by dtype."""
     attention: Mapping[str, float]
-    """The share of the products' peak that attention achieves, by dtype."""
+    """FLOP/s of attention, by dtype."""
+    bytes: float
+    """Of its memory, read or written."""
     host: float
     """Seconds of the host per layer and microbatch."""
     memory: float = inf
@@ -82,23 +81,15 @@ class Device:
         """Whether the host works while the device does."""
         return self.name not in (CORE, COMPILED_CORE)
 
-    def seconds(self, parts: Iterable[PartWork], dtype: str) -> float:
-        """Return the seconds of these kernels in `dtype`, one after the other."""
-        peak, share = self.products[dtype], self.achieved
-        return sum(
-            work.products / (peak * share["products"])
-            + work.attention / (peak * self.attention[dtype])
-            + work.bytes / (self.bytes * share["bytes"])
-            for work in parts
+    def passes(self, stages: Sequence[StageWork], dtype: str) -> float:
+        """Return the seconds of forward and backward through these stages in `dtype`."""
+        kernels = sum(
+            of.products / self.products[dtype]
+            + of.attention / self.attention[dtype]
+            + of.bytes / self.bytes
+            for of in stages
         )
-
-    def transfer(self, num_bytes: float) -> float:
-        """Return the seconds until so many bytes are at another rank."""
-        return num_bytes / (self.link * self.achieved["link"])
-
-    def with_host(self, kernels: float, launches: float) -> float:
-        """Return the seconds of kernels that the host launches layer by layer."""
-        host = launches * self.host
+        host = self.host * sum(of.launches for of in stages)
         return max(kernels, host) if self.is_gpu else kernels + host
 
 
@@ -148,42 +139,37 @@ def _counted(node: str, num_updates: int) -> tuple[float, float]:
 
 
 def of_update_and_forward(config: Config, num_updates: int, device: Device) -> tuple[float, float]:
-    """Return the seconds of an update, and of a forward in evaluation of as many tokens."""
+    """Return the seconds of an update, and of a forward in evaluation of as many tokens.
+
+    An update of a true pipeline takes as long as its schedule says, with messages that take no
+    time.
+    """
     model: Recipe = build(config["model"])
     schedule: Schedule = build(config["pipeline"], num_updates)
     correction: NoCorrection = build(config["correction"], num_updates, schedule.lags)
     evaluates = {**config, "dtype": config["eval_dtype"]}
-    stages, evaluated = (step(given, model, schedule, correction) for given in (config, evaluates))
-    ranks = _stages_by_rank(config, schedule)
-    forward = max(FORWARD * _passes(device, evaluates, evaluated, rank) for rank in ranks)
-    updates = [
-        device.seconds((work for s in rank for work in stages[s].update.values()), "float32")
-        for rank in ranks
-    ]
-    passes = [_passes(device, config, stages, rank) for rank in ranks]
-    if len(ranks) == 1:
+    training, evaluation = (
+        _by_rank(given, schedule, work(given, model, schedule, correction))
+        for given in (config, evaluates)
+    )
+    forward = max(FORWARD * device.passes(rank, evaluates["dtype"]) for rank in evaluation)
+    passes = [device.passes(rank, config["dtype"]) for rank in training]
+    updates = [sum(of.update for of in rank) / device.bytes for rank in training]
+    if len(training) == 1:
         return passes[0] + updates[0], forward
-    between = traffic(config, model, schedule)
     operations = schedule.num_microbatches * schedule.num_chunks
     costs = [_costs(both / operations, u) for both, u in zip(passes, updates, strict=True)]
-    batch, _ = steady(schedule, costs, device.transfer(between.message))
-    return batch + device.transfer(between.sums), forward
+    return steady(schedule, costs)[0], forward
 
 
-def _stages_by_rank(config: Config, schedule: Schedule) -> list[Sequence[int]]:
-    """Return the stages of each process of one replica."""
+def _by_rank(
+    config: Config, schedule: Schedule, stages: Sequence[StageWork]
+) -> list[Sequence[StageWork]]:
+    """Return the work of each process of one replica, stage by stage."""
     if config["runner"] == "emulated":
-        return [range(schedule.num_stages)]
-    return [schedule.stages(rank) for rank in range(schedule.num_ranks)]
-
-
-def _passes(
-    device: Device, config: Config, stages: Sequence[StageWork], rank: Sequence[int]
-) -> float:
-    """Return the seconds of forward and backward through the stages of a rank."""
-    parts = (work for s in rank for work in stages[s].passes.values())
-    launches = sum(stages[s].launches for s in rank)
-    return device.with_host(device.seconds(parts, config["dtype"]), launches)
+        return [stages]
+    ranks = map(schedule.stages, range(schedule.num_ranks))
+    return [[stages[stage] for stage in rank] for rank in ranks]
 
 
 def _costs(both: float, update: float) -> dict[str, float]:

@@ -1,6 +1,7 @@
-"""What sweeps will cost, before they run: trials, tokens, FLOPs, hours, storage; and which gap
-their seeds detect."""
+"""What sweeps will cost, before they run: trials, tokens, FLOPs, hours, memory, storage; and which
+gap their seeds detect."""
 
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,14 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipegap.analysis.table.text import aligned
-from pipegap.sweeps.plan.devices import counted_seconds, device_of, occupied, unit
-from pipegap.sweeps.plan.sizes import sizes, storage
+from pipegap.sweeps.plan.devices import bundles, counted_seconds, device_of, occupied, unit
 from pipegap.sweeps.plan.sweep_plan import SweepPlan, all_planned
 from pipegap.sweeps.request.command_line import Request
 from pipegap.sweeps.request.expand import Trial, unique
 from pipegap.sweeps.store.results import Throughput, finished
 from pipegap.trainer.base.cli import duration
-from pipegap.trainer.config.names import data_place
+from pipegap.trainer.base.errors import some
+from pipegap.trainer.config.memory import peak_bytes
+from pipegap.trainer.config.names import data_place, names
+from pipegap.trainer.config.plan import Plan, which_optimizer
 
 if TYPE_CHECKING:
     from pipegap.analysis.statistics.gaps import Spread
@@ -24,8 +27,12 @@ ASSUMED_START = 0.35
 """Seconds that a trial takes besides (bench/README.md): to build its parts, to write its record."""
 NODE = 8
 """GPUs that a plan counts with where this machine has none."""
-
-
+CONTEXT = 1e9
+"""Bytes of a GPU that its context and libraries take beside a trial (bench/README.md)."""
+NO_MEMORY = {"seed", "choices", "num_updates", "tokens_per_parameter", "lr_schedule", "data"}
+"""Keys that do not change the memory of an update."""
+EVEN = 0.8
+"""The share of the speed-up of p equal ranks below which a plan says how the model is cut."""
 HALF_WIDTH = 0.01
 """Nats per token: a plan says how many seeds give this precision, as small as the gaps of robust
 optimizers."""
@@ -103,7 +110,7 @@ class PricedSweeps:
             costs.append(Cost(name, total, max(self._seconds[trial_id] for trial_id in ids)))
         return costs
 
-    def lines(self) -> Iterator[str]:
+    def in_lines(self) -> Iterator[str]:
         """Yield the plan: what is asked for, what is done, what the rest will cost."""
         num_planned = sum(len(sweep.planned) for sweep in self._sweeps)
         num_done = len(self.trials) - len(self.todo)
@@ -118,8 +125,10 @@ class PricedSweeps:
         yield f"compute   {flops:.3g} floating-point operations (FLOPs) to do"
         if self.todo:
             yield self._time()
-        yield from sizes(self.trials, self._request.gpus_per_trial)
-        yield storage(self.trials, self.todo)
+        yield _models(self.trials)
+        yield _memory(self.trials, self._request.gpus_per_trial)
+        yield _storage(self.trials, self.todo)
+        yield from dict.fromkeys(filter(None, (_uneven_cut(t.plan) for t in self.trials)))
         yield from _warnings(self.trials)
 
     def _table(self) -> Iterator[str]:
@@ -178,22 +187,14 @@ class PricedSweeps:
 
 def summary(request: Request, sweeps: Sequence[SweepPlan]) -> str:
     """Return the lines of a plan: what the sweeps cost, and which gap their seeds detect."""
-    lines = [*PricedSweeps(request, sweeps).lines()]
+    lines = [*PricedSweeps(request, sweeps).in_lines()]
     for sweep in sweeps:
-        told = [*_preferred(sweep), *sweep.estimate, *(sweep.remarks if request.dry_run else [])]
+        open_or_chosen = [*sweep.estimate, *(sweep.remarks if request.dry_run else [])]
         if len(sweeps) == 1:
-            lines += [*_precision(request.results, sweep), *told]
+            lines += [*_precision(request.results, sweep), *open_or_chosen]
         else:
-            lines += [f"{sweep.label}: {' '.join(line.split())}" for line in told]
+            lines += [f"{sweep.label}: {' '.join(line.split())}" for line in open_or_chosen]
     return "\n".join(lines)
-
-
-def _preferred(sweep: SweepPlan) -> Iterator[str]:
-    """Yield the line on what the sweep prefers, if it prefers anything."""
-    if sweep.added:
-        yield f"added     {' '.join(sweep.added)}{sweep.gain and f' ({sweep.gain})'}"
-    if sweep.not_added:
-        yield sweep.not_added
 
 
 def _precision(results: Path, sweep: SweepPlan) -> Iterator[str]:
@@ -243,3 +244,88 @@ def _warnings(trials: Sequence[Trial]) -> Iterator[str]:
             f"warning   {idle} trials have a correction and no delay: "
             "they repeat the numbers of the trials without"
         )
+
+
+def _models(trials: Sequence[Trial]) -> str:
+    """Return the line on the distinct models."""
+    distinct = {(t.plan.num_parameters, t.plan.num_active_parameters): t for t in trials}
+    models = []
+    for (whole, active), trial in distinct.items():
+        of_token = f", {active:,} active per token" * (active < whole)
+        models.append(f"{names(trial.config)['model']} {whole:,} parameters{of_token}")
+    return f"models    {some(models)}"
+
+
+def _memory(trials: Sequence[Trial], gpus_per_trial: float) -> str:
+    """Return the line on the memory of a rank, and whether that fits its GPU."""
+    states = in_bytes(max(trial.plan.memory_bytes for trial in trials))
+    most = peak(trials)
+    of_trial = f"memory    up to {in_bytes(most)} per rank in an update, of it {states} weights and"
+    on_gpus = [trial for trial in trials if unit(trial) == "GPU"]
+    if not on_gpus:
+        return f"{of_trial} states"
+    device = device_of(on_gpus[0].config)
+    sharing = int(1 / bundles(on_gpus[0], gpus_per_trial)[-1]["GPU"])
+    needed = sharing * (peak(on_gpus) + CONTEXT)
+    of_gpu = f"{sharing} trials share a GPU: " * (sharing > 1)
+    fits = "fit" if needed <= device.memory else "do not fit"
+    return (
+        f"{of_trial} states; {of_gpu}{in_bytes(needed)} with its libraries {fits} "
+        f"{in_bytes(device.memory)} of {device.name}"
+    )
+
+
+def peak(trials: Sequence[Trial]) -> int:
+    """Return the most memory that an update of these trials needs on one rank."""
+    kinds: dict[str, Trial] = {}
+    for trial in trials:
+        config = {**trial.config, **which_optimizer(trial.config)}
+        kinds[json.dumps({k: v for k, v in config.items() if k not in NO_MEMORY})] = trial
+    return max(peak_bytes(trial.config, trial.plan.num_updates) for trial in kinds.values())
+
+
+def _storage(trials: Sequence[Trial], todo: Sequence[Trial]) -> str:
+    """Return the line on storage, and on the host's memory.
+
+    A trial in one process on a GPU copies its whole state there, and writes it in the background.
+    """
+    kept = f"about {in_bytes(sum(trial.plan.kept_bytes for trial in trials))} kept of all trials"
+    if not todo:
+        return f"storage   {kept}"
+    on_gpus = (t for t in todo if unit(t) == "GPU" and t.config["runner"] == "emulated")
+    copied = max((trial.plan.checkpoint_bytes for trial in on_gpus), default=0)
+    in_host = f"; {in_bytes(copied)} of the host's memory while one is written" * bool(copied)
+    return (
+        f"storage   {kept}, and up to {in_bytes(max(map(while_it_runs, todo)))} for each that runs "
+        f"(two checkpoints, estimated from its parameters; a third while ranks write){in_host}"
+    )
+
+
+def while_it_runs(trial: Trial) -> int:
+    """Return the bytes of disk that a running trial takes at most.
+
+    It has a checkpoint and one that is written; of a true pipeline also what the ranks have sent.
+    """
+    return (2 + (trial.config["runner"] != "emulated")) * trial.plan.checkpoint_bytes
+
+
+def in_bytes(number: float) -> str:
+    """Return a number of bytes with three digits, in the unit that suits it."""
+    for name in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.3g} {name}"
+        number /= 1000
+    return f"{number:.3g} TB"
+
+
+def _uneven_cut(plan: Plan) -> str | None:
+    """Return the line on how the model is cut; None if the ranks are nearly equal."""
+    work = plan.work_by_rank
+    speed_up = sum(work) / max(work)
+    if speed_up >= EVEN * len(work):
+        return None
+    layers = ", ".join(map(str, plan.layers_by_stage))
+    return (
+        f"split     stages of {layers} layers: {len(work)} ranks are at most {speed_up:.3g} times "
+        "as fast as one"
+    )

@@ -1,7 +1,7 @@
 """Chooses settings of several keys for each point of a sweep, by a sampler with a budget.
 
 Every arm trains each setting that the sampler proposes, at the seeds of choice, so that no pair is
-torn: what the sampler is told is the mean final loss over the arms, infinite if one diverged. When
+torn: what Optuna is told is the mean final loss over the arms, infinite if one diverged. When
 the budget is spent, each arm has a setting of its own lowest mean loss, among those at which sync
 completed. All arms run at these settings, at the sweep's own seeds, which chose nothing.
 The store alone decides all this: a search that was killed asks and is told the same again.
@@ -10,14 +10,16 @@ The store alone decides all this: a search that was killed asks and is told the 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipegap.sweeps.plan.tried import Choice, TriedSetting, at, value
+from pipegap.sweeps.plan.tried import Choice, TriedSetting, at, value_of
 from pipegap.sweeps.request.expand import GridPoint
 from pipegap.sweeps.request.schema import Axis, Search, Sweep
 from pipegap.trainer.base.errors import BadInput
 
-METRIC = "loss"
+if TYPE_CHECKING:
+    import optuna
+
 DIGITS = 4
 """Significant digits of a proposed number: a setting is written in full on a command line."""
 
@@ -25,46 +27,37 @@ Space = Mapping[str, tuple[float, float, bool] | Sequence[Any]]
 """Key → low, high and whether the scale is logarithmic; or the choices."""
 
 
-class Sampler:
-    """Optuna's TPE over `space`, by Ray Tune's OptunaSearch.
+def _study(
+    search: Search, space: Space
+) -> tuple["optuna.Study", dict[str, "optuna.distributions.BaseDistribution"]]:
+    """Return a new study by Optuna's TPE, and what it may draw for each key.
 
-    Tune would ask it from a run of its own. A plan asks it again from the start, with the same seed
-    and with the losses that the store has, and gets the same settings.
+    Asked in the same order and told the same losses it proposes the same settings again. Raises
+    BadInput if Optuna is not installed.
     """
+    try:
+        import optuna
+        from optuna.distributions import CategoricalDistribution, FloatDistribution
+    except ImportError:
+        allowed = "needs the package optuna: pip install 'pipegap[search]'"
+        raise BadInput("search", "optuna", allowed) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # else it prints on each study
+    sampler = optuna.samplers.TPESampler(seed=search.sampler_seed)
+    study = optuna.create_study(sampler=sampler, direction="minimize")
+    axes: dict[str, optuna.distributions.BaseDistribution] = {
+        key: FloatDistribution(axis[0], axis[1], log=axis[2])
+        if isinstance(axis, tuple)
+        else CategoricalDistribution(axis)
+        for key, axis in space.items()
+    }
+    return study, axes
 
-    def __init__(self, space: Space, seed: int) -> None:
-        try:
-            import optuna
-            from ray.tune.search.optuna import OptunaSearch
-        except ImportError:
-            allowed = "needs the package optuna: pip install 'pipegap[search]'"
-            raise BadInput("search", "optuna", allowed) from None
-        optuna.logging.set_verbosity(optuna.logging.WARNING)  # else it prints on each study
-        distributions: dict[str, optuna.distributions.BaseDistribution] = {
-            key: optuna.distributions.FloatDistribution(axis[0], axis[1], log=axis[2])
-            if isinstance(axis, tuple)
-            else optuna.distributions.CategoricalDistribution(axis)
-            for key, axis in space.items()
-        }
-        self._choices = {key for key, axis in space.items() if not isinstance(axis, tuple)}
-        self._search = OptunaSearch(distributions, metric=METRIC, mode="min", seed=seed)
-        self._num_asked = 0
 
-    def ask(self, number: int) -> dict[str, dict[str, Any]]:
-        """Propose so many settings, by the names under which their losses are told."""
-        names = [str(self._num_asked + index) for index in range(number)]
-        self._num_asked += number
-        return {name: self._rounded(self._search.suggest(name) or {}) for name in names}
-
-    def tell(self, name: str, loss: float) -> None:
-        """Take the loss at a setting that was asked for; infinite if it diverged."""
-        self._search.on_trial_complete(name, {METRIC: loss})
-
-    def _rounded(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            key: value if key in self._choices else float(f"{value:.{DIGITS}g}")
-            for key, value in values.items()
-        }
+def _rounded(space: Space, proposed: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: float(f"{number:.{DIGITS}g}") if isinstance(space[key], tuple) else number
+        for key, number in proposed.items()
+    }
 
 
 def check_space(search: Search, points: Iterable[GridPoint]) -> None:
@@ -76,17 +69,19 @@ def check_space(search: Search, points: Iterable[GridPoint]) -> None:
 
 def try_settings(sweep: Sweep, search: Search, point: GridPoint) -> Choice:
     """Return what the sampler proposes at a point, by the store's results, and the best of it."""
-    sampler = Sampler(_space_at(point, search), search.sampler_seed)
+    space = _space_at(point, search)
+    study, axes = _study(search, space)
     tried: list[TriedSetting] = []
     while len(tried) < search.budget:
-        proposed = sampler.ask(min(search.at_once, search.budget - len(tried)))
-        settings = [_setting(point, values, search.seeds) for values in proposed.values()]
+        number = min(search.at_once, search.budget - len(tried))
+        proposed = [study.ask(axes) for _ in range(number)]
+        settings = [_setting(point, _rounded(space, p.params), search.seeds) for p in proposed]
         tried += settings
-        for name, setting in zip(proposed, settings, strict=True):
-            losses = setting.losses
-            if losses is None:  # the sampler hears of all that it proposed together, or of none
-                return Choice(point, tried, False, {}, point.trials(sweep.seeds))
-            sampler.tell(name, fmean(losses.values()))
+        losses = [setting.losses for setting in settings]
+        if None in losses:  # Optuna hears of all that it proposed together, or of none
+            return Choice(point, tried, False, {}, point.trials(sweep.seeds))
+        for one, of_arms in zip(proposed, losses, strict=True):
+            study.tell(one, fmean((of_arms or {}).values()))
     chosen = best(tried)
     arms = [t for setting in chosen.values() for t in setting.point.trials(sweep.seeds)]
     return Choice(point, tried, True, chosen, [*{t.plan.trial_id: t for t in arms}.values()])
@@ -116,7 +111,7 @@ def _space_at(point: GridPoint, search: Search) -> Space:
 
 def _axis(key: str, axis: Axis, point: GridPoint) -> tuple[float, float, bool] | list[Any]:
     where = f"sweep.search.space.{key}"
-    in_arms = (value(config, key) for config in point.configs.values())
+    in_arms = (value_of(config, key) for config in point.configs.values())
     own = next((own for own in in_arms if own is not None), None)
     if own is None or isinstance(own, dict):
         name = " ".join(point.overrides) or "every point"

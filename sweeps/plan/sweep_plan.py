@@ -1,37 +1,70 @@
 """The plan of each sweep of a request, by the results that the store has.
 
+With `early_stop: {margin: m}` the sync arm is trained to its end at the first seed, at every point.
+A point whose loss ends more than m nats per token above the lowest, or that diverged, is not run
+further, at any seed: the arms of a pair are never stopped independently. Losses are compared within
+the same model, data, context and optimizer, so that no optimizer is left out because another one is
+better. The store alone decides: a sweep that was killed decides the same when it resumes.
+
 A sweep with a question also trains longer runs. In the time in which a synchronous pipeline makes T
 updates, PipeDream-2BW makes more. What it gains is shown by delayed runs of that many updates,
 against sync's runs of T. They are as long as the slowest pipeline allows, 1F1B: for what the others
 allow, the advice interpolates. It compares these runs; the sweep's report does not.
 """
 
-from collections.abc import Iterable, Sequence
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from math import ceil
+from pathlib import Path
+from typing import Any
 
-from pipegap.sweeps.plan import early_stop, tried_report
-from pipegap.sweeps.plan.early_stop import JudgedPoint, judge
-from pipegap.sweeps.plan.preferred import (
-    MICROBATCHES,
-    gain_of_microbatches,
-    recorded,
-    require_all_compiled,
-)
+from pipegap.sweeps.plan import tried
 from pipegap.sweeps.plan.searching import check_space, try_settings
 from pipegap.sweeps.plan.tried import Choice, untried
 from pipegap.sweeps.plan.tuning import check_reach, tune_all
-from pipegap.sweeps.request.command_line import Request, changed
+from pipegap.sweeps.request.command_line import Request
 from pipegap.sweeps.request.expand import Trial, points, unique
 from pipegap.sweeps.request.files import scale_file
-from pipegap.sweeps.request.schema import Sweep, keys
-from pipegap.trainer.base.errors import BadInput
+from pipegap.sweeps.request.schema import Sweep
+from pipegap.sweeps.store.results import final_loss
+from pipegap.trainer.base.build import label
+from pipegap.trainer.config.combinations import require_graphs
 from pipegap.trainer.config.compose import Composer
 from pipegap.trainer.config.schema import validate
 
 NEARLY = 1e-6
 """Updates: the rounding error of a simulated ratio."""
+
+
+@dataclass(frozen=True)
+class JudgedPoint:
+    """A point, and whether early stopping leaves it out."""
+
+    choice: Choice
+    first: list[Trial]
+    """The sync trial of the first seed, which decides. Empty without early stopping, until tuning
+    is settled, and if it left the point out."""
+    settled: bool
+    stopped: str | None
+    """Why the point does not run further; None if it does, or may."""
+
+    @property
+    def arms(self) -> list[Trial]:
+        """The trials of all arms and seeds; none if the point is stopped."""
+        return [] if self.stopped else self.choice.arms
+
+    @property
+    def runnable(self) -> list[Trial]:
+        """The trials that can run now."""
+        return [*self.choice.choosing, *self.first, *(self.arms if self.settled else [])]
+
+    @property
+    def planned(self) -> list[Trial]:
+        """All trials, as far as they are known."""
+        judged = self.first if self.stopped else []  # else it is among the arms
+        return [*self.choice.choosing, *judged, *self.arms]
 
 
 @dataclass(frozen=True)
@@ -41,12 +74,6 @@ class SweepPlan:
     label: str
     sweep: Sweep
     points: list[JudgedPoint]
-    added: tuple[str, ...] = ()
-    """Overrides that the sweep prefers and that were added."""
-    gain: str = ""
-    """What the plan says for them, in words."""
-    not_added: str = ""
-    """Why overrides that the sweep prefers were not added, in a line."""
 
     @property
     def runnable(self) -> list[Trial]:
@@ -88,14 +115,18 @@ class SweepPlan:
     @property
     def estimate(self) -> list[str]:
         """Lines on what a plan cannot know yet."""
-        tried = tried_report.estimate(self.sweep, self.choices)
-        return [*tried, *early_stop.estimate(self.sweep, self.points)]
+        lines, num_open = [*tried.estimate(self.sweep, self.choices)], 0
+        if self.sweep.early_stop is not None:
+            num_open = sum(not point.settled for point in self.points)
+        if num_open:
+            of_all = f"{num_open} of {len(self.points)} points"
+            lines.append(f"stop      {of_all} are not judged yet: all arms are priced")
+        return lines
 
     @property
     def remarks(self) -> list[str]:
         """Lines on what was chosen and what was left out, and why."""
-        tried = tried_report.remarks(self.sweep, self.choices)
-        return [*tried, *early_stop.remarks(self.sweep, self.points)]
+        return [*tried.remarks(self.sweep, self.choices), *_left_out(self.sweep, self.points)]
 
     def refreshed(self) -> "SweepPlan":
         """Return the plan by the results that the store has now."""
@@ -108,54 +139,20 @@ def plan_sweeps(request: Request) -> list[SweepPlan]:
     """Return one plan per sweep; raises BadInput for everything that can be known to be wrong."""
     compose = Composer(if_there={*scale_file(request.scale)} - {*request.words})
     return [
-        _as_preferred(label, sweep, request, compose) for label, sweep in request.sweeps.items()
+        _plan_sweep(label, sweep, request.results, compose)
+        for label, sweep in request.sweeps.items()
     ]
 
 
-def _as_preferred(label: str, sweep: Sweep, request: Request, compose: Composer) -> SweepPlan:
-    """Return the plan with the overrides that the sweep prefers, or else without them.
-
-    Raises BadInput as well if the sweep was begun with them and cannot go on so here.
-    """
-    words = sweep.prefer
-    if not words:
-        return _plan_sweep(label, sweep, request, compose)
-    compose(words)  # a word that no trial allows is a mistake, and no reason to go without it
-    was_added = recorded(words, request.results, label)
-    why = f"the record of {label} has none"
-    if was_added is not False:
-        try:
-            plan = _plan_sweep(label, changed(sweep, words), request, compose)
-            require_all_compiled(plan.planned)
-            gain = "" if was_added else _gain(plan, sweep, request, compose)
-            return replace(plan, added=tuple(words), gain=gain)
-        except BadInput as error:
-            if was_added:
-                allowed = f"{error.allowed}: the sweep was begun with {' '.join(words)}"
-                raise BadInput(error.key, error.value, allowed) from None
-            why = str(error)
-    plan = _plan_sweep(label, sweep, request, compose)
-    return replace(plan, not_added=f"{' '.join(words)} is not added: {why}")
-
-
-def _gain(plan: SweepPlan, sweep: Sweep, request: Request, compose: Composer) -> str:
-    """Return what is gained by the microbatches that the sweep prefers; empty if it prefers none.
-
-    Raises BadInput if nothing is.
-    """
-    if MICROBATCHES not in keys(sweep.prefer):
-        return ""
-    own = points(sweep, request.results, compose, plan.label)
-    preferred = [choice.point for choice in plan.choices]
-    return gain_of_microbatches(sweep, own, preferred, request.gpus_per_trial)
-
-
-def _plan_sweep(label: str, sweep: Sweep, request: Request, compose: Composer) -> SweepPlan:
-    swept = points(sweep, request.results, compose, label)
+def _plan_sweep(label: str, sweep: Sweep, results: Path, compose: Composer) -> SweepPlan:
+    swept = points(sweep, results, compose, label)
     if sweep.search is None:
         check_reach(sweep, swept)
     else:
         check_space(sweep.search, swept)
+    for point in swept:
+        for config in point.configs.values():
+            require_graphs(config)  # else a part of a comparison would be compiled
     return SweepPlan(label, sweep, judge(sweep, choose(sweep, [*map(untried, swept)])))
 
 
@@ -184,8 +181,81 @@ def speed_up(stages: int, microbatches: int) -> float:
 
 
 def _lengthened(trial: Trial, factor: float, choice: Choice) -> Trial:
-    num_updates = ceil(trial.plan.num_updates * factor - NEARLY)
+    num_updates = math.ceil(trial.plan.num_updates * factor - NEARLY)
     length = {"num_updates": num_updates, "tokens_per_parameter": None}
     config = validate({**trial.config, **length})
     setting = f"{trial.setting} num_updates={num_updates}".strip()
     return Trial(trial.arm, config, choice.point.plan(config), setting, trial.sweeps)
+
+
+def judge(sweep: Sweep, choices: Sequence[Choice]) -> list[JudgedPoint]:
+    """Return every point of the sweep, judged by the results that the store has."""
+    if sweep.early_stop is None:
+        return [JudgedPoint(choice, [], choice.settled, None) for choice in choices]
+    groups: dict[str, list[Choice]] = {}
+    for choice in choices:
+        groups.setdefault(_group(choice), []).append(choice)
+    best = {key: _best(group) for key, group in groups.items()}
+    margin = sweep.early_stop.margin
+    return [_judged(choice, best[_group(choice)], margin) for choice in choices]
+
+
+def _left_out(sweep: Sweep, points: Sequence[JudgedPoint]) -> list[str]:
+    """Return the rule, then one line per point that is left out; nothing without early stopping."""
+    if sweep.early_stop is None:
+        return []
+    rule = (
+        f"early stop: a point is left out, in every arm, if its sync arm at seed {sweep.seeds[0]} "
+        f"diverges or ends more than {sweep.early_stop.margin:g} nats above the best point of its "
+        "optimizer, model and data"
+    )
+    return [
+        rule,
+        *(
+            f"{' '.join(point.choice.point.overrides)} is left out: {point.stopped}"
+            for point in points
+            if point.stopped
+        ),
+    ]
+
+
+def _first(choice: Choice) -> list[Trial]:
+    """Return the sync trial of the first seed, once the choice is settled."""
+    sync = [trial for trial in choice.arms if trial.arm == "sync"]
+    return sync[:1] if choice.settled else []
+
+
+def _group(choice: Choice) -> str:
+    """Return optimizer, model, data and context as text: points of equal text are compared."""
+    config: Mapping[str, Any] = choice.point.configs["sync"]
+    comparable = [config[key] for key in ("model", "data", "seq_len")]
+    return json.dumps([label(config["optimizer"]), *comparable], sort_keys=True)
+
+
+def _best(group: Sequence[Choice]) -> float | None:
+    """Return the lowest loss of a group; infinite if all of its points diverged.
+
+    None, so that nothing is decided, while a point of the group has to run.
+    """
+    losses = [final_loss(trial) for choice in group for trial in _first(choice)]
+    if None in losses or not all(choice.settled for choice in group):
+        return None
+    return min((loss for loss in losses if loss is not None), default=math.inf)
+
+
+def _judged(choice: Choice, best: float | None, margin: float) -> JudgedPoint:
+    first = _first(choice)
+    if best is None:
+        return JudgedPoint(choice, first, settled=False, stopped=None)
+    losses = [loss for trial in first if (loss := final_loss(trial)) is not None]
+    stopped = _why(losses[0], best, margin) if losses else None
+    return JudgedPoint(choice, first, settled=True, stopped=stopped)
+
+
+def _why(own: float, best: float, margin: float) -> str | None:
+    """Return why a point with the loss `own` is left out; None if it is not."""
+    if own == math.inf:
+        return "its sync arm diverged"
+    if own > best + margin:
+        return f"its sync arm ended at {own:.4f}, the best at {best:.4f}"
+    return None

@@ -2,10 +2,10 @@
 
 The record says what was asked for, and which trials answer. `<results>/sweeps/<label>.json` holds
 what the last command planned: `format` (2), `sweep`, `scale`, `label`, `words` (of the command
-line, and the preferred ones that were `added`), `added`, `verdict` (the rule, if it has one),
-`arms`, `seeds`, `settled` (nothing is left to tune or to judge), `remarks`, `compared` (ids of the
-trials in its report) and `trials`: id → `arm`, `seed`, `tokens`, `flops` and `seconds`, the
-expected time with start and evaluation, null if no trial of its shape has finished.
+line, and what its scale `added`), `added`, `verdict` (the rule, if it has one), `arms`, `seeds`,
+`settled` (nothing is left to tune or to judge), `remarks`, `compared` (ids of the trials in its
+report) and `trials`: id → `arm`, `seed`, `tokens`, `flops` and `seconds`, the expected time with
+start and evaluation, null if no trial of its shape has finished.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from secrets import token_hex
 from typing import Any
 
 from pipegap.analysis.table.records import FORMAT
-from pipegap.sweeps.plan import tried_report
+from pipegap.sweeps.plan import tried
 from pipegap.sweeps.plan.pricing import Prices
 from pipegap.sweeps.plan.sweep_plan import SweepPlan, all_planned
 from pipegap.sweeps.request.command_line import Request
@@ -54,13 +54,14 @@ def write(request: Request, sweeps: Sequence[SweepPlan], store: SweepStore) -> N
 
 def record(request: Request, sweep: SweepPlan, prices: Prices) -> dict[str, Any]:
     """Return what the record of a sweep holds."""
+    added = _of_scale(request, sweep)
     return {
         "format": FORMAT,
         "sweep": sweep.label.removesuffix(f"-{request.scale}"),
         "scale": request.scale,
         "label": sweep.label,
-        "words": [*request.words, *sweep.added],
-        "added": [*sweep.added],
+        "words": [*request.words, *added],
+        "added": added,
         "verdict": sweep.sweep.verdict or "",
         "arms": [*sweep.sweep.arms],
         "seeds": sweep.sweep.seeds,
@@ -69,6 +70,14 @@ def record(request: Request, sweep: SweepPlan, prices: Prices) -> dict[str, Any]
         "compared": sorted(sweep.compared),
         "trials": {trial.plan.trial_id: _trial(trial, prices) for trial in sweep.planned},
     }
+
+
+def _of_scale(request: Request, sweep: SweepPlan) -> list[str]:
+    """The word by which all trials are compiled where no command says it: a report compares no
+    trials that were compiled in other ways."""
+    is_said = any(word.startswith("compile=") for word in request.words)
+    ways = {trial.config["compile"] for trial in sweep.planned}
+    return ["compile=update"] if ways == {"update"} and not is_said else []
 
 
 def _trial(trial: Trial, prices: Prices) -> dict[str, Any]:
@@ -98,9 +107,9 @@ def report(
     from pipegap.analysis.report import report as page
 
     lines = [page.report(request.results, out, plan.label, request.where, worker)]
-    lines += tried_report.write(plan.sweep, plan.choices, out)
+    lines += tried.write(plan.sweep, plan.choices, out)
     if (search := plan.sweep.search) is not None:
-        lines += tried_report.compare(request.results, search, plan.planned, out)
+        lines += tried.compare(request.results, search, plan.planned, out)
     text = "\n".join([*lines, *_advice(request.results, plan, request.where)])
     if worker is not None:
         try:

@@ -1,13 +1,18 @@
-"""The settings that a sweep tries at a point before its arms run there, and what it chose."""
+"""The settings that a sweep tries at a point before its arms run there, what it chose, and how both
+are told: in lines for people, and in a table of tried settings."""
 
-from collections.abc import Mapping
+import csv
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from pipegap.sweeps.request.expand import GridPoint, Trial
-from pipegap.sweeps.request.schema import Config
+from pipegap.sweeps.request.schema import Config, Search, Sweep
 from pipegap.sweeps.store.results import final_loss
 from pipegap.trainer.config.schema import validate
 
@@ -66,7 +71,7 @@ def untried(point: GridPoint) -> Choice:
     return Choice(point, [], settled=False, chosen={}, arms=[])
 
 
-def value(config: Config, key: str) -> Any:
+def value_of(config: Config, key: str) -> Any:
     """Return the value of a dotted key; None if the config has no such key."""
     node: Any = config
     for part in key.split("."):
@@ -92,7 +97,7 @@ def _word(new: Any) -> str:
 def _with(config: Config, values: Mapping[str, Any]) -> Config:
     changed = deepcopy(config)
     for key, new in values.items():
-        if value(config, key) is not None:
+        if value_of(config, key) is not None:
             *path, last = key.split(".")
             node = changed
             for part in path:
@@ -107,3 +112,168 @@ def _with_as_many_tokens(changed: Config, before: Config) -> Config:
         return changed
     old, new = (config["batch_size"] * config["seq_len"] for config in (before, changed))
     return {**changed, "num_updates": max(1, round(changed["num_updates"] * old / new))}
+
+
+def remarks(sweep: Sweep, choices: Sequence[Choice]) -> list[str]:
+    """Return how settings were chosen, then lines per point; nothing if nothing is tried."""
+    if sweep.search is not None:
+        lines = (line for choice in choices for line in _search_lines(sweep, sweep.search, choice))
+        return [_how_searched(sweep.search), *lines]
+    if sweep.tune:
+        return [_how_tuned(sweep), *(_tune_line(sweep, choice) for choice in choices)]
+    return []
+
+
+def estimate(sweep: Sweep, choices: Sequence[Choice]) -> list[str]:
+    """Return lines on what a plan cannot know yet."""
+    num_open = sum(not choice.settled for choice in choices)
+    if not num_open:
+        return []
+    still_open = f"at {num_open} of {len(choices)} points: their arms are priced at"
+    if sweep.search is not None:
+        left = sum(sweep.search.budget - len(choice.tried) for choice in choices)
+        trials = left * len(sweep.arms) * len(sweep.search.seeds)
+        return [
+            f"search    nothing is chosen yet {still_open} one setting, of up to "
+            f"{len(sweep.arms)}; {trials} further trials, at settings that are not proposed yet, "
+            "are not counted"
+        ]
+    return [
+        f"tune      {_keys_are(sweep)} not chosen yet {still_open} the middle of the tried values, "
+        "further values are not counted"
+    ]
+
+
+def write(sweep: Sweep, choices: Sequence[Choice], out: Path) -> Iterator[str]:
+    """Write one row per tried setting to tuned.csv or searched.csv; yield a line that says so.
+
+    The columns are `point`, the keys, the losses (missing if the trial diverged or has not
+    finished) and what was chosen. Nothing is written if nothing is tried.
+    """
+    search = sweep.search
+    if search is not None:
+        keys, arms, name, what = [*search.space], [*sweep.arms], "searched.csv", "setting"
+        head = ["point", "proposed", *keys, *(f"loss {arm}" for arm in arms), "best of"]
+    elif sweep.tune:
+        keys, arms, name, what = [*sweep.tune], ["sync"], "tuned.csv", f"value of {_keys(sweep)}"
+        head = ["point", *keys, "loss", "chosen"]
+    else:
+        return
+    rows = [
+        [
+            *(_name(sweep, choice.point), *([number] if search else [])),
+            *(setting.values[key] for key in keys),
+            *(_finite(setting, arm) for arm in arms),
+            " ".join(best_of) if search else bool(best_of),
+        ]
+        for choice in choices
+        for number, setting in enumerate(choice.tried)
+        for best_of in [[arm for arm, chosen in choice.chosen.items() if chosen is setting]]
+    ]
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / name).open("w", newline="") as file:
+        csv.writer(file).writerows([head, *rows])
+    yield f"in {out}: {name}, every {what} that was tried"
+
+
+def compare(results: Path, search: Search, trials: Iterable[Trial], out: Path) -> Iterator[str]:
+    """Write best.csv, `analysis.best` of the search; yield a line for each of its rows."""
+    from pipegap.analysis.statistics.best import best
+    from pipegap.analysis.table.load import load
+
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # the report says them
+        table = best(load(results, [trial.plan.trial_id for trial in trials]), search.seeds)
+    table.to_csv(out / "best.csv", index=False)
+    for row in table[table["n"] > 0].to_dict("records"):
+        name = " ".join(filter(None, [row["optimizer"], row["task"]]))
+        yield (
+            f"{name}: {row['arm']} at its best ({row['setting']}) minus sync at its own "
+            f"({row['setting_sync']}): {row['gap']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}], "
+            f"n {row['n']}"
+        )
+
+
+def _finite(setting: TriedSetting, arm: str) -> float | None:
+    """Return the loss of an arm; None if it diverged or has not finished."""
+    loss = (setting.losses or {}).get(arm, math.inf)
+    return None if loss == math.inf else loss
+
+
+def _how_searched(search: Search) -> str:
+    return (
+        f"{', '.join(search.space)}: {search.budget} settings that Optuna proposes are tried at "
+        f"each point, in every arm, at seed {', '.join(map(str, search.seeds))}; the lowest mean "
+        "final loss of an arm there chooses its setting, at which all arms are compared at the "
+        "seeds of the sweep"
+    )
+
+
+def _search_lines(sweep: Sweep, search: Search, choice: Choice) -> Iterator[str]:
+    name = _name(sweep, choice.point)
+    if not choice.settled:
+        yield f"{name}: nothing is chosen yet ({len(choice.tried)} of {search.budget} proposed)"
+    elif not choice.chosen:
+        yield f"{name} is left out: its sync arm diverged at every setting tried"
+    for arm, setting in choice.chosen.items():
+        words = " ".join(f"{key}={value}" for key, value in setting.values.items())
+        loss = (setting.losses or {})[arm]
+        yield f"{name}: best of {arm} is {words} ({loss:.4f} at the seeds of choice)"
+
+
+def _how_tuned(sweep: Sweep) -> str:
+    where = "each point" if sweep.shared is None else f"{sweep.shared}, and shared by all others,"
+    return (
+        f"{_keys_are(sweep)} chosen for {where} by the lowest final validation loss of its sync "
+        f"arm at seed {sweep.seeds[0]} alone. That trial is compared below too: the choice favours "
+        "sync at that seed"
+    )
+
+
+def _tune_line(sweep: Sweep, choice: Choice) -> str:
+    tried = ", ".join(f"{_numbers(setting)}: {_loss(setting)}" for setting in choice.tried)
+    leader = choice.leader
+    source = f"tried {tried}" if leader is None else f"as of {_name(sweep, leader)}"
+    name = _name(sweep, choice.point)
+    if not choice.settled:
+        return f"{name}: {_keys_are(sweep)} not chosen yet ({source})"
+    if not choice.chosen:
+        return f"{name} is left out: its sync arm diverged at every {_keys(sweep)} tried ({source})"
+    setting = choice.chosen["sync"]
+    words = " ".join(f"{key}={value:g}" for key, value in setting.values.items())
+    on_edge = choice.tried and _is_on_edge(setting, choice.tried)
+    note = ", on the edge of what was tried" if on_edge else ""
+    return f"{name}: {words}{note} ({source})"
+
+
+def _is_on_edge(setting: TriedSetting, tried: Sequence[TriedSetting]) -> bool:
+    """Whether a value of the setting is the smallest or largest of its key that was tried."""
+    axes = zip(*(other.values.values() for other in tried), strict=True)
+    return any(
+        value in (min(axis), max(axis))
+        for value, axis in zip(setting.values.values(), axes, strict=True)
+    )
+
+
+def _keys(sweep: Sweep) -> str:
+    return " and ".join(sweep.tune)
+
+
+def _keys_are(sweep: Sweep) -> str:
+    return f"{_keys(sweep)} {'is' if len(sweep.tune) == 1 else 'are'}"
+
+
+def _numbers(setting: TriedSetting) -> str:
+    return " ".join(f"{value:g}" for value in setting.values.values())
+
+
+def _loss(setting: TriedSetting) -> str:
+    if setting.losses is None:
+        return "not run"
+    loss = _finite(setting, "sync")
+    return "diverged" if loss is None else f"{loss:.4f}"
+
+
+def _name(sweep: Sweep, point: GridPoint) -> str:
+    """Return the point's overrides without the keys that are tuned."""
+    words = [word for word in point.overrides if word.split("=")[0] not in sweep.tune]
+    return " ".join(words) or "every trial"

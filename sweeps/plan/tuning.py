@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
-from pipegap.sweeps.plan.tried import Choice, TriedSetting, at, value
+from pipegap.sweeps.plan.tried import Choice, TriedSetting, at, value_of
 from pipegap.sweeps.request.expand import GridPoint
 from pipegap.sweeps.request.schema import Sweep, keys, overrides
 from pipegap.sweeps.store.results import final_loss
@@ -65,15 +65,20 @@ def _leaders(sweep: Sweep, points: Sequence[GridPoint]) -> list[int]:
     """Return, for each point, the index of the point at which its values are chosen."""
     if sweep.shared is None:
         return [*range(len(points))]
-    values = [overrides("optimizer", value) for value in sweep.grid["optimizer"]]
-    axis_keys = {key for words in values for key in keys(words)}
-    rest = [
-        tuple(word for word in point.overrides if not axis_keys & {*keys([word])})
-        for point in points
+    of_axis = {
+        key for value in sweep.grid["optimizer"] for key in keys(overrides("optimizer", value))
+    }
+    leaders, words = dict[tuple[str, ...], int](), []
+    for i, point in enumerate(points):
+        own = [word for word in point.overrides if {*keys([word])} & of_axis]
+        setting = tuple(word for word in point.overrides if word not in own)
+        words.append((own, setting))
+        if own == [f"optimizer={sweep.shared}"]:
+            leaders[setting] = i
+    return [
+        i if {*keys(own)} & {*sweep.tune} else leaders[setting]
+        for i, (own, setting) in enumerate(words)
     ]
-    own = [{*point.overrides} - {*others} for point, others in zip(points, rest, strict=True)]
-    shared = {rest[i]: i for i, words in enumerate(own) if words == {f"optimizer={sweep.shared}"}}
-    return [i if {*keys(words)} & {*sweep.tune} else shared[rest[i]] for i, words in enumerate(own)]
 
 
 def _follow(sweep: Sweep, point: GridPoint, leader: Choice) -> Choice:
@@ -164,7 +169,7 @@ def _start(sweep: Sweep, point: GridPoint) -> Values:
 
     Raises BadInput for a value that is no number, or 0, of which every multiple is 0.
     """
-    start = {key: value(point.configs["sync"], key) for key in sweep.tune}
+    start = {key: value_of(point.configs["sync"], key) for key in sweep.tune}
     for key, own in start.items():
         if isinstance(own, bool) or not isinstance(own, int | float) or own == 0:
             allowed = f"must be a number other than 0 in the config ({own})"

@@ -6,19 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from pipegap.analysis.objects.mirror import place
-from pipegap.sweeps.request.checks import check_sweep
 from pipegap.sweeps.request.files import (
     ALL,
     PAPER,
-    paper_words,
+    defaults_at,
     parse,
-    preferred_at,
     scale_file,
     search_file,
     slug,
     sweep_files,
 )
-from pipegap.sweeps.request.schema import PREFIXES, Sweep, keys, refuse_reserved
+from pipegap.sweeps.request.schema import PREFIXES, Sweep, check_sweep, keys, refuse_reserved
 from pipegap.sweeps.tracking import choice
 from pipegap.sweeps.tracking.choice import Tracking
 from pipegap.trainer.base.cli import number, split_word, take_choice, take_flag
@@ -73,11 +71,11 @@ def parse_request(arguments: Sequence[str]) -> Request:
             allowed = f"must name {label} once, since that is the name of its report"
             raise BadInput("sweep", names, allowed)
     tracking = choice.take(given)
-    words = [*(paper_words(scale) if names == PAPER else []), *map("=".join, given.items())]
-    sweeps = {}
+    first = defaults_at(scale, of_paper=names == PAPER)
+    words, sweeps = [*map("=".join, given.items())], {}
     for label, content in files:
         try:
-            sweeps[label] = _at_scale(check_sweep(content), scale, words)
+            sweeps[label] = _at_scale(check_sweep(content), scale, first, words)
         except BadInput as error:
             if len(files) == 1:
                 raise
@@ -97,14 +95,15 @@ def parse_request(arguments: Sequence[str]) -> Request:
     )
 
 
-def _at_scale(sweep: Sweep, scale: str, words: Sequence[str]) -> Sweep:
+def _at_scale(sweep: Sweep, scale: str, first: Sequence[str], words: Sequence[str]) -> Sweep:
     """Return the sweep at a scale, changed by the `words` of the command line.
 
-    The words of its file for other scales are checked too; an error names their scale. A scale may
-    prefer another value of a key that it sets itself; else a key that is set is not preferred.
+    The later of two overrides of a key wins: `first` come those that the sweep's base may replace,
+    then its base, the scale's base for other keys, the words of its file for the scale, those of
+    the command line. Words of its file for other scales are checked too; an error names theirs.
     """
-    of_scale, start = scale_file(scale), len(sweep.base)
-    sweep = sweep.model_copy(update={"base": [*sweep.base, *of_scale]})
+    of_scale = [word for word in scale_file(scale) if not {*keys([word])} & {*keys(first)}]
+    sweep = sweep.model_copy(update={"base": [*first, *sweep.base, *of_scale]})
     at_scales = {}
     for name in [scale, *sweep.scales]:
         try:
@@ -112,26 +111,15 @@ def _at_scale(sweep: Sweep, scale: str, words: Sequence[str]) -> Sweep:
         except BadInput as error:
             given = f"{error.key}={error.value}"
             raise BadInput(f"sweep.scales.{name}", given, error.allowed) from None
-    whole = changed(at_scales[scale], words)
-    others = [*whole.base[:start], *whole.base[start + len(of_scale) :]]
-    without_scale = whole.model_copy(update={"base": others})
-    preferred = [*_not_set(whole.prefer, whole), *_not_set(preferred_at(scale), without_scale)]
-    return whole.model_copy(update={"prefer": preferred})
-
-
-def _not_set(preferred: Sequence[str], sweep: Sweep) -> list[str]:
-    """Return the overrides of the keys that the sweep does not set."""
-    given = {*keys(sweep.words)}
-    return [word for word in preferred if not {*keys([word])} & given]
+    return changed(at_scales[scale], words)
 
 
 def changed(sweep: Sweep, words: Sequence[str]) -> Sweep:
     """Return the sweep changed by the words of a command line, or of its file for a scale.
 
-    `seeds=[…]`, `grid.KEY=[…]`, `tune.KEY=[…]`, `shared=…`, `prefer=[…]` and `advice.KEY=…` replace
-    its own. `advice=null`, `shared=null` and `tune=null` leave these out. `search=NAME` and
-    `search.KEY=…` search instead. Every other word is appended to `base`, and so applies to every
-    trial.
+    `seeds=[…]`, `grid.KEY=[…]`, `tune.KEY=[…]`, `shared=…` and `advice.KEY=…` replace its own.
+    `advice=null`, `shared=null` and `tune=null` leave these out. `search=NAME` and `search.KEY=…`
+    search instead. Every other word is appended to `base`, and so applies to every trial.
 
     Raises BadInput for a word without effect, or if the result is not a valid sweep.
     """
@@ -141,7 +129,7 @@ def changed(sweep: Sweep, words: Sequence[str]) -> Sweep:
         group, _, inner = key.partition(".")
         if group == SEARCH:
             continue
-        if key in ("seeds", "shared", "prefer", "advice"):
+        if key in ("seeds", "shared", "advice"):
             content[key] = parse(key, value, value)
         elif word == "tune=null":
             content["tune"] = {}

@@ -69,15 +69,15 @@ def scale_file(name: str) -> list[str]:
     return _read("scale", name)["base"]
 
 
-def preferred_at(name: str) -> list[str]:
-    """Return the overrides that a scale prefers; raises BadInput if there is none of that name."""
-    return _read("scale", name).get("prefer", [])
+def defaults_at(name: str, *, of_paper: bool) -> list[str]:
+    """Return the overrides of a scale that a sweep's own base may replace.
 
-
-def paper_words(name: str) -> list[str]:
-    """Return the words that a scale adds to `sweep=paper`; raises BadInput if there is none."""
-    words: list[str] = _read("scale", name).get("paper", [])
-    return words
+    `of_paper`: with those that the scale has for all sweeps of the paper together. Raises BadInput
+    if there is none of that name.
+    """
+    scale = _read("scale", name)
+    words: list[str] = scale.get("default", [])
+    return [*words, *scale.get(PAPER, [])] if of_paper else words
 
 
 def search_file(name: str) -> dict[str, Any]:

@@ -1,14 +1,19 @@
-"""What a sweep file may hold: keys, their types and ranges, and the overrides they stand for."""
+"""What a sweep file may hold: keys, types, ranges, the overrides they stand for, and that these do
+not contradict each other."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from itertools import combinations, pairwise
+from math import prod
 from typing import Annotated, Any
 
 from annotated_types import Gt, Interval, Len
-from pydantic import AfterValidator, BaseModel, ConfigDict, PlainValidator
+from pydantic import AfterValidator, BaseModel, ConfigDict, PlainValidator, ValidationError
 
+from pipegap.sweeps.request.files import known
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.ranges import Seed
+from pipegap.trainer.config.schema import first_of, in_words
 
 Config = dict[str, Any]
 Value = str | int | float | bool | dict[str, Any] | None
@@ -16,8 +21,9 @@ Value = str | int | float | bool | dict[str, Any] | None
 RESERVED = {
     "seed": "is set by the sweep's seeds: seeds=[…]",
     "out": "would be the folder of every trial: choose the store by results=DIR",
+    "prefer": "was dropped in 0.3.0: say compile=update, or what else it preferred, in its place",
 }
-"""Key that a sweep itself sets for each trial → why it cannot be given."""
+"""Key that cannot be given → why."""
 PREFIXES = "+~"
 """Hydra's: `+key=` adds, `++key=` adds or replaces, `~key` removes."""
 
@@ -74,15 +80,15 @@ def _is_override(word: str) -> bool:
     return bool(equals and key.strip())
 
 
-MAX_ITEMS, MAX_TRIALS = 1_000, 10_000
-"""The most items of a list of a sweep, and the most trials that it may ask for."""
+MAX_SETTINGS, MAX_TRIALS = 1_000, 10_000
+"""The most settings that are tried at a point, and the most trials that a sweep may ask for."""
 MAX_SIMULATED = 16_384
 """The most stages times microbatches of the pipeline that a sweep asks about."""
 SMALLEST, LARGEST = 1e-6, 1e6
 """Factors that are tried."""
 
 Override = Annotated[str, AfterValidator(_must("must be key=value", _is_override))]
-Overrides = Annotated[list[Override], Len(0, MAX_ITEMS)]
+Overrides = list[Override]
 GridValue = Annotated[
     Any, PlainValidator(_must("must be one value, or a mapping of keys to one each", _is_value))
 ]
@@ -90,9 +96,6 @@ Factor = Annotated[
     Any, PlainValidator(_must(f"must be a number from {SMALLEST:g} to {LARGEST:g}", _is_factor))
 ]
 
-
-MOST_SETTINGS = 1_000
-"""The most settings that a search may try at a point, and choices that a key may have."""
 FORMS = (
     "must be {factors: [low, high]} with 0 < low < high, {range: [low, high]} with low < high, or "
     "a list of choices"
@@ -113,7 +116,7 @@ def _axis(given: Any) -> Axis:
 
 def _are_choices(given: list[Any]) -> bool:
     scalars = all(isinstance(value, str | int | float) for value in given)
-    return scalars and 2 <= len({*map(str, given)}) == len(given) <= MOST_SETTINGS
+    return scalars and 2 <= len({*map(str, given)}) == len(given) <= MAX_SETTINGS
 
 
 def _ascend(ends: Any) -> bool:
@@ -135,11 +138,11 @@ class Search(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    budget: Annotated[int, Interval(ge=1, le=MOST_SETTINGS)]
-    at_once: Annotated[int, Interval(ge=1, le=MOST_SETTINGS)]
-    seeds: Annotated[list[Seed], Len(1, MOST_SETTINGS)]
+    budget: Annotated[int, Interval(ge=1, le=MAX_SETTINGS)]
+    at_once: Annotated[int, Interval(ge=1, le=MAX_SETTINGS)]
+    seeds: Annotated[list[Seed], Len(1, MAX_SETTINGS)]
     sampler_seed: Annotated[int, Interval(ge=0, le=2**32 - 1)]
-    space: Annotated[dict[str, Annotated[Any, PlainValidator(_axis)]], Len(1, MOST_SETTINGS)]
+    space: Annotated[dict[str, Annotated[Any, PlainValidator(_axis)]], Len(1, MAX_SETTINGS)]
 
 
 class EarlyStop(BaseModel):
@@ -162,14 +165,13 @@ class AdviceQuestion(BaseModel):
 
     stages: Annotated[int, Interval(ge=1, le=MAX_SIMULATED)]
     microbatches: Annotated[int, Interval(ge=1, le=MAX_SIMULATED)]
-    arms: Annotated[list[str], Len(0, MAX_ITEMS)]
+    arms: list[str]
 
 
 class Sweep(BaseModel):
     """A grid of points × arms × seeds over common overrides, and the rule for its verdict.
 
     A value of the grid that is a mapping stands for several overrides that change together.
-    `prefer`: overrides that are added if all trials can be made with them (see plan/preferred.py).
     `scales`: name of a scale → words as on a command line (see command_line.py). `tune`: keys →
     factors on their values, which are chosen for each point before the arms run, or, with `shared`,
     for those of that optimizer (see plan/tuning.py). `search`: settings that a sampler proposes,
@@ -181,12 +183,11 @@ class Sweep(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     base: Overrides
-    prefer: Overrides = []
     scales: dict[str, Overrides] = {}
-    grid: dict[str, Annotated[list[GridValue], Len(1, MAX_ITEMS)]]
-    arms: Annotated[dict[str, Overrides], Len(1, MAX_ITEMS)]
-    seeds: Annotated[list[Seed], Len(1, MAX_ITEMS)]
-    tune: dict[str, Annotated[list[Factor], Len(2, MAX_ITEMS)]] = {}
+    grid: dict[str, Annotated[list[GridValue], Len(1)]]
+    arms: Annotated[dict[str, Overrides], Len(1)]
+    seeds: Annotated[list[Seed], Len(1)]
+    tune: dict[str, Annotated[list[Factor], Len(2)]] = {}
     shared: str | None = None
     search: Search | None = None
     early_stop: EarlyStop | None = None
@@ -207,3 +208,127 @@ class Sweep(BaseModel):
         """All overrides of the sweep: common ones, those of the grid, those of the arms."""
         lists = [self.base, *self.axes.values(), *self.arms.values()]
         return [word for words in lists for word in words]
+
+
+def check_sweep(content: Mapping[str, Any]) -> Sweep:
+    """Return the sweep with this content.
+
+    Raises BadInput for a key that is unknown, missing, of a wrong type or without effect, for
+    repeated values, or if there is no sync arm.
+    """
+    try:
+        sweep = Sweep.model_validate(dict(content))
+    except ValidationError as error:
+        raise _refusal(error) from None
+    _check_repeats(sweep)
+    scales = known("scale")
+    if unknown := sorted({*sweep.scales} - {*scales}):
+        raise BadInput("sweep.scales", unknown, f"must be among {', '.join(scales)}")
+    if "sync" not in sweep.arms:
+        raise BadInput("sweep.arms", list(sweep.arms), "must have an arm sync to compare with")
+    refuse_reserved(sweep.words)
+    _check_number(sweep)
+    _check_grid(sweep)
+    _check_tune(sweep)
+    _check_search(sweep)
+    _check_advice(sweep)
+    return sweep
+
+
+def _refusal(error: ValidationError) -> BadInput:
+    first = first_of(error)
+    key = ".".join(str(part) for part in ("sweep", *first["loc"]))
+    given = "missing" if first["type"] == "missing" else first["input"]
+    if key == "sweep.prefer":
+        return BadInput(key, given, RESERVED["prefer"])
+    inner: dict[str, type[BaseModel]] = {
+        "early_stop": EarlyStop,
+        "advice": AdviceQuestion,
+        "search": Search,
+    }
+    schema = inner.get(str(first["loc"][0]), Sweep) if len(first["loc"]) > 1 else Sweep
+    return BadInput(key, given, in_words(first, schema))
+
+
+def _check_repeats(sweep: Sweep) -> None:
+    lists = {f"grid.{key}": list(values) for key, values in sweep.grid.items()}
+    for key, values in {**lists, "seeds": sweep.seeds}.items():
+        if any(value in values[:i] for i, value in enumerate(values)):
+            raise BadInput(f"sweep.{key}", values, "must not repeat a value")
+    for arm, other in combinations(sweep.arms, 2):
+        if sorted(sweep.arms[arm]) == sorted(sweep.arms[other]):
+            allowed = f"must differ: {arm} and {other} have the same overrides"
+            raise BadInput("sweep.arms", sweep.arms[arm], allowed)
+
+
+def _check_number(sweep: Sweep) -> None:
+    num_points = prod(map(len, sweep.grid.values()))
+    tried = sweep.search.budget * len(sweep.search.seeds) if sweep.search else 0
+    num_trials = num_points * len(sweep.arms) * (len(sweep.seeds) + tried)
+    if num_trials > MAX_TRIALS:
+        counts = f"{num_points} points, {len(sweep.arms)} arms, {len(sweep.seeds)} seeds"
+        counts += f", {tried} tried at each point" if tried else ""
+        raise BadInput("sweep", counts, f"must ask for at most {MAX_TRIALS:,} trials: divide it")
+
+
+def _check_grid(sweep: Sweep) -> None:
+    """Raise BadInput for an axis that another axis or an arm overrides: it has no effect."""
+    axes = {f"grid.{axis}": {*keys(words)} for axis, words in sweep.axes.items()}
+    arms = {f"arms.{arm}": {*keys(words)} for arm, words in sweep.arms.items()}
+    for axis, swept in axes.items():
+        for other, changed in {**axes, **arms}.items():
+            if other != axis and (both := sorted(swept & changed)):
+                allowed = f"must be set in one place: sweep.{other} sets {both[0]} too"
+                raise BadInput(f"sweep.{axis}", both[0], allowed)
+
+
+def _check_tune(sweep: Sweep) -> None:
+    if prod(map(len, sweep.tune.values())) > MAX_SETTINGS:
+        allowed = f"must have at most {MAX_SETTINGS:,} combinations of factors"
+        raise BadInput("sweep.tune", list(sweep.tune), allowed)
+    if sweep.shared is not None:
+        _check_shared(sweep, sweep.shared)
+    for key, factors in sweep.tune.items():
+        if any(low >= high for low, high in pairwise(factors)):
+            raise BadInput(f"sweep.tune.{key}", factors, "must be factors in ascending order")
+        if key in sweep.grid:
+            raise BadInput("sweep.tune", key, "must not be an axis of the grid too")
+
+
+def _check_shared(sweep: Sweep, shared: str) -> None:
+    if not sweep.tune:
+        raise BadInput("sweep.shared", shared, "shares what is tuned: needs sweep.tune")
+    if shared not in (optimizers := sweep.grid.get("optimizer", [])):
+        names = ", ".join(value for value in optimizers if isinstance(value, str))
+        raise BadInput("sweep.shared", shared, f"must be among sweep.grid.optimizer ({names})")
+
+
+def _check_search(sweep: Sweep) -> None:
+    if sweep.search is None:
+        return
+    if sweep.tune:
+        allowed = "must be left out where a search chooses the settings"
+        raise BadInput("sweep.tune", list(sweep.tune), allowed)
+    if both := sorted({*sweep.search.seeds} & {*sweep.seeds}):
+        allowed = "must not be a seed of the sweep: what is chosen is compared on those"
+        raise BadInput("sweep.search.seeds", both[0], allowed)
+    in_arms = {key for words in sweep.arms.values() for key in keys(words)}
+    for where, changed in (("grid", {*sweep.grid}), ("arms", in_arms)):
+        if twice := sorted(changed & {*sweep.search.space}):
+            allowed = f"must be set in one place: sweep.{where} sets it too"
+            raise BadInput("sweep.search.space", twice[0], allowed)
+
+
+def _check_advice(sweep: Sweep) -> None:
+    if sweep.advice is None:
+        return
+    if unknown := sorted({*sweep.advice.arms} - {*sweep.arms} | {*sweep.advice.arms} & {"sync"}):
+        allowed = f"must be among {', '.join(arm for arm in sweep.arms if arm != 'sync')}"
+        raise BadInput("sweep.advice.arms", unknown[0], allowed)
+    stages, microbatches = sweep.advice.stages, sweep.advice.microbatches
+    if microbatches < stages - 1:
+        allowed = f"must be stages - 1 = {stages - 1} or more: 2BW needs them"
+        raise BadInput("sweep.advice.microbatches", microbatches, allowed)
+    if stages * microbatches > MAX_SIMULATED:
+        allowed = f"must be {MAX_SIMULATED // stages} at most: the pipeline is simulated"
+        raise BadInput("sweep.advice.microbatches", microbatches, allowed)

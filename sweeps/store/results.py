@@ -17,6 +17,7 @@ from uuid import uuid4
 from pipegap.sweeps.request.expand import Trial
 from pipegap.sweeps.store.store import SweepStore
 from pipegap.trainer.base.build import label
+from pipegap.trainer.base.compiler import require_compiler
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.resources import require_device
 from pipegap.trainer.base.status import Status
@@ -135,6 +136,8 @@ def _missing_of(config: Mapping[str, Any]) -> Iterator[BadInput]:
     checks: list[Callable[[], object]] = [lambda: open_data(config)]
     if not os.environ.get("RAY_ADDRESS"):  # else the driver checks the cluster's resources
         checks.insert(0, lambda: require_device(config["device"]))
+        if config["compile"] == "update":
+            checks.append(require_compiler)
     for check in checks:
         try:
             check()
@@ -143,8 +146,8 @@ def _missing_of(config: Mapping[str, Any]) -> Iterator[BadInput]:
 
 
 def _needs(config: Mapping[str, Any]) -> str:
-    """Return the keys that say which device and data a trial needs, as JSON."""
-    return json.dumps([config[key] for key in ("device", "data", "seq_len", "model")])
+    """Return the keys that say what a trial needs of a machine, as JSON."""
+    return json.dumps([config[key] for key in ("device", "compile", "data", "seq_len", "model")])
 
 
 class Pace(NamedTuple):

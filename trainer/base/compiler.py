@@ -30,7 +30,11 @@ def require_compiler() -> None:
         (f"Python's headers, {headers}", headers.is_file()),
     ):
         if not is_there:
-            raise BadInput("compile", "update", f"needs {what}, which this machine does not have")
+            raise BadInput(
+                "compile",
+                "update",
+                f"needs {what}, which this machine does not have; compile=false does without",
+            )
 
 
 @contextmanager

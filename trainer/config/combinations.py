@@ -11,6 +11,7 @@ from pipegap.trainer.schedules.operations import Schedule
 
 Config = Mapping[str, Any]
 
+COMPILED = "with compile=update: compile=false does without"
 ABSOLUTE = (
     "its average is made of weights and not of updates, which a change beside its own steps breaks"
 )
@@ -101,19 +102,22 @@ def check_graphs(config: Config, model: Recipe, correction: NoCorrection) -> Non
         ("correction", correction_name, not correction.reads_ahead, "must not read ahead"),
     ):
         if not holds:
-            raise BadInput(key, value, f"{allowed} with compile=update")
+            raise BadInput(key, value, f"{allowed} {COMPILED}")
 
 
 def require_graphs(config: Config) -> None:
     """Raise BadInput for a choice that `compile=update` leaves to the code of `compile=false`."""
+    if config["compile"] != "update":
+        return
     for group, made in MADE_BY_GRAPHS.items():
         node = config[group]
         name, is_ours = label(node), is_own(node["_target_"])
         if not is_ours or name not in made:
-            raise BadInput(group, name, f"must be one of {', '.join(sorted(made))}")
+            raise BadInput(group, name, f"must be one of {', '.join(sorted(made))} {COMPILED}")
         for key, value in made[name].items():
             if node.get(key, value) != value:
-                raise BadInput(f"{group}.{key}", node[key], f"must be {value} with {group}={name}")
+                allowed = f"must be {value} with {group}={name} {COMPILED}"
+                raise BadInput(f"{group}.{key}", node[key], allowed)
 
 
 def check_in_place(config: Config, schedule: Schedule, correction: NoCorrection) -> None:

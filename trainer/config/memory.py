@@ -12,17 +12,19 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from pipegap.trainer.base.build import build, locate
-from pipegap.trainer.config.activations import kept_bytes
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.models.recipe import Recipe
-from pipegap.trainer.optimizers.dropped import dropped_entries
-from pipegap.trainer.optimizers.routing import Kind, kept_entries
+from pipegap.trainer.optimizers.routing import EXPERTS, MATRICES, Kind, kept_entries, made_in_step
 from pipegap.trainer.schedules.operations import Op, Schedule
 from pipegap.trainer.schedules.proof import interleave
 
 FP32 = 4
 WALKED = 3
 """Batches of each phase whose operations are followed; later ones repeat them."""
+KEPT: Mapping[bool, float] = {True: 0.85, False: 1.22}
+"""What a forward keeps for its backward, per entry that goes into or comes out of a product with a
+matrix, compiled or not. Counted for Llama's layers; mixtures keep a tenth more, a delta net up to
+twice as much."""
 Number = TypeVar("Number", int, float)
 
 
@@ -123,6 +125,18 @@ def _weights(node: str, num_stages: int, seq_len: int) -> list[list[Weight]]:
     return weights
 
 
+def visited(model: Recipe, stages: Stages) -> dict[Kind, float]:
+    """For each kind of product, the share of its weights that one token is multiplied by."""
+    experts = sum(w.size for stage in stages for w in stage if w.kind == EXPERTS)
+    idle = model.num_parameters - model.num_active_parameters
+    return {"matrix": 1.0, EXPERTS: 1 - idle / experts if experts else 1.0}
+
+
+def widths_per_token(weights: Sequence[Weight], shares: Mapping[Kind, float]) -> float:
+    """Return the entries of one token that go into or come out of products with these weights."""
+    return sum(w.widths * shares[w.kind] for w in weights if w.kind in MATRICES)
+
+
 def num_entries(weights: Sequence[Weight]) -> int:
     """Return the number of entries of all these weights."""
     return sum(weight.size for weight in weights)
@@ -133,7 +147,8 @@ class _Costs:
     """Bytes of each stage, beside weights and states.
 
     A microbatch has `kept` until its backward, which has `loss` beside at its start on the last
-    stage, then `again`, and `gradients` at its end. An update has `update` beside.
+    stage, then `again`, the layer that it computes again, and `gradients` at its end. An update has
+    `update` beside.
     """
 
     kept: tuple[int, ...]
@@ -147,31 +162,52 @@ def peak_bytes(config: Mapping[str, Any], num_updates: int) -> int:
     """Return the most bytes that any rank of a validated config has in use in any of its updates.
 
     Counted are weights, gradients and states (`largest_rank`), what microbatches keep between
-    forward and backward, the loss, recomputed layers, what the optimizer makes in a step and drops
-    (`trainer.optimizers.dropped`), and what a comparison holds (`diagnostics`). Not counted are the
-    context of the GPU and its libraries (about 1 GB), messages between ranks, and holes between
-    blocks of memory. Raises what torch raises, most often NotImplementedError or RuntimeError, if a
-    model reads numbers in its forward.
+    forward and backward, the loss, recomputed layers, what the optimizer makes in a step, and what
+    a comparison holds (`diagnostics`). Not counted are the context of the GPU and its libraries
+    (about 1 GB), messages between ranks, and holes between blocks of memory.
     """
     model, schedule = build(config["model"]), build(config["pipeline"], num_updates)
     correction = build(config["correction"], num_updates, schedule.lags)
     is_true = config["runner"] != "emulated"
-    kept, again = kept_bytes(config, schedule.num_stages)
-    itemsize = getattr(torch, config["dtype"]).itemsize
     stages = weights_of(config["model"], schedule.num_stages, config["seq_len"])
     entries = list(map(num_entries, stages))
     times = 1 if is_true else config["num_replicas"]
     fresh, held = _held(config, schedule, correction, stages)
-    dropped = dropped_entries(locate(config["optimizer"]["_target_"]))
+    kept, again = _activations(config, model, stages)
+    optimizer, itemsize = locate(config["optimizer"]["_target_"]), _itemsize(config)
     costs = _Costs(
         kept=tuple(times * number for number in kept),
         again=tuple(again),
         gradients=tuple(itemsize * number for number in entries),
-        update=tuple(FP32 * (n + dropped(s)) for n, s in zip(held, stages, strict=True)),
+        update=tuple(
+            FP32 * (number + made_in_step(optimizer, stage))
+            for number, stage in zip(held, stages, strict=True)
+        ),
         loss=loss_bytes(config, model),
     )
     waiting = FP32 * (fresh + (0 if is_true else sum(entries) * (times - 1)))
     return largest_rank(config, schedule, correction) + waiting + _beside(schedule, costs, is_true)
+
+
+def _activations(
+    config: Mapping[str, Any], model: Recipe, stages: Stages
+) -> tuple[list[int], list[int]]:
+    """The bytes that a microbatch keeps on each stage until its backward, logits aside, and those
+    that its backward makes again there, in one layer."""
+    rows = config["batch_size"] // (config["pipeline"]["num_microbatches"] * config["num_replicas"])
+    size = rows * config["seq_len"] * _itemsize(config)
+    shares, share = visited(model, stages), KEPT[bool(config["compile"])]
+    whole = [round(size * share * widths_per_token(stage, shares)) for stage in stages]
+    if not model.activation_checkpointing:
+        return whole, [0] * len(stages)
+    layers = list(map(len, model.split(len(stages), config["seq_len"])))
+    inputs = [size * model.hidden_size * number for number in layers]
+    return inputs, [of // max(1, number) for of, number in zip(whole, layers, strict=True)]
+
+
+def _itemsize(config: Mapping[str, Any]) -> int:
+    dtype: torch.dtype = getattr(torch, config["dtype"])
+    return dtype.itemsize
 
 
 def _held(

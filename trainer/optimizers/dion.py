@@ -18,9 +18,8 @@ from typing_extensions import override
 
 from pipegap.trainer.base.ranges import Positive
 from pipegap.trainer.optimizers.chained import MatrixOptimizer, beside_adamw
-from pipegap.trainer.optimizers.dropped import drops, of_a_shape
 from pipegap.trainer.optimizers.orthogonal import POLAR_EXPRESS, iterated, norms
-from pipegap.trainer.optimizers.routing import Decay, Group, holds
+from pipegap.trainer.optimizers.routing import Decay, Group, keeps
 
 
 def dion_update(
@@ -61,8 +60,7 @@ class Dion(MatrixOptimizer):
         )
 
 
-@holds(1)
-@drops(5, of_a_shape)
+@keeps(1, in_step=3.2)
 @beside_adamw
 def dion(
     groups: list[Group],
@@ -166,8 +164,7 @@ class Dion3(MatrixOptimizer):
         return (gradient.shape[-2] / gradient.shape[-1]) ** 0.5 * laid(rows, places, momentum)
 
 
-@holds(1)
-@drops(4, of_a_shape)
+@keeps(1, in_step=2.6)
 @beside_adamw
 def dion2(
     groups: list[Group],
@@ -181,8 +178,7 @@ def dion2(
     return Dion2(groups, lr=lr, decay=momentum, fraction=fraction, eps=eps)
 
 
-@holds(1)
-@drops(4.25, of_a_shape)
+@keeps(1, in_step=2.8)
 @beside_adamw
 def dion3(
     groups: list[Group],

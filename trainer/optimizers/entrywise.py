@@ -8,7 +8,6 @@ from torch.optim import Optimizer
 
 from pipegap.trainer.base.ranges import Count, NonNegative, Positive
 from pipegap.trainer.optimizers.chained import Chained
-from pipegap.trainer.optimizers.dropped import drops, of_a_kind, one_vector
 from pipegap.trainer.optimizers.routing import (
     Decay,
     Group,
@@ -16,12 +15,12 @@ from pipegap.trainer.optimizers.routing import (
     decaying,
     entrywise,
     grouped,
-    holds,
+    keeps,
 )
 
 
 @entrywise
-@drops(3, one_vector)
+@keeps(in_step=0)
 def adamw(
     parameters: Parameters,
     *,
@@ -68,7 +67,7 @@ def nadamw(
 
 
 @entrywise
-@holds(4, others=4)
+@keeps(4, others=4)
 def adan(
     parameters: Parameters,
     *,
@@ -95,7 +94,7 @@ def adan(
 
 
 @entrywise
-@drops(2, of_a_kind)
+@keeps(in_step=2)
 def adopt(
     parameters: Parameters,
     *,
@@ -134,8 +133,7 @@ def _first_call_only_looks(groups: Sequence[Group]) -> Iterator[None]:
 
 
 @entrywise
-@holds(3, others=3)
-@drops(2, of_a_kind)
+@keeps(3, others=3, in_step=2)
 def ademamix(
     parameters: Parameters,
     *,
@@ -165,8 +163,7 @@ def ademamix(
     )
 
 
-@holds(3, others=3)
-@drops(3, of_a_kind)
+@keeps(3, others=3, in_step=3)
 def mars(
     parameters: Parameters,
     *,
@@ -200,8 +197,7 @@ def mars(
 
 
 @entrywise
-@holds(1, others=1)
-@drops(1, one_vector)
+@keeps(1, others=1, in_step=0)
 def sgd(
     parameters: Parameters,
     *,
@@ -222,8 +218,7 @@ def sgd(
 
 
 @entrywise
-@holds(1, others=1)
-@drops(1, one_vector)
+@keeps(1, others=1, in_step=0)
 def sgdw(
     parameters: Parameters,
     *,
@@ -239,7 +234,7 @@ def sgdw(
 
 
 @entrywise
-@holds(1, others=1)
+@keeps(1, others=1)
 def lion(
     parameters: Parameters,
     *,
@@ -259,7 +254,7 @@ def lion(
 
 
 @entrywise
-@holds(1, others=1)
+@keeps(1, others=1)
 def signum(
     parameters: Parameters, *, lr: Positive, momentum: Decay, weight_decay: NonNegative
 ) -> Optimizer:

@@ -14,9 +14,8 @@ from torch.optim import Optimizer
 
 from pipegap.trainer.base.ranges import Count, Positive
 from pipegap.trainer.optimizers.chained import beside_adamw, moved_by
-from pipegap.trainer.optimizers.dropped import drops, of_a_kind, of_a_shape
 from pipegap.trainer.optimizers.orthogonal import Orthogonal, Orthogonalisation, norms
-from pipegap.trainer.optimizers.routing import Decay, Group, holds
+from pipegap.trainer.optimizers.routing import Decay, Group, keeps
 
 SMALLEST = 1e-10
 """Least norm that is divided by. A matrix of zeros stays one."""
@@ -59,8 +58,7 @@ def _rescale(matrix: Tensor, norm: Tensor) -> None:
     matrix.mul_(norm / norms(matrix).clamp_min(SMALLEST))
 
 
-@holds(1)
-@drops(7.3, of_a_shape)
+@keeps(1, in_step=4.7)
 @beside_adamw
 def muonh(
     groups: list[Group],
@@ -87,7 +85,7 @@ def muonh(
     return on_sphere(matrices)
 
 
-@drops(2, of_a_kind)
+@keeps(in_step=2)
 @beside_adamw
 def adamh(
     groups: list[Group],
@@ -105,8 +103,7 @@ def adamh(
     return on_sphere(torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps))
 
 
-@holds(1)
-@drops(7.5, of_a_shape)
+@keeps(1, in_step=4.9)
 @beside_adamw
 def normuonh(
     groups: list[Group],

@@ -11,12 +11,10 @@ from typing_extensions import override
 
 from pipegap.trainer.base.ranges import Count, Positive
 from pipegap.trainer.optimizers.chained import Chained, MatrixOptimizer, beside_adamw
-from pipegap.trainer.optimizers.dropped import drops, of_a_shape, one_matrix
-from pipegap.trainer.optimizers.routing import Decay, Group, holds
+from pipegap.trainer.optimizers.routing import Decay, Group, keeps
 
 
-@holds(1, squares=2)
-@drops(8, one_matrix)
+@keeps(1, squares=2, in_step=0)
 @beside_adamw
 def shampoo(
     groups: list[Group],
@@ -40,8 +38,7 @@ def shampoo(
     )
 
 
-@holds(2, squares=2)
-@drops(8, one_matrix)
+@keeps(2, squares=2, in_step=0)
 @beside_adamw
 def soap(
     groups: list[Group],
@@ -67,8 +64,7 @@ def soap(
     )
 
 
-@holds(1, squares=1)
-@drops(16, one_matrix)
+@keeps(1, squares=1, in_step=0)
 @beside_adamw
 def kron(
     groups: list[Group],
@@ -89,7 +85,7 @@ def kron(
 def drawing_its_own(groups: Sequence[Group]) -> AbstractContextManager[None]:
     """Makes the random draws of a step a function of the trial's seed and the step alone.
 
-    So a checkpoint holds no generator, and a stage draws the same numbers in another process.
+    So a checkpoint keeps no generator, and a stage draws the same numbers in another process.
     """
     devices = {p.device for group in groups for p in group["params"]}
     return own_stream(torch.initial_seed(), groups[0].get("step", 0), devices)
@@ -176,8 +172,7 @@ class BasisRotation(MatrixOptimizer):
         return rows @ update @ columns.mT
 
 
-@holds(2, squares=2)
-@drops(13, of_a_shape)
+@keeps(2, squares=2, in_step=8.4)
 @beside_adamw
 def basis_rotation(
     groups: list[Group],
@@ -297,8 +292,7 @@ class KlSoap(MatrixOptimizer):
         state["columns"].copy_(columns)
 
 
-@holds(2, squares=2)
-@drops(17, of_a_shape)
+@keeps(2, squares=2, in_step=11)
 @beside_adamw
 def kl_soap(
     groups: list[Group],

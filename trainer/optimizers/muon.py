@@ -18,9 +18,8 @@ from pipegap.trainer.optimizers.chained import (
     matrices_and_rest,
     moved_by,
 )
-from pipegap.trainer.optimizers.dropped import drops, of_a_shape, of_two_sides
 from pipegap.trainer.optimizers.orthogonal import Orthogonalisation, polynomials
-from pipegap.trainer.optimizers.routing import Decay, Group, Parameters, grouped, holds
+from pipegap.trainer.optimizers.routing import Decay, Group, Parameters, grouped, keeps
 
 SPECTRAL, SIGN = 2, 4
 """The library's numbers of Scion's norms; its enumeration would not be plain data in a checkpoint.
@@ -29,8 +28,7 @@ CAUTIOUS = "cautious_decay"
 """Option of a group: the decay that is made in place of the library's."""
 
 
-@holds(1)
-@drops(2.5, of_two_sides)  # a stack in fp32, two in bf16, and two of their products
+@keeps(1, in_step=2.4)
 def muon(
     parameters: Parameters,
     *,
@@ -80,8 +78,7 @@ def _decaying_cautiously(group: Group, weights: list[Tensor], updates: list[Tens
     torch._foreach_sub_(weights, updates)
 
 
-@holds(1)
-@drops(2.5, of_a_shape)
+@keeps(1, in_step=1.6)
 def normuon(
     parameters: Parameters,
     *,
@@ -169,7 +166,7 @@ class AdaMuon(MatrixOptimizer):
         return adamuon_update(gradient, state["momentum"], state["variance"], **options)
 
 
-@drops(7, of_a_shape)
+@keeps(in_step=4.5)
 @beside_adamw
 def adamuon(
     groups: list[Group],
@@ -196,8 +193,7 @@ def adamuon(
     )
 
 
-@holds(1, others=1)
-@drops(2.5, of_a_shape)
+@keeps(1, others=1, in_step=1.6)
 def scion(
     parameters: Parameters,
     *,

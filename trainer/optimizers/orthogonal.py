@@ -15,8 +15,7 @@ from typing_extensions import override
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.ranges import Count, Positive
 from pipegap.trainer.optimizers.chained import MatrixOptimizer, beside_adamw, decay_cautiously
-from pipegap.trainer.optimizers.dropped import drops, of_a_shape
-from pipegap.trainer.optimizers.routing import Decay, Group, holds
+from pipegap.trainer.optimizers.routing import Decay, Group, keeps
 
 Coefficients = tuple[float, float, float]
 """Of x, x³ and x⁵, where x is a singular value."""
@@ -200,8 +199,7 @@ class Nanochat(Orthogonal):
         torch._foreach_add_(weights, updates, alpha=-lr)
 
 
-@holds(1)
-@drops(6, of_a_shape)
+@keeps(1, in_step=3.9)
 @beside_adamw
 def nanochat(
     groups: list[Group],

@@ -22,6 +22,8 @@ MATRICES: tuple[Kind, ...] = ("matrix", EXPERTS)
 """Kinds of weights that are hidden matrices, one or a stack of them."""
 
 Parameters = Sequence[tuple[Kind, nn.Parameter]]
+Weights = Sequence[tuple[Kind, Sequence[int]]]
+"""Kind and shape of each weight; a stack of matrices is one weight."""
 Make = Callable[[Parameters], Optimizer]
 Group = dict[str, Any]
 Decay = Annotated[float, Interval(ge=0, lt=1)]
@@ -52,18 +54,21 @@ def alike(kind: Kind) -> Hashable:
     return kind == "embedding" or kind in MATRICES or kind
 
 
-def holds(
-    num_buffers: int, others: int = OF_ADAM, squares: int = 0
+def keeps(
+    num_buffers: int = OF_ADAM, others: int = OF_ADAM, squares: int = 0, in_step: float = 1.0
 ) -> Callable[[Factory], Factory]:
-    """Declares how many fp32 tensors the optimizer keeps for a weight.
+    """Declares what the optimizer has in memory, in fp32 tensors.
 
-    `num_buffers` are of the size of a hidden matrix, `others` of the size of any other weight. Of
-    `squares` there are so many for each side of a hidden matrix, as wide and as high as the side is
-    long. Without it two are counted for every weight, as Adam has.
+    It keeps `num_buffers` of the size of a hidden matrix, and `others` of the size of any other
+    weight. Of `squares` there are so many for each side of a hidden matrix, as wide and as high as
+    the side is long. In a step it makes `in_step` more for each hidden matrix, and drops them: as
+    counted where most are alive, at the scale 2b.
     """
 
     def declare(factory: Factory) -> Factory:
-        factory.__dict__.update(num_buffers=num_buffers, others=others, squares=squares)
+        factory.__dict__.update(
+            num_buffers=num_buffers, others=others, squares=squares, in_step=in_step
+        )
         return factory
 
     return declare
@@ -86,6 +91,16 @@ def kept_entries(factory: Callable[..., Optimizer]) -> Callable[[Kind, Sequence[
         return number
 
     return entries
+
+
+def made_in_step(factory: Callable[..., Optimizer], weights: Weights) -> int:
+    """Return how many fp32 numbers a step of the factory's optimizer makes and drops.
+
+    At least two for each entry of the largest weight, which torch's own steps make.
+    """
+    matrices = sum(prod(shape) for kind, shape in weights if kind in MATRICES)
+    largest = max((prod(shape) for _, shape in weights), default=0)
+    return round(max(getattr(factory, "in_step", 1.0) * matrices, 2 * largest))
 
 
 @runtime_checkable

@@ -8,18 +8,24 @@ from typing import Any
 import pytest
 
 from pipegap.sweeps.__main__ import main
-from pipegap.sweeps.plan.early_stop import JudgedPoint, judge, remarks
-from pipegap.sweeps.plan.sweep_plan import plan_sweeps
+from pipegap.sweeps.plan.sweep_plan import JudgedPoint, SweepPlan, judge, plan_sweeps
 from pipegap.sweeps.plan.tuning import tune
-from pipegap.sweeps.request.checks import check_sweep
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import points
-from pipegap.sweeps.request.schema import Sweep
+from pipegap.sweeps.request.schema import Sweep, check_sweep
 from pipegap.trainer.trial import run_trial
 from tests.support import small
 from tests.support.records import leave_loss
 
 LR = "optimizer.lr"
+
+
+def remarks(swept: Sweep, judged: list[JudgedPoint]) -> list[str]:
+    """What a plan says of early stopping, after what it says of tuning."""
+    lines = SweepPlan("early", swept, judged).remarks
+    return lines[next((i for i, line in enumerate(lines) if line.startswith("early stop")), 0) :]
+
+
 Loss = Callable[[dict[str, Any]], float | None]
 
 

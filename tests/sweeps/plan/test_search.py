@@ -10,14 +10,11 @@ from typing import Any
 import optuna
 import pytest
 
-from pipegap.sweeps.plan.early_stop import judge
 from pipegap.sweeps.plan.searching import check_space
-from pipegap.sweeps.plan.sweep_plan import choose
-from pipegap.sweeps.plan.tried import Choice, untried
-from pipegap.sweeps.plan.tried_report import remarks, write
-from pipegap.sweeps.request.checks import check_sweep
+from pipegap.sweeps.plan.sweep_plan import choose, judge
+from pipegap.sweeps.plan.tried import Choice, remarks, untried, write
 from pipegap.sweeps.request.expand import points
-from pipegap.sweeps.request.schema import Sweep
+from pipegap.sweeps.request.schema import Sweep, check_sweep
 from pipegap.trainer.base.errors import BadInput
 from tests.support.records import leave_loss
 
@@ -33,6 +30,8 @@ SEARCH = {
     "sampler_seed": 3,
     "space": {RATE: {"factors": [0.25, 4]}, LAMBDA: {"range": [0, 2]}, "batch_size": [8, 16]},
 }
+LONGER = {"budget": 14}
+"""More settings than TPE draws before it looks at a loss."""
 Loss = Callable[[str, dict[str, Any]], float | None]
 """Final loss by arm and config; None diverges."""
 
@@ -73,12 +72,13 @@ def values(choice: Choice) -> list[dict[str, Any]]:
 
 
 def test_the_settings_are_those_that_optuna_proposes(tmp_path: Path) -> None:
-    """The oracle is a study of Optuna's own, which is told the mean over arms and seeds."""
-    choice = run_to_the_end(sweep(), tmp_path, bowl)
+    """The oracle is a study of Optuna's own, which is told the mean over arms and seeds. Its first
+    ten proposals are random; the others are made of what it was told."""
+    choice = run_to_the_end(sweep(LONGER), tmp_path, bowl)
     sampler = optuna.samplers.TPESampler(seed=3)
     study = optuna.create_study(sampler=sampler, direction="minimize")
     expected = []
-    for number in (4, 4, 1):
+    for number in (4, 4, 4, 2):
         trials = [study.ask() for _ in range(number)]
         drawn = [
             (
@@ -130,12 +130,12 @@ def test_each_arm_is_compared_at_the_best_setting_of_each(tmp_path: Path) -> Non
     assert seen == expected
 
 
-@pytest.mark.parametrize("most", [0, 3, 17, 30])
+@pytest.mark.parametrize("most", [3, 46])
 def test_a_search_that_was_killed_goes_on_as_if_nothing_had_been(most: int, tmp_path: Path) -> None:
-    whole = run_to_the_end(sweep(), tmp_path / "whole", bowl)
-    before = run_to_the_end(sweep(), tmp_path / "killed", bowl, most)
+    whole = run_to_the_end(sweep(LONGER), tmp_path / "whole", bowl)
+    before = run_to_the_end(sweep(LONGER), tmp_path / "killed", bowl, most)
     assert len(before.tried) % 4 == 0
-    after = run_to_the_end(sweep(), tmp_path / "killed", bowl)
+    after = run_to_the_end(sweep(LONGER), tmp_path / "killed", bowl)
     assert values(after) == values(whole)
     assert {arm: s.values for arm, s in after.chosen.items()} == {
         arm: s.values for arm, s in whole.chosen.items()

@@ -5,31 +5,23 @@ import pytest
 from pipegap.analysis.advice.speed import Costs, speed_up
 from pipegap.sweeps.plan.devices import Device, device_of, known_devices, of_update_and_forward
 from pipegap.trainer.config.compose import Composer
-from pipegap.trainer.config.step import PartWork
+from pipegap.trainer.config.work import StageWork
 
 compose = Composer()
 SIMPLE = Device(
-    "simple",
-    products={"float32": 100.0},
-    bytes=10.0,
-    link=1e30,
-    achieved={"products": 0.5, "bytes": 0.5, "link": 1.0},
-    attention={"float32": 0.25},
-    host=0.0,
+    "simple", products={"float32": 50.0}, attention={"float32": 25.0}, bytes=5.0, host=0.0
 )
 
 
-def test_seconds_are_work_over_achieved_rates() -> None:
-    parts = [PartWork(products=50, bytes=5), PartWork(attention=75)]
-    assert SIMPLE.seconds(parts, "float32") == 1 + 1 + 3
-    assert SIMPLE.transfer(2e30) == 2
-
-
-def test_a_gpu_computes_while_its_host_works_and_a_core_does_not() -> None:
+def test_seconds_are_work_over_rates_and_a_core_works_for_its_host_too() -> None:
+    stages = [StageWork(75, 50, 5, 0, 1), StageWork(0, 0, 10, 0, 2)]
+    assert SIMPLE.passes(stages, "float32") == 1 + 3 + 1 + 2
     gpu, core = known_devices()["H100"], known_devices()["core"]
-    assert gpu.with_host(1.0, 1 / gpu.host) == gpu.with_host(0.5, 1 / gpu.host) == 1
-    assert gpu.with_host(2.0, 1 / gpu.host) == 2
-    assert core.with_host(1.0, 1 / core.host) == 2
+    idle, busy = StageWork(0, 0, 0, 0, 1000), StageWork(0, 0, gpu.bytes * 10, 0, 1000)
+    assert gpu.passes([idle], "float32") == pytest.approx(1000 * gpu.host)
+    assert gpu.passes([busy], "float32") == pytest.approx(10)
+    on_core = core.passes([busy._replace(bytes=core.bytes)], "float32")
+    assert on_core == pytest.approx(1 + 1000 * core.host)
 
 
 def test_a_trial_s_device() -> None:

@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
-from pipegap.sweeps.plan.early_stop import judge
-from pipegap.sweeps.plan.tried import Choice, untried
-from pipegap.sweeps.plan.tried_report import remarks, write
+from pipegap.sweeps.plan.sweep_plan import judge
+from pipegap.sweeps.plan.tried import Choice, remarks, untried, write
 from pipegap.sweeps.plan.tuning import MAX_EXTENSIONS, Values, beyond, tune, tune_all
-from pipegap.sweeps.request.checks import check_sweep
 from pipegap.sweeps.request.expand import points
-from pipegap.sweeps.request.schema import Sweep
+from pipegap.sweeps.request.schema import Sweep, check_sweep
 from pipegap.trainer.base.errors import BadInput
 from tests.support.records import leave_loss
 

@@ -6,10 +6,10 @@ import pytest
 
 from pipegap.analysis.table.rows import arm as arm_of
 from pipegap.sweeps.__main__ import main
-from pipegap.sweeps.request.checks import check_sweep
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import points
 from pipegap.sweeps.request.files import known
+from pipegap.sweeps.request.schema import check_sweep
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.config.compose import Composer
 from tests.support.refusals import Refused

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from pipegap import sweeps
-from pipegap.sweeps.request.checks import check_sweep
 from pipegap.sweeps.request.expand import points
+from pipegap.sweeps.request.schema import check_sweep
 from tests.support.sweep_requests import ARMS, asked, content, expand, only
 
 

@@ -2,11 +2,9 @@
 
 import io
 import json
-import random
 import re
 import time
 from contextlib import ExitStack
-from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +14,7 @@ from rich.console import Console
 
 from pipegap.sweeps.request.expand import Trial
 from pipegap.sweeps.view.display import Display
-from pipegap.sweeps.view.progress import COLD, Progress, State, Warm, read_state
+from pipegap.sweeps.view.progress import COLD, Progress, State, read_state
 from pipegap.sweeps.view.render import SHARE, GapTable, Throttled, render
 from pipegap.trainer.base.status import Status
 from pipegap.trainer.config.plan import plan_trial
@@ -104,44 +102,6 @@ def test_time_left_from_the_store_does_not_count_the_first_updates(
             metrics(trial.folder, *({"update": i, "wall_seconds": at} for i, at in rows))
             progress.refresh(progress.trials)
             assert progress.seconds_left == (left and pytest.approx(left))
-
-
-def played(planned: list[Trial], chance: random.Random) -> dict[float, dict[str, State]]:
-    """What a driver with two cores sees change at each moment, of trials of about 0.5 s per update.
-
-    The first trial of a core compiles in its first two updates, as long as all of five others take.
-    """
-    seen: dict[float, dict[str, State]] = {}
-    free = [0.0, 0.0]
-    for trial in planned:
-        core = free.index(min(free))
-        compiling = 15.0 if free[core] == 0.0 else 0.0
-        seconds = [chance.uniform(0.4, 0.6) for _ in range(trial.plan.num_updates)]
-        seconds[:2] = (each + compiling for each in seconds[:2])
-        ends = [*accumulate(seconds)]
-        started = told = free[core]
-        seen.setdefault(started, {})[trial.plan.trial_id] = State(Status.RUNNING)
-        for done, wall in enumerate(ends, 1):
-            status = Status.COMPLETED if wall == ends[-1] else Status.RUNNING
-            if status == Status.COMPLETED or started + wall - told > 2:
-                told, warm = started + wall, Warm(min(done, 2), ends[min(done, 2) - 1])
-                state = State(status, done, wall_seconds=wall, warm=warm)
-                seen.setdefault(told, {})[trial.plan.trial_id] = state
-        free[core] = told
-    return seen
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_time_left_is_right_from_its_first_word_on(corpus: Path, tmp_path: Path, seed: int) -> None:
-    planned = trials(corpus, tmp_path, 40)
-    seen = played(planned, random.Random(seed))
-    progress, end, told_at = Progress(planned), max(seen), []
-    for clock in sorted(seen):
-        progress.states |= seen[clock]
-        if (left := progress.seconds_left) is not None:
-            told_at.append(clock)
-            assert left == pytest.approx(end - clock, rel=0.2, abs=4.0)
-    assert 30 < min(told_at) < 35, "as soon as the first updates are done"
 
 
 def test_seldom_takes_a_small_share_of_the_time() -> None:

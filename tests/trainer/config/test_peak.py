@@ -33,7 +33,7 @@ def test_a_plan_counts_the_memory_that_a_gpu_used(
     scale: str, words: tuple[str, ...], gigabytes: float
 ) -> None:
     config = compose([*scale_file(scale), *words, "device=cpu"])
-    assert peak_bytes(config, 100) == pytest.approx(1e9 * gigabytes, rel=0.02)
+    assert peak_bytes(config, 100) == pytest.approx(1e9 * gigabytes, rel=0.06)
 
 
 def test_a_comparison_is_counted() -> None:
@@ -42,7 +42,7 @@ def test_a_comparison_is_counted() -> None:
     for optimizer in ("muon", "adamw"):
         config = compose([*scale_file("2b"), *TWO, f"optimizer={optimizer}", "device=cpu"])
         added = peak_bytes({**config, "diagnostics": 10}, 100) - peak_bytes(config, 100)
-        assert added == pytest.approx(sets, rel=0.05)
+        assert added == pytest.approx(sets, rel=0.06)
 
 
 def test_a_true_rank_keeps_less_than_all_stages_and_the_first_one_most_microbatches() -> None:

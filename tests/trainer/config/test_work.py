@@ -9,16 +9,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pipegap.trainer.base.build import build
 from pipegap.trainer.config.compose import Composer
-from pipegap.trainer.config.step import (
-    CAUSAL,
-    LOSS_TOUCHES,
-    SCORED_AGAIN,
-    TOUCHES,
-    StageWork,
-    step,
-    traffic,
-)
+from pipegap.trainer.config.memory import visited, weights_of
+from pipegap.trainer.config.work import CAUSAL, LOSS_TOUCHES, SCORED_AGAIN, TOUCHES, StageWork, work
 from pipegap.trainer.models.loss import cross_entropy
+from pipegap.trainer.optimizers.routing import MATRICES
 
 compose = Composer()
 ROWS, LENGTH, STAGES = 2, 64, 2
@@ -29,7 +23,7 @@ def worked(*words: str) -> tuple[dict[str, Any], list[StageWork]]:
     """The config of these words, and its work by stage."""
     config = compose([*SHAPE, *words])
     model, schedule = build(config["model"]), build(config["pipeline"], 1)
-    return config, step(config, model, schedule, build(config["correction"], 1, schedule.lags))
+    return config, work(config, model, schedule, build(config["correction"], 1, schedule.lags))
 
 
 def of_grouped(a: torch.Size, b: torch.Size, *_: object, **__: object) -> int:
@@ -60,10 +54,7 @@ def ran(config: dict[str, Any]) -> list[float]:
 @pytest.mark.parametrize("model", ["tiny", "tiny_moe"])
 def test_flops_are_those_that_torch_counts(model: str) -> None:
     config, stages = worked(f"model={model}", f"pipeline.num_stages={STAGES}")
-    mine = [
-        sum(of.products + of.attention / (CAUSAL * SCORED_AGAIN) for of in stage.passes.values())
-        for stage in stages
-    ]
+    mine = [stage.products + stage.attention / (CAUSAL * SCORED_AGAIN) for stage in stages]
     assert mine == ran(config)
 
 
@@ -72,7 +63,7 @@ def test_a_recomputed_forward_counts() -> None:
     words = ("model=tiny_deep", f"pipeline.num_stages={STAGES}")
     config, _ = worked(*words, "model.activation_checkpointing=true")
     whole, saving = (
-        sum(of.products for stage in worked(*words, more)[1] for of in stage.passes.values())
+        sum(stage.products for stage in worked(*words, more)[1])
         for more in ("seed=0", "model.activation_checkpointing=true")
     )
     last = 2 * 256 * 96 * ROWS * LENGTH * config["model"]["num_layers"]
@@ -81,14 +72,19 @@ def test_a_recomputed_forward_counts() -> None:
     assert whole < saving < 4 / 3 * whole
 
 
-def test_linear_mixers_are_products_of_the_layers() -> None:
+def test_linear_mixers_are_products() -> None:
     """A delta net's head reads its state twice, lets it decay and writes it: 4 products per entry
     of the state, 6 FLOPs of forward and backward for each."""
-    config, stages = worked("model=tiny_hybrid")
-    node = config["model"]
+    config, [stage] = worked("model=tiny_hybrid")
+    node, model = config["model"], build(config["model"])
     num_linear = node["num_layers"] - node["num_layers"] // node["full_attention_every"]
     state = node["num_value_heads"] * node["key_head_size"] * node["value_head_size"]
-    products = sum(stage.passes["attention"].products for stage in stages)
+    weights = weights_of(node, 1, LENGTH)
+    with_weights = 6 * sum(
+        w.size * visited(model, weights)[w.kind] for w in weights[0] if w.kind in MATRICES
+    )
+    head = 6 * model.hidden_size * model.vocab_size
+    products = stage.products - ROWS * LENGTH * (with_weights + head)
     assert products == pytest.approx(6 * 4 * state * num_linear * ROWS * LENGTH, rel=0.02)
 
 
@@ -100,36 +96,25 @@ def test_bytes_of_passes_and_update() -> None:
     d, kv, wide = node["hidden_size"], 32, node["intermediate_size"]
     by_layer = 2 * (d + d) + 2 * (d + kv) + 3 * (d + wide)
     layers, n = node["num_layers"], build(node).num_parameters
-    expected = {
-        "layers": TOUCHES[True] * by_layer * layers * 2 * tokens,
-        "gradients": n * (2 + 4 + 4) * config["pipeline"]["num_microbatches"],
-        "loss": LOSS_TOUCHES * 2 * node["vocab_size"] * tokens,
-        "optimizer": n * 4 * (2 + 2 * 2 + 1 + 2 + 1 + 2),  # weight, moments, gradient; its norm
-        "versions": n * (4 + 2),
-        "correction": n * 4 * (1 + 1 + 2 + 1 + 1 + 2 + 1 + 1 + 1 + 2 + 1),
-    }
-    found = {name: of.bytes for name, of in {**stage.passes, **stage.update}.items() if of.bytes}
-    assert found == pytest.approx(expected)
-    _, [plain] = worked("dtype=bfloat16", "compile=true")
-    assert plain.update["correction"].bytes == 0
-    assert plain.update["versions"].bytes == found["versions"]
-    _, [single] = worked()
-    assert single.update["versions"].bytes == 0  # in fp32 the newest version is the master
+    assert stage.bytes == pytest.approx(
+        TOUCHES[True] * by_layer * layers * 2 * tokens
+        + n * (2 + 4 + 4) * config["pipeline"]["num_microbatches"]
+        + LOSS_TOUCHES * 2 * node["vocab_size"] * tokens
+    )
+    optimizer = n * 4 * (2 + 2 * 2 + 1 + 2 + 1 + 2)  # weight, moments, gradient; its norm
+    leaf = n * (4 + 2)
+    correction = n * 4 * (1 + 1 + 2 + 1 + 1 + 2 + 1 + 1 + 1 + 2 + 1)  # test_passes.py
+    assert stage.update == optimizer + leaf + correction
+    assert worked("dtype=bfloat16", "compile=true")[1][0].update == optimizer + leaf
+    assert worked()[1][0].update == optimizer  # in fp32 the newest version is the master
 
 
 def test_a_process_of_a_pipeline_has_its_replica_s_share() -> None:
     words = ("num_replicas=2", "pipeline.num_stages=2", "pipeline.num_microbatches=1")
-    config, alone = worked(*words)
+    _, alone = worked(*words)
     _, shared = worked(*words, "runner=pipelined")
     _, whole = worked("pipeline.num_stages=2")
     for one, mine, of in zip(alone, shared, whole, strict=True):
-        assert one.passes["layers"] == of.passes["layers"]
-        assert 2 * mine.passes["layers"].products == of.passes["layers"].products
+        assert one.products == of.products == 2 * mine.products
         assert (one.launches, mine.launches) == (2 * of.launches, of.launches)
         assert mine.update == of.update
-    model, schedule = build(config["model"]), build(config["pipeline"], 1)
-    assert traffic(config, model, schedule) == (0, 0)
-    sent = traffic({**config, "runner": "pipelined"}, model, schedule)
-    assert sent.message == LENGTH * config["model"]["hidden_size"] * 4
-    largest = max(alone, key=lambda stage: stage.update["optimizer"].bytes)
-    assert sent.sums == 4 * largest.update["optimizer"].bytes / (4 * 12)

@@ -1,0 +1,114 @@
+"""A scale compiles every trial of a sweep, or the sweep says that it does not."""
+
+from pathlib import Path
+
+import pytest
+
+from pipegap.sweeps.plan import sweep_record
+from pipegap.sweeps.plan.pricing import Prices
+from pipegap.sweeps.plan.sweep_plan import SweepPlan, plan_sweeps
+from pipegap.sweeps.request.command_line import parse_request
+from pipegap.sweeps.request.files import STUDIES
+from pipegap.trainer.base.errors import BadInput
+from tests.support import small
+
+SWEEP = """\
+grid: {optimizer: [adamw, muon]}
+arms: {sync: [pipeline=sync], delay: [pipeline=pipedream_2bw, correction=error_feedback]}
+seeds: [0]
+"""
+
+
+def planned(folder: Path, *words: str, content: str = SWEEP) -> SweepPlan:
+    (folder / "mine.yaml").write_text(content)
+    given = [f"sweep={folder / 'mine.yaml'}", "scale=tiny", *small.overrides(folder), *words]
+    [plan] = plan_sweeps(parse_request(given))
+    return plan
+
+
+def ways(plan: SweepPlan) -> set[bool | str]:
+    return {trial.config["compile"] for trial in plan.planned}
+
+
+def test_a_sweep_s_base_and_the_command_line_count_more_than_the_scale(tmp_path: Path) -> None:
+    own = "base: [compile=false]\n" + SWEEP
+    assert ways(planned(tmp_path)) == {"update"}
+    assert ways(planned(tmp_path, "compile=false")) == {False}
+    assert ways(planned(tmp_path, content=own)) == {False}
+    assert ways(planned(tmp_path, "compile=update", content=own)) == {"update"}
+
+
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [
+        ("runner=pipelined", "runner=pipelined: must be emulated"),
+        ("diagnostics=4", "diagnostics=4: must be null"),
+        ("grid.optimizer=[adamw,signum]", "optimizer=signum: must be one of adamw, adan"),
+        ("grid.optimizer.cautious_decay=[true]", "optimizer.cautious_decay=True: must be False"),
+        ("model=tiny_moe", "model=qwen3_moe: must have no experts"),
+    ],
+)
+def test_one_trial_that_cannot_be_compiled_refuses_the_sweep(
+    tmp_path: Path, word: str, why: str
+) -> None:
+    content = SWEEP.replace("[adamw, muon]", "[muon]")
+    with pytest.raises(BadInput) as refused:
+        planned(tmp_path, word, content=content)
+    assert str(refused.value).startswith(why)
+    assert str(refused.value).endswith("with compile=update: compile=false does without")
+
+
+@pytest.mark.parametrize(
+    ("sweep", "way"),
+    [
+        ("main", "update"),
+        ("families", False),
+        ("nesterov", False),
+        (str(STUDIES / "noise" / "sweep.yaml"), False),
+    ],
+)
+def test_published_sweeps_are_as_they_were(tmp_path: Path, sweep: str, way: bool | str) -> None:
+    words = [f"sweep={sweep}", "scale=tiny", "seeds=[0]", f"results={tmp_path}"]
+    [plan] = plan_sweeps(parse_request(words))
+    assert ways(plan) == {way}
+
+
+@pytest.mark.parametrize(
+    ("words", "numbers"),
+    [
+        ((), {4}),
+        (("pipeline.num_microbatches=8",), {8}),
+        (("sweep=stages", "grid.optimizer=[muon]"), {1, 8}),
+        (("sweep=batch_size", "grid.optimizer=[muon]"), {8}),
+    ],
+)
+def test_a_scale_has_another_number_of_microbatches_for_sweeps(
+    tmp_path: Path, words: tuple[str, ...], numbers: set[int]
+) -> None:
+    given = ["sweep=main", "scale=135m", "seeds=[0]", "advice=null", f"results={tmp_path}", *words]
+    [plan] = plan_sweeps(parse_request(given))
+    assert {t.config["pipeline"]["num_microbatches"] for t in plan.planned} == numbers
+
+
+def test_all_figures_are_compiled_at_few_updates(tmp_path: Path) -> None:
+    request = parse_request(["sweep=paper", f"results={tmp_path}", "seeds=[0]"])
+    some = {name: request.sweeps[f"{name}-few_updates"] for name in ("momentum", "families")}
+    last = {
+        name: dict(word.split("=") for word in sweep.base)["compile"]
+        for name, sweep in some.items()
+    }
+    assert last == {"momentum": "update", "families": "false"}
+
+
+def test_the_record_says_that_its_trials_are_compiled(tmp_path: Path) -> None:
+    """By a word that no command had: a report compares no trials that were compiled otherwise."""
+    for words, added in (
+        ((), ["compile=update"]),
+        (("compile=update",), []),
+        (("compile=false",), []),
+    ):
+        plan = planned(tmp_path, *words)
+        request = parse_request([f"sweep={tmp_path / 'mine.yaml'}", "scale=tiny", *words])
+        record = sweep_record.record(request, plan, Prices.measured(tmp_path, []))
+        assert record["added"] == added
+        assert record["words"] == [*request.words, *added]
