@@ -11,9 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis import load
-from analysis.objects.mirror import pulled
 from analysis.report.report import PLACES
-from analysis.table.records import records
 from sweeps.request.files import known
 from trainer.base.atomic import write_atomically
 from trainer.base.cli import (
@@ -27,6 +25,8 @@ from trainer.base.cli import (
     take_flag,
 )
 from trainer.base.errors import BadInput
+from trainer.store.opened import pulled
+from trainer.store.records import records
 
 FINDINGS = Path(__file__).parent
 COMMANDS = ("front", "publish")

@@ -91,7 +91,7 @@ def _say(message: str, file: TextIO) -> None:
 
 
 def _summary(config: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    from trainer.folder.record import trial_folder
+    from trainer.folder.result import trial_folder
 
     return (
         f"{result['status']} trial {result['trial_id']}: final_val_loss "

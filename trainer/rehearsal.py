@@ -18,7 +18,7 @@ from trainer.base.atomic import file_hash
 from trainer.base.build import build
 from trainer.base.errors import Stopped
 from trainer.data.tokens import Dataset, Source, Tokens
-from trainer.folder.record import Row
+from trainer.folder.result import Row
 from trainer.models.export import FINAL
 from trainer.ranks.spawn import run_gang
 from trainer.ranks.supervisor import Launch

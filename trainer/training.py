@@ -23,7 +23,8 @@ from trainer.data.chosen import tokenizer_of, write_tokenizer
 from trainer.executors.executor import Executor
 from trainer.executors.gradients import Diverged, Update
 from trainer.folder import checkpoint
-from trainer.folder.record import Row, TrialFolder, trial_folder
+from trainer.folder.record import TrialFolder
+from trainer.folder.result import Row, trial_folder
 from trainer.models.export import save_final
 from trainer.parts import Parts
 from trainer.progress import Agenda, TrialProgress, outcome

@@ -26,7 +26,8 @@ from trainer.config.identity import made_by
 from trainer.config.plan import Plan, plan_trial
 from trainer.executors.executor import Executor
 from trainer.folder import checkpoint
-from trainer.folder.record import ReadOnlyFolder, Row, TrialFolder, tidy
+from trainer.folder.record import ReadOnlyFolder, TrialFolder, tidy
+from trainer.folder.result import Row
 from trainer.parts import Parts, build_emulated, build_parts, build_pipelined, open_data
 from trainer.progress import outcome
 from trainer.ranks.groups import Heartbeat, joined

@@ -31,8 +31,8 @@ from analysis.advice.verdict import (
     without_candidate,
 )
 from analysis.statistics.gaps import gaps
-from analysis.table.records import Record
 from trainer.base.errors import BadInput
+from trainer.store.records import Record
 
 MOST = 16_384
 """Stages times microbatches: simulating more takes minutes and changes nothing."""

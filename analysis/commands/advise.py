@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from analysis.commands.words import count, having, plain
-from analysis.objects.mirror import pulled
 from trainer.base.build import build
 from trainer.base.cli import Given, number, take_choice
 from trainer.base.errors import BadInput
 from trainer.base.places import CONF
 from trainer.config.names import yamls
+from trainer.store.opened import pulled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,8 +55,8 @@ def main(given: Given) -> None:
     """Prints the advice; raises BadInput."""
     from analysis.advice.speed import CHUNKS
     from analysis.table.load import load
-    from analysis.table.records import records
     from analysis.table.selection import fulfilling
+    from trainer.store.records import records
 
     stages, microbatches = (
         count(having(given, key, KEYS), key, 0, MOST[key]) for key in ("stages", "microbatches")

@@ -3,10 +3,10 @@
 import warnings
 from pathlib import Path
 
-from analysis.objects.mirror import pulled
 from trainer.base.cli import Given, take_choice
 from trainer.base.errors import BadInput
 from trainer.base.places import require_folder
+from trainer.store.opened import pulled
 
 THEMES = ("light", "dark")
 KEYS = {
@@ -25,7 +25,7 @@ def main(given: Given) -> None:
     from analysis.report.contents import figures_of
     from analysis.report.scopes import StoreViews, scopes
     from analysis.table.load import load
-    from analysis.table.records import records
+    from trainer.store.records import records
 
     out = given.get("out", "figures")
     require_folder("out", out)

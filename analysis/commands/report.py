@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from analysis.objects.mirror import pulled
 from analysis.report.ahead import Ahead
 from trainer.base.cli import Given
 from trainer.base.places import require_folder
+from trainer.store.opened import pulled
 
 KEYS = {"results": "the store (default: results)", "out": "where to write (default: report)"}
 

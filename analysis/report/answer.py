@@ -13,8 +13,8 @@ from analysis.advice.rows import advices, handover, matrix, most_decided
 from analysis.report.missing import command
 from analysis.statistics.intervals import ends_text
 from analysis.table import names
-from analysis.table.records import Record
 from trainer.base.errors import BadInput
+from trainer.store.records import Record
 
 STAGES, MICROBATCHES = 4, 8
 """The pipeline that the answer is for; a command beside it asks about another one."""

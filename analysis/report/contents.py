@@ -13,8 +13,8 @@ from analysis.report.page.page import Chapter, drawn
 from analysis.report.paper_tables import TABLES, Table
 from analysis.report.scopes import Scope, StoreView
 from analysis.table import names
-from analysis.table.records import Record
 from trainer.base.children import Worker
+from trainer.store.records import Record
 
 WITH_FIGURE = frozenset(sweep for figure in FIGURES for sweep in figure.sweeps)
 """The sweeps that have a figure of their own."""

@@ -17,9 +17,9 @@ import pandas as pd
 
 from analysis.table.metrics import config_of, curves
 from analysis.table.points import flatten, versions
-from analysis.table.records import Record
 from trainer.base.errors import BadInput
 from trainer.folder.lease import attempts, read
+from trainer.store.records import Record
 
 FOLDER = "trials"
 START = re.compile("[0-9a-z]{2}")

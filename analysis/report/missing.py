@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
-from analysis.table.records import Record
 from trainer.base.cli import duration
 from trainer.base.status import FINAL, Status
+from trainer.store.records import Record
 
 COLUMNS = [
     *("sweep", "scale", "asked", "done", "failed", "missing", "seconds", "unpriced", "tokens"),

@@ -24,10 +24,10 @@ from analysis.statistics.text import gap_table, printed_gaps, taxes_text
 from analysis.table.load import load
 from analysis.table.metrics import DamagedRows
 from analysis.table.points import settings
-from analysis.table.records import Record, records
 from trainer.base.atomic import write_atomically
 from trainer.base.children import Worker
 from trainer.base.errors import BadInput
+from trainer.store.records import Record, records
 
 PLACES = ["folder", "results", "out", "data.path", "data.shards", "code"]
 """Paths on one machine: they are left out of the files, which name a trial by its id."""

@@ -9,8 +9,8 @@ import pandas as pd
 
 from analysis.statistics.gaps import gaps
 from analysis.statistics.text import notes
-from analysis.table.records import Record
 from trainer.base.errors import BadInput
+from trainer.store.records import Record
 
 
 class StoreView(NamedTuple):

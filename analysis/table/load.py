@@ -15,11 +15,10 @@ from analysis.table.index import index_path, read_trials
 from analysis.table.points import VERSIONS, group_of, with_one_name
 from analysis.table.rows import Row
 from analysis.table.schema import TRIAL
-from analysis.table.text import in_a_line, out_of_place
 from trainer.base.errors import BadInput, first_line, short
 from trainer.base.status import ENDED, Status
 from trainer.config.names import YOUNGER
-from trainer.folder.files import Damaged
+from trainer.folder.files import Damaged, in_a_line, out_of_place
 
 MAY_LACK = ("folder", "num_active_parameters")
 """Columns of the table that a published CSV may lack: a place on one machine, and what older

@@ -18,9 +18,9 @@ from ray._private import worker as ray_worker
 from ray._private.node import Node
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from sweeps.store.store import SweepStore
 from trainer.base.errors import BadInput, Unavailable, one_line
 from trainer.base.scratch import scratch
+from trainer.store.store import SweepStore
 
 CONNECT_WITHIN = 20.0
 """Seconds that the cluster of RAY_ADDRESS has to accept a connection."""

@@ -21,7 +21,6 @@ from sweeps.plan import preflight
 from sweeps.plan.devices import bundles
 from sweeps.plan.sizes import in_bytes, peak
 from sweeps.request.expand import Trial
-from sweeps.store.results import finished
 from trainer.base.cli import duration
 from trainer.base.errors import Unavailable, one_line
 from trainer.base.machine import Machine, look
@@ -42,23 +41,20 @@ class _Asked(Exception):
 
 def try_first(
     todo: Sequence[Trial],
-    planned: Sequence[Trial],
     wanted: bool | None,
     gpus_per_trial: float,
     where: str,
     asked_to_stop: AskedToStop,
 ) -> None:
-    """Trains the first updates of the largest trial to do, unless some planned trial has ended.
+    """Trains the first updates of the largest trial to do.
 
     With `wanted` None only where a trial takes GPUs. `where` names the store. Raises Unavailable in
     one line if the updates fail.
     """
     on_gpus = [trial for trial in todo if trial.config["device"] != "cpu"]
-    is_wanted = bool(on_gpus) if wanted is None else wanted
-    if not is_wanted or any(finished(trial) is not None for trial in planned):
-        return
-    for line in _try(on_gpus or todo, gpus_per_trial, where, asked_to_stop):
-        print(line, flush=True)
+    if bool(on_gpus) if wanted is None else wanted:
+        for line in _try(on_gpus or todo, gpus_per_trial, where, asked_to_stop):
+            print(line, flush=True)
 
 
 def _try(

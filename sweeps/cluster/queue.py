@@ -13,7 +13,7 @@ from typing import Protocol
 from uuid import uuid4
 
 from sweeps.request.expand import Trial
-from sweeps.store.store import SweepStore, TrialState
+from trainer.store.store import SweepStore, TrialState
 
 LOOK_EVERY = 2.0
 """Seconds between two looks at trials that others hold. A look is about ten operations of the file

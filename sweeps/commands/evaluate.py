@@ -8,8 +8,6 @@ from sweeps.plan.devices import bundles
 from sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from sweeps.request.command_line import Request, parse_count, parse_request
 from sweeps.request.expand import Trial
-from sweeps.store.opened import open_store
-from sweeps.store.results import finished
 from sweeps.view.render import Throttled
 from trainer.base.cli import DONE, FAILED, Given, parse
 from trainer.base.errors import BadInput, LeaseLost, Stopped
@@ -20,6 +18,8 @@ from trainer.data.benchmarks import BENCHMARKS, FOLDER
 from trainer.evaluation.answers import AnswersFile
 from trainer.evaluation.questions import Questions, questions, require_named
 from trainer.folder.lease import Held
+from trainer.store.opened import open_store
+from trainer.store.snapshot import Snapshot
 
 SAYS = "what was answered is kept, and the same command goes on"
 SHOW_EVERY = 10.0
@@ -126,8 +126,9 @@ def _with_weights(request: Request) -> list[Trial]:
     """The finished trials of the sweeps that kept their weights; says what the others lack."""
     from trainer.models.export import FINAL
 
-    planned = all_planned(plan_sweeps(request))
-    results = [(trial, finished(trial)) for trial in planned]
+    seen = Snapshot()
+    planned = all_planned(plan_sweeps(request, seen))
+    results = [(trial, seen.finished(trial)) for trial in planned]
     # A trial that diverged has no final model.
     done = [trial for trial, row in results if row and row["status"] == Status.COMPLETED]
     kept = [trial for trial in done if (trial.folder / FINAL).is_file()]

@@ -17,8 +17,8 @@ from typing import Any
 from sweeps.plan.tried import Choice
 from sweeps.request.expand import Trial
 from sweeps.request.schema import Sweep
-from sweeps.store.results import final_loss
 from trainer.base.build import label
+from trainer.store.snapshot import Snapshot
 
 
 @dataclass(frozen=True)
@@ -50,16 +50,16 @@ class JudgedPoint:
         return [*self.choice.choosing, *judged, *self.arms]
 
 
-def judge(sweep: Sweep, choices: Sequence[Choice]) -> list[JudgedPoint]:
+def judge(sweep: Sweep, choices: Sequence[Choice], seen: Snapshot) -> list[JudgedPoint]:
     """Return every point of the sweep, judged by the results that the store has."""
     if sweep.early_stop is None:
         return [JudgedPoint(choice, [], choice.settled, None) for choice in choices]
     groups: dict[str, list[Choice]] = {}
     for choice in choices:
         groups.setdefault(_group(choice), []).append(choice)
-    best = {key: _best(group) for key, group in groups.items()}
+    best = {key: _best(group, seen) for key, group in groups.items()}
     margin = sweep.early_stop.margin
-    return [_judged(choice, best[_group(choice)], margin) for choice in choices]
+    return [_judged(choice, best[_group(choice)], margin, seen) for choice in choices]
 
 
 def estimate(sweep: Sweep, points: Sequence[JudgedPoint]) -> list[str]:
@@ -100,22 +100,22 @@ def _group(choice: Choice) -> str:
     return json.dumps([label(config["optimizer"]), *comparable], sort_keys=True)
 
 
-def _best(group: Sequence[Choice]) -> float | None:
+def _best(group: Sequence[Choice], seen: Snapshot) -> float | None:
     """Return the lowest loss of a group; infinite if all of its points diverged.
 
     None, so that nothing is decided, while a point of the group has to run.
     """
-    losses = [final_loss(trial) for choice in group for trial in _first(choice)]
+    losses = [seen.final_loss(trial) for choice in group for trial in _first(choice)]
     if None in losses or not all(choice.settled for choice in group):
         return None
     return min((loss for loss in losses if loss is not None), default=math.inf)
 
 
-def _judged(choice: Choice, best: float | None, margin: float) -> JudgedPoint:
+def _judged(choice: Choice, best: float | None, margin: float, seen: Snapshot) -> JudgedPoint:
     first = _first(choice)
     if best is None:
         return JudgedPoint(choice, first, settled=False, stopped=None)
-    losses = [loss for trial in first if (loss := final_loss(trial)) is not None]
+    losses = [loss for trial in first if (loss := seen.final_loss(trial)) is not None]
     stopped = _why(losses[0], best, margin) if losses else None
     return JudgedPoint(choice, first, settled=True, stopped=stopped)
 

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from analysis.table.records import records
 from sweeps.plan.devices import counted_seconds, device_of
 from sweeps.plan.sizes import CONTEXT, in_bytes, peak
 from sweeps.plan.tried import SIZES
@@ -22,6 +21,7 @@ from trainer.base.build import label
 from trainer.base.compiler import require_compiler
 from trainer.base.errors import BadInput
 from trainer.config.combinations import require_graphs
+from trainer.store.records import records
 
 MICROBATCHES = "pipeline.num_microbatches"
 MOST_TIME = 0.95

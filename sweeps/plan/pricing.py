@@ -8,20 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis.table.text import aligned
-from sweeps.plan.devices import counted_seconds, device_of, occupied, unit
+from sweeps.plan.devices import device_of, occupied, unit
+from sweeps.plan.round import Round
 from sweeps.plan.sizes import sizes, storage
-from sweeps.plan.sweep_plan import SweepPlan, all_planned
-from sweeps.request.command_line import Request
+from sweeps.plan.sweep_plan import SweepPlan
 from sweeps.request.expand import Trial, unique
-from sweeps.store.results import Throughput, finished
 from trainer.base.cli import duration
 from trainer.config.names import data_place
 
 if TYPE_CHECKING:
     from analysis.statistics.gaps import Spread
 
-ASSUMED_START = 0.35
-"""Seconds that a trial takes besides (bench/README.md): to build its parts, to write its record."""
 NODE = 8
 """GPUs that a plan counts with where this machine has none."""
 
@@ -29,39 +26,6 @@ NODE = 8
 HALF_WIDTH = 0.01
 """Nats per token: a plan says how many seeds give this precision, as small as the gaps of robust
 optimizers."""
-
-
-@dataclass(frozen=True)
-class Prices:
-    """The seconds that trials take, start and evaluation included."""
-
-    throughput: Throughput
-
-    @classmethod
-    def measured(cls, store: Path, trials: Sequence[Trial]) -> "Prices":
-        """Return prices by the finished trials; for shapes without one, by others of the store."""
-        throughput = Throughput()
-        for trial in trials:
-            if (result := finished(trial)) is not None:
-                throughput.add(trial.config, result)
-        throughput.add_from(store, (trial.config for trial in trials))
-        return cls(throughput)
-
-    def measured_seconds(self, trial: Trial) -> float | None:
-        """Return the seconds by trials of its shape; None if none of them has finished."""
-        pace = self.throughput.of(trial.config)
-        if pace is None:
-            return None
-        training = trial.plan.tokens / pace.tokens_per_second
-        return training + trial.plan.num_evaluations * pace.seconds_per_evaluation
-
-    def seconds(self, trial: Trial, amount: float) -> float:
-        """Return the measured seconds, or else those of the counted work on `amount` units."""
-        measured = self.measured_seconds(trial)
-        if measured is not None:
-            return measured
-        per_process = amount / trial.plan.num_processes
-        return ASSUMED_START + counted_seconds(trial.config, trial.plan) / per_process
 
 
 @dataclass(frozen=True)
@@ -80,17 +44,14 @@ class Cost:
 
 
 class PricedSweeps:
-    """The trials of a request with their prices."""
+    """The trials of a round with their prices."""
 
-    def __init__(self, request: Request, sweeps: Sequence[SweepPlan]) -> None:
-        self._request, self._sweeps = request, sweeps
-        self.trials = all_planned(sweeps)
-        self.todo = [trial for trial in self.trials if finished(trial) is None]
-        """The trials that have to run."""
-        self._prices = Prices.measured(request.results, self.trials)
+    def __init__(self, now: Round) -> None:
+        self._request, self._sweeps, self._prices = now.request, now.sweeps, now.prices
+        self.trials, self.todo = now.planned, now.todo
         self._amounts, self._seconds = dict[str, float](), dict[str, float]()
         for trial in self.todo:
-            amount = occupied(trial, request.gpus_per_trial)
+            amount = occupied(trial, now.request.gpus_per_trial)
             self._amounts[trial.plan.trial_id] = amount
             self._seconds[trial.plan.trial_id] = self._prices.seconds(trial, amount)
 
@@ -176,12 +137,12 @@ class PricedSweeps:
         )
 
 
-def summary(request: Request, sweeps: Sequence[SweepPlan]) -> str:
+def summary(now: Round) -> str:
     """Return the lines of a plan: what the sweeps cost, and which gap their seeds detect."""
-    lines = [*PricedSweeps(request, sweeps).lines()]
-    for sweep in sweeps:
+    request, lines = now.request, [*PricedSweeps(now).lines()]
+    for sweep in now.sweeps:
         told = [*_preferred(sweep), *sweep.estimate, *(sweep.remarks if request.dry_run else [])]
-        if len(sweeps) == 1:
+        if len(now.sweeps) == 1:
             lines += [*_precision(request.results, sweep), *told]
         else:
             lines += [f"{sweep.label}: {' '.join(line.split())}" for line in told]

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from sweeps.plan.tried import Choice, TriedSetting, at, value
+from sweeps.plan.tried import Choice, TriedSetting, at, mean_losses, value
 from sweeps.request.expand import GridPoint
 from sweeps.request.schema import Axis, Search, Sweep
 from trainer.base.errors import BadInput
+from trainer.store.snapshot import Snapshot
 
 METRIC = "loss"
 DIGITS = 4
@@ -74,13 +75,13 @@ def check_space(search: Search, points: Iterable[GridPoint]) -> None:
             at(point, corner).trials(search.seeds[:1])
 
 
-def try_settings(sweep: Sweep, search: Search, point: GridPoint) -> Choice:
+def try_settings(sweep: Sweep, search: Search, point: GridPoint, seen: Snapshot) -> Choice:
     """Return what the sampler proposes at a point, by the store's results, and the best of it."""
     sampler = Sampler(_space_at(point, search), search.sampler_seed)
     tried: list[TriedSetting] = []
     while len(tried) < search.budget:
         proposed = sampler.ask(min(search.at_once, search.budget - len(tried)))
-        settings = [_setting(point, values, search.seeds) for values in proposed.values()]
+        settings = [_setting(point, values, search.seeds, seen) for values in proposed.values()]
         tried += settings
         for name, setting in zip(proposed, settings, strict=True):
             losses = setting.losses
@@ -144,6 +145,9 @@ def _corners(space: Space) -> list[dict[str, Any]]:
     ]
 
 
-def _setting(point: GridPoint, values: Mapping[str, Any], seeds: Sequence[int]) -> TriedSetting:
+def _setting(
+    point: GridPoint, values: Mapping[str, Any], seeds: Sequence[int], seen: Snapshot
+) -> TriedSetting:
     there = at(point, values)
-    return TriedSetting(dict(values), there, there.trials(seeds))
+    trials = there.trials(seeds)
+    return TriedSetting(dict(values), there, trials, mean_losses(trials, seen))

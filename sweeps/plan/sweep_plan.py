@@ -29,6 +29,7 @@ from sweeps.request.schema import Sweep, keys
 from trainer.base.errors import BadInput
 from trainer.config.compose import Composer
 from trainer.config.schema import validate
+from trainer.store.snapshot import Snapshot
 
 NEARLY = 1e-6
 """Updates: the rounding error of a simulated ratio."""
@@ -97,35 +98,38 @@ class SweepPlan:
         tried = tried_report.remarks(self.sweep, self.choices)
         return [*tried, *early_stop.remarks(self.sweep, self.points)]
 
-    def refreshed(self) -> "SweepPlan":
-        """Return the plan by the results that the store has now."""
+    def refreshed(self, seen: Snapshot) -> "SweepPlan":
+        """Return the plan by the results that were seen."""
         if self.settled:
             return self
-        return replace(self, points=judge(self.sweep, choose(self.sweep, self.choices)))
+        return replace(self, points=_decided(self.sweep, self.choices, seen))
 
 
-def plan_sweeps(request: Request) -> list[SweepPlan]:
-    """Return one plan per sweep; raises BadInput for everything that can be known to be wrong."""
+def plan_sweeps(request: Request, seen: Snapshot | None = None) -> list[SweepPlan]:
+    """Return one plan per sweep, by the results that were seen, or that the store has now; raises
+    BadInput for everything that can be known to be wrong."""
     compose = Composer(if_there={*scale_file(request.scale)} - {*request.words})
-    return [
-        _as_preferred(label, sweep, request, compose) for label, sweep in request.sweeps.items()
-    ]
+    now = seen or Snapshot()
+    sweeps = request.sweeps.items()
+    return [_as_preferred(label, sweep, request, compose, now) for label, sweep in sweeps]
 
 
-def _as_preferred(label: str, sweep: Sweep, request: Request, compose: Composer) -> SweepPlan:
+def _as_preferred(
+    label: str, sweep: Sweep, request: Request, compose: Composer, seen: Snapshot
+) -> SweepPlan:
     """Return the plan with the overrides that the sweep prefers, or else without them.
 
     Raises BadInput as well if the sweep was begun with them and cannot go on so here.
     """
     words = sweep.prefer
     if not words:
-        return _plan_sweep(label, sweep, request, compose)
+        return _plan_sweep(label, sweep, request, compose, seen)
     compose(words)  # a word that no trial allows is a mistake, and no reason to go without it
     was_added = recorded(words, request.results, label)
     why = f"the record of {label} has none"
     if was_added is not False:
         try:
-            plan = _plan_sweep(label, changed(sweep, words), request, compose)
+            plan = _plan_sweep(label, changed(sweep, words), request, compose, seen)
             require_all_compiled(plan.planned)
             gain = "" if was_added else _gain(plan, sweep, request, compose)
             return replace(plan, added=tuple(words), gain=gain)
@@ -134,7 +138,7 @@ def _as_preferred(label: str, sweep: Sweep, request: Request, compose: Composer)
                 allowed = f"{error.allowed}: the sweep was begun with {' '.join(words)}"
                 raise BadInput(error.key, error.value, allowed) from None
             why = str(error)
-    plan = _plan_sweep(label, sweep, request, compose)
+    plan = _plan_sweep(label, sweep, request, compose, seen)
     return replace(plan, not_added=f"{' '.join(words)} is not added: {why}")
 
 
@@ -150,22 +154,28 @@ def _gain(plan: SweepPlan, sweep: Sweep, request: Request, compose: Composer) ->
     return gain_of_microbatches(sweep, own, preferred, request.gpus_per_trial)
 
 
-def _plan_sweep(label: str, sweep: Sweep, request: Request, compose: Composer) -> SweepPlan:
+def _plan_sweep(
+    label: str, sweep: Sweep, request: Request, compose: Composer, seen: Snapshot
+) -> SweepPlan:
     swept = points(sweep, request.results, compose, label)
     if sweep.search is None:
         check_reach(sweep, swept)
     else:
         check_space(sweep.search, swept)
-    return SweepPlan(label, sweep, judge(sweep, choose(sweep, [*map(untried, swept)])))
+    return SweepPlan(label, sweep, _decided(sweep, [*map(untried, swept)], seen))
 
 
-def choose(sweep: Sweep, choices: Sequence[Choice]) -> list[Choice]:
-    """Return the choices by the results that the store has now; settled ones stay."""
+def _decided(sweep: Sweep, choices: Sequence[Choice], seen: Snapshot) -> list[JudgedPoint]:
+    return judge(sweep, choose(sweep, choices, seen), seen)
+
+
+def choose(sweep: Sweep, choices: Sequence[Choice], seen: Snapshot) -> list[Choice]:
+    """Return the choices by the results that were seen; settled ones stay."""
     if sweep.search is None:
-        return tune_all(sweep, choices)
+        return tune_all(sweep, choices, seen)
     search = sweep.search
     return [
-        choice if choice.settled else try_settings(sweep, search, choice.point)
+        choice if choice.settled else try_settings(sweep, search, choice.point, seen)
         for choice in choices
     ]
 

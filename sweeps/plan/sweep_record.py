@@ -18,38 +18,39 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from analysis.table.records import FORMAT
 from sweeps.plan import tried_report
-from sweeps.plan.pricing import Prices
-from sweeps.plan.sweep_plan import SweepPlan, all_planned
+from sweeps.plan.paces import Prices
+from sweeps.plan.round import Round
+from sweeps.plan.sweep_plan import SweepPlan
 from sweeps.request.command_line import Request
 from sweeps.request.expand import Trial, unique
-from sweeps.store.results import clean_old
-from sweeps.store.store import SweepStore
 from trainer.base.atomic import SUFFIX, write_json
 from trainer.base.children import Worker
 from trainer.base.errors import BadInput
 from trainer.config.identity import code_version
 from trainer.folder.files import Damaged, content
+from trainer.folder.result import RESULT
+from trainer.store.files import clean_old
+from trainer.store.records import FORMAT
 
 FOLDER = "sweeps"
 MADE_OF, PAGE = ".made_of.json", "index.html"
 """Files of a report: what the last one was made of, and what it printed; its page."""
 
 
-def write(request: Request, sweeps: Sequence[SweepPlan], store: SweepStore) -> None:
+def write(now: Round, sweeps: Sequence[SweepPlan]) -> None:
     """Replace the record of each sweep; raise BadInput if the store cannot be written."""
-    prices = Prices.measured(request.results, all_planned(sweeps))
+    results = now.request.results
     for sweep in sweeps:
-        path = request.results / FOLDER / f"{sweep.label}.json"
+        path = results / FOLDER / f"{sweep.label}.json"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, record(request, sweep, prices))
+            write_json(path, record(now.request, sweep, now.prices))
             clean_old(path.parent, f".*{SUFFIX}", newest=path)
-            store.push(path)
+            now.store.push(path)
         except OSError as error:
             allowed = f"must be a folder that can be written ({error.strerror})"
-            raise BadInput("results", request.results, allowed) from None
+            raise BadInput("results", results, allowed) from None
 
 
 def record(request: Request, sweep: SweepPlan, prices: Prices) -> dict[str, Any]:
@@ -81,18 +82,16 @@ def _trial(trial: Trial, prices: Prices) -> dict[str, Any]:
     }
 
 
-def report(
-    request: Request, plan: SweepPlan, prices: Prices, store: SweepStore, worker: Worker | None
-) -> str:
+def report(now: Round, plan: SweepPlan, worker: Worker | None) -> str:
     """Writes the report of the arms at the chosen values, unless it is there; returns its text.
 
     The other values that tuning tried are in tuned.csv. A `worker` that has begun already draws the
     pictures.
     """
-    out = request.results / "reports" / plan.label
+    request, out = now.request, now.request.results / "reports" / plan.label
     folders = [trial.folder for trial in unique(plan.planned)]
-    now = state(record(request, plan, prices), folders, code_version())
-    text = printed(out, now)
+    made_of = state(record(request, plan, now.prices), folders, code_version())
+    text = printed(out, made_of)
     if text is not None:
         return f"{text}\nnothing has changed since this report was made"
     from analysis.report import report as page
@@ -107,8 +106,8 @@ def report(
             worker.wait()
         except OSError as error:
             raise BadInput("results", out, f"must be a folder to write to ({error})") from None
-    note(out, now, text)
-    store.push(out)
+    note(out, made_of, text)
+    now.store.push(out)
     return text
 
 
@@ -120,7 +119,7 @@ def state(record: Mapping[str, Any], folders: Iterable[Path], version: str | Non
     """
     costs = ("trials", "words")
     plan = {key: value for key, value in record.items() if key not in costs}
-    results = sorted((folder.name, _modified(folder / "result.json")) for folder in folders)
+    results = sorted((folder.name, _modified(folder / RESULT)) for folder in folders)
     code = token_hex() if version is None or version.endswith("-dirty") else version
     whole = json.dumps([plan, sorted(record["trials"]), results, code], default=str)
     return hashlib.sha256(whole.encode()).hexdigest()
@@ -158,7 +157,7 @@ def _advice(results: Path, plan: SweepPlan, store: str) -> Iterator[str]:
     from analysis.advice.advice import headline
     from analysis.advice.rows import advices, matrix
     from analysis.table.load import load
-    from analysis.table.records import records
+    from trainer.store.records import records
 
     shape = {"stages": question.stages, "microbatches": question.microbatches}
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # the report says them

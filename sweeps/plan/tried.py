@@ -1,15 +1,15 @@
 """The settings that a sweep tries at a point before its arms run there, and what it chose."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
 from sweeps.request.expand import GridPoint, Trial
 from sweeps.request.schema import Config
-from sweeps.store.results import final_loss
 from trainer.config.schema import validate
+from trainer.store.snapshot import Snapshot
 
 SIZES = ("batch_size", "seq_len")
 """Keys of the size of a batch: a point trains on the same number of tokens with any."""
@@ -24,17 +24,18 @@ class TriedSetting:
     """The point with these values, in every arm."""
     trials: list[Trial]
     """The trials by which the values are judged."""
+    losses: dict[str, float] | None = field(compare=False)
+    """`mean_losses` of the trials when the setting was judged."""
 
-    @property
-    def losses(self) -> dict[str, float] | None:
-        """Arm → mean final loss, infinite if it diverged; None while a trial has to run."""
-        by_arm: dict[str, list[float]] = {}
-        for trial in self.trials:
-            loss = final_loss(trial)
-            if loss is None:
-                return None
-            by_arm.setdefault(trial.arm, []).append(loss)
-        return {arm: fmean(losses) for arm, losses in by_arm.items()}
+
+def mean_losses(trials: Iterable[Trial], seen: Snapshot) -> dict[str, float] | None:
+    """Return arm → mean final loss, infinite if it diverged; None while a trial has to run."""
+    by_arm: dict[str, list[float]] = {}
+    for trial in trials:
+        if (loss := seen.final_loss(trial)) is None:
+            return None
+        by_arm.setdefault(trial.arm, []).append(loss)
+    return {arm: fmean(losses) for arm, losses in by_arm.items()}
 
 
 @dataclass(frozen=True)

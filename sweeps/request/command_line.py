@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.objects.mirror import place
 from sweeps.request.checks import check_sweep
 from sweeps.request.files import (
     ALL,
@@ -24,6 +23,7 @@ from sweeps.tracking.choice import Tracking
 from trainer.base.cli import number, split_word, take_choice, take_flag
 from trainer.base.errors import BadInput
 from trainer.base.ranges import MAX_COUNT
+from trainer.store.opened import local_folder
 
 SEARCH = "search"
 CHOICES = {"null": None, "true": True, "false": False}
@@ -87,7 +87,7 @@ def parse_request(arguments: Sequence[str]) -> Request:
         scale=scale,
         sweeps=sweeps,
         label=f"{names}-{scale}" if names in (ALL, PAPER) else "_".join(labels),
-        results=place(results),
+        results=local_folder(results),
         where=results,
         dry_run=dry_run,
         gpus_per_trial=gpus_per_trial,

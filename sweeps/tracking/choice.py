@@ -24,7 +24,7 @@ from trainer.base.status import Status
 from trainer.config.names import yamls
 from trainer.config.schema import check_choice
 from trainer.config.words import parse_value
-from trainer.folder.record import Row
+from trainer.folder.result import Row
 
 GROUP = "tracking"
 Seconds = Annotated[float, Interval(ge=0, le=1e8)]

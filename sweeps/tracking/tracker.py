@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainer.config.names import names
-from trainer.folder.record import Row
+from trainer.folder.result import Row
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from annotated_types import Gt, MinLen
 
 from sweeps.tracking.tracker import About, numbers, summary
 from trainer.base.status import Status
-from trainer.folder.record import Row
+from trainer.folder.result import Row
 
 ID_FILE = "store_id"
 WRITE_TIMEOUT = 5.0

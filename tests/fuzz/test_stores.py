@@ -24,7 +24,7 @@ from tests.support.synthetic_store import LOSSES, record, write_arms
 from tests.support.trials import Stop, rows, stop_at, untimed
 from trainer.__main__ import main as trainer
 from trainer.folder import lease
-from trainer.folder.record import read_result
+from trainer.folder.result import read_result
 from trainer.trial import run_trial
 
 SWEEP = {

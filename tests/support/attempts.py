@@ -8,7 +8,8 @@ from pathlib import Path
 
 from tests.support.records import state
 from trainer.folder import checkpoint, lease
-from trainer.folder.record import Row, TrialFolder
+from trainer.folder.record import TrialFolder
+from trainer.folder.result import Row
 
 
 def row(update: int) -> Row:

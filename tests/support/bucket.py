@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.objects import provider
 from tests.support import s3_server
+from trainer.store import provider
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from sweeps.cluster.queue import TrialQueue, in_order
-from sweeps.store.store import TrialState
+from trainer.store.store import TrialState
 
 SECONDS, SPREAD = 55.0, 0.05
 TRIALS = 10

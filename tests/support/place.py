@@ -9,10 +9,10 @@ import yaml
 from sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from sweeps.request.command_line import parse_request
 from sweeps.request.expand import Trial
-from sweeps.store.store import SweepStore
 from tests.support import s3_server, small
 from tests.support.stored import after, run
 from trainer.base.errors import Stopped
+from trainer.store.store import SweepStore
 
 PREFIX = "a/store"
 SWEEP = {

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trainer.folder.record import Row
+from trainer.folder.result import Row
 
 
 def finished(**keys: Any) -> Row:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from analysis.objects.bucket import BucketClient
 from trainer.base.status import Status
+from trainer.store.bucket import BucketClient
 
 GANG = (
     "runner=pipelined",

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.request.expand import Trial
-from sweeps.store.store import SweepStore
 from tests.support import s3_server, small
 from trainer.config.plan import plan_trial
+from trainer.store.store import SweepStore
 from trainer.trial import run_trial
 
 URL = f"s3://{s3_server.BUCKET}/a/store"

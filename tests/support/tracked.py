@@ -12,7 +12,7 @@ from sweeps.tracking import choice
 from sweeps.tracking.choice import Background, Tracking
 from tests.support import small, trials
 from trainer.config.plan import plan_trial
-from trainer.folder.record import Row
+from trainer.folder.result import Row
 from trainer.trial import run_trial
 
 PATIENT = 120.0

@@ -3,7 +3,7 @@
 import threading
 
 from sweeps.tracking.tracker import About
-from trainer.folder.record import Row
+from trainer.folder.result import Row
 
 NEVER = threading.Event()
 

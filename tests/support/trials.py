@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from tests.support import small
 from trainer.__main__ import main
-from trainer.folder.record import Row
+from trainer.folder.result import Row
 from trainer.trial import run_trial
 
 ASYNC = ("pipeline=pipedream_2bw", "correction=error_feedback", "save_final=true")

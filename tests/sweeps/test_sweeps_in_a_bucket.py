@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis.objects.bucket import BucketClient
 from tests.support import moto, s3_server, small
 from tests.support.small_sweep import END_TIMEOUT, LENGTH, BucketSweep, check
+from trainer.store.bucket import BucketClient
 
 pytestmark = pytest.mark.slow
 URL = f"s3://{s3_server.BUCKET}/store"

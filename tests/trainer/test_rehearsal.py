@@ -9,7 +9,8 @@ from trainer import rehearsal
 from trainer.base.build import build
 from trainer.base.errors import BadInput
 from trainer.corrections.error_feedback import ErrorFeedback
-from trainer.folder.record import Row, TrialFolder
+from trainer.folder.record import TrialFolder
+from trainer.folder.result import Row
 
 EF = ("pipeline=pipedream_2bw", "correction=error_feedback", "dtype=bfloat16")
 

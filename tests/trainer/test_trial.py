@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tests.support import small
 from tests.support.trials import ASYNC, Stop, ran, rows, stop_at, untimed, wait_for
 from trainer.base.errors import BadInput
-from trainer.folder.record import Row
+from trainer.folder.result import Row
 from trainer.trial import record_failure, run_trial
 
 

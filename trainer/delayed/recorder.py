@@ -18,7 +18,8 @@ from trainer.delayed.arm import Node
 from trainer.delayed.optimizer import DelayedOptimizer
 from trainer.executors.gradients import Diverged
 from trainer.folder import wellformed
-from trainer.folder.record import ReadOnlyFolder, Row, TrialFolder, trial_folder
+from trainer.folder.record import ReadOnlyFolder, TrialFolder
+from trainer.folder.result import Row, trial_folder
 
 Word = str | int | float | bool | None
 NAMES = ("model", "data", "optimizer", "lr_schedule")

@@ -22,6 +22,16 @@ def said(damaged: Sequence[Damaged]) -> str:
     return some([f"{error.value} {error.allowed}" for error in damaged])
 
 
+def in_a_line(damaged: Sequence[Damaged], repair: str) -> str:
+    """The line that says which files are damaged, how, and what to do about it."""
+    return f"not counted, because damaged: {said(damaged)}: {repair}, or delete what is damaged"
+
+
+def out_of_place(strangers: Sequence[Damaged]) -> str:
+    """The line that says what lies among the trials of a store and is none, and what to do."""
+    return f"not counted, because out of place: {said(strangers)}"
+
+
 def damage(path: Path, error: Damaged | OSError) -> Damaged:
     """What is wrong with a file, for readers that leave out what they cannot read."""
     if isinstance(error, Damaged):

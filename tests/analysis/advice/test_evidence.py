@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from analysis.advice.verdict import UNDECIDED
-from analysis.table.records import Record, RecordedTrial
 from tests.support.advised import ask
 from tests.support.synthetic_store import config, put, result, write
 from trainer.base.errors import BadInput
+from trainer.store.records import Record, RecordedTrial
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from analysis import gaps, load
 from analysis.report.missing import cost, missing, shown
 from analysis.report.page.listing import listed, write_latex
 from analysis.report.table_data import protocols, remedies
-from analysis.table.records import Record, RecordedTrial
 from tests.support.synthetic_store import NONE, SYNC, TWO_BUFFERED, config, put, result, write
+from trainer.store.records import Record, RecordedTrial
 
 MATCHED = {
     "_target_": "trainer.corrections.matched_error_feedback.MatchedErrorFeedback",

@@ -13,9 +13,9 @@ import pytest
 from analysis import gaps, load
 from analysis.report.report import report
 from analysis.table.metrics import training_losses
-from analysis.table.records import records
 from tests.support.synthetic_store import LOSSES, config, ids, record, result, write, write_arms
 from trainer.folder.lease import attempt_path
+from trainer.store.records import records
 
 pytestmark = pytest.mark.usefixtures("few_figures")
 

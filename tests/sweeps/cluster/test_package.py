@@ -21,10 +21,10 @@ from sweeps.cluster.package import (
 )
 from sweeps.request.command_line import parse_request
 from sweeps.request.expand import points
-from sweeps.store.results import require_writable
 from tests.support.refusals import Refused
 from trainer.base.errors import BadInput
 from trainer.base.places import CODE_ROOT
+from trainer.store.files import require_writable
 
 STRAYS = [
     ".env",

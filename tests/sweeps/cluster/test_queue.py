@@ -17,12 +17,12 @@ from sweeps.cluster.queue import (
 from sweeps.cluster.tune_hooks import LastTrials, Offers
 from sweeps.request.command_line import parse_request
 from sweeps.request.expand import points, unique
-from sweeps.store.opened import FileStore
-from sweeps.store.store import TrialState
 from tests.support import small
 from tests.support.drivers import simulate
 from trainer.base.status import Status
 from trainer.folder.lease import leased
+from trainer.store.files import FileStore
+from trainer.store.store import TrialState
 
 
 class InMemory:

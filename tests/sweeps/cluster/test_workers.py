@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from analysis.objects import bucket as requests
-from analysis.objects.lease import RegisterLease
 from sweeps.cluster import driver
 from sweeps.request.expand import Trial
-from sweeps.store.objects import ObjectStore
 from sweeps.tracking import choice
 from tests.support import s3_server, small
 from trainer.base.status import Status
 from trainer.config.plan import plan_trial
-from trainer.folder.record import read_result
+from trainer.folder.result import read_result
+from trainer.store import bucket as requests
+from trainer.store.lease import RegisterLease
+from trainer.store.objects import ObjectStore
 
 Told = list[dict[str, Any]]
 

@@ -10,8 +10,10 @@ import pytest
 from sweeps.plan import devices
 from sweeps.plan.devices import known_devices
 from sweeps.plan.pricing import summary
+from sweeps.plan.round import Round
 from sweeps.plan.sweep_plan import SweepPlan, plan_sweeps
 from sweeps.request.command_line import parse_request
+from trainer.store.files import FileStore
 
 WORDS = ("sweep=main", "scale=135m", "seeds=[0]", "advice=null")
 FEWER = "pipeline.num_microbatches=4"
@@ -42,9 +44,9 @@ def ids(plan: SweepPlan) -> list[str]:
 
 def test_the_plan_chooses_and_says_so(tmp_path: Path) -> None:
     request = parse_request([*WORDS, f"results={tmp_path}"])
-    [plan] = plan_sweeps(request)
-    assert numbers(plan) == {4}
-    [line] = [s for s in summary(request, [plan]).splitlines() if s.startswith("added ")]
+    now = Round.first(request, FileStore(request.results))
+    assert numbers(*now.sweeps) == {4}
+    [line] = [s for s in summary(now).splitlines() if s.startswith("added ")]
     told = f"added     {FEWER} (0.83 of the time by the rates of H100, in "
     assert line.startswith(told)
     assert line.endswith(" GB)")

@@ -10,15 +10,16 @@ import pytest
 from analysis.report.missing import missing
 from analysis.report.scopes import StoreViews, scopes
 from analysis.table.load import load
-from analysis.table.records import records
 from sweeps.plan import sweep_record
+from sweeps.plan.round import Round
 from sweeps.plan.sweep_plan import SweepPlan, plan_sweeps
 from sweeps.request.command_line import parse_request
 from sweeps.request.files import STUDIES
-from sweeps.store.opened import FileStore
 from tests.support import small
 from tests.support.records import leave_finished
 from trainer.base.errors import BadInput
+from trainer.store.files import FileStore
+from trainer.store.records import records
 
 SWEEP = """\
 prefer: [compile=update]
@@ -45,9 +46,10 @@ def planned(folder: Path, *words: str, record: bool = False, content: str = SWEE
     (folder / "mine.yaml").write_text(content)
     given = [f"sweep={folder / 'mine.yaml'}", "scale=micro", *small.overrides(folder), *words]
     request = parse_request(given)
-    [plan] = plan_sweeps(request)
+    now = Round.first(request, FileStore(request.results))
     if record:
-        sweep_record.write(request, [plan], FileStore(request.results))
+        sweep_record.write(now, now.sweeps)
+    [plan] = now.sweeps
     return plan
 
 

@@ -7,13 +7,16 @@ import torch
 
 from sweeps.__main__ import main
 from sweeps.plan.devices import counted_seconds
-from sweeps.plan.pricing import ASSUMED_START, Cost, PricedSweeps
+from sweeps.plan.paces import ASSUMED_START
+from sweeps.plan.pricing import Cost, PricedSweeps
+from sweeps.plan.round import Round
 from sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from sweeps.request.command_line import parse_request
 from sweeps.request.expand import Trial
 from sweeps.request.files import known
 from tests.support.make import lines_of_make
 from tests.support.records import leave_finished
+from trainer.store.files import FileStore
 
 SWEEP = """\
 grid: {optimizer: [adamw, muon]}
@@ -42,7 +45,7 @@ def plan(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, str]
 def cost(*words: str) -> Cost:
     """What the trials take that have still to run, all on one kind of machine."""
     request = parse_request(words)
-    priced = PricedSweeps(request, plan_sweeps(request))
+    priced = PricedSweeps(Round.first(request, FileStore(request.results)))
     [total] = priced.costs(priced.todo)
     return total
 

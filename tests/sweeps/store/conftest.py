@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from sweeps.request.expand import Trial
-from sweeps.store.objects import ObjectStore
-from sweeps.store.opened import open_store
-from sweeps.store.store import SweepStore
 from tests.support import moto, s3_server
 from tests.support.bucket import found, served
 from tests.support.place import Place, made
 from tests.support.reports import with_figures
 from tests.support.stored import URL, trial_of
+from trainer.store.objects import ObjectStore
+from trainer.store.opened import open_store
+from trainer.store.store import SweepStore
 
 
 @pytest.fixture(scope="session")

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from analysis.__main__ import main as analysis
-from analysis.objects import provider
 from findings.__main__ import main as findings
 from sweeps.__main__ import main as sweeps
 from tests.support import s3_server, small
 from tests.support.stored import URL
+from trainer.store import provider
 
 Main = Callable[[Sequence[str]], int]
 RESULTS = f"results={URL}"

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from analysis.objects import bucket as requests
-from analysis.objects import lease as leases
-from analysis.objects import provider, register
-from analysis.objects.bucket import BucketClient, StoreAway
-from analysis.objects.lease import RegisterLease, edit, is_free
-from analysis.objects.register import see
-from sweeps.store.objects import ObjectStore
 from tests.support import s3_server
 from trainer.base.errors import LeaseLost
 from trainer.folder.lease import Held
+from trainer.store import bucket as requests
+from trainer.store import lease as leases
+from trainer.store import provider, register
+from trainer.store.bucket import BucketClient, StoreAway
+from trainer.store.lease import RegisterLease, edit, is_free
+from trainer.store.objects import ObjectStore
+from trainer.store.register import see
 
 URL = f"s3://{s3_server.BUCKET}/some/prefix"
 ID = "0123456789abcdef"

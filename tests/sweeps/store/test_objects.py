@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from analysis.objects import lease as leases
-from analysis.objects import provider, working
-from analysis.objects.bucket import BucketClient, StoreAway
 from sweeps.request.expand import Trial
-from sweeps.store.store import SweepStore, TrialState
 from tests.support import s3_server, small
 from tests.support.stored import URL, after, run
 from tests.support.trials import rows
 from trainer.base.errors import LeaseLost, Stopped
 from trainer.folder.lease import Held
-from trainer.folder.record import read_result
+from trainer.folder.result import read_result
+from trainer.store import lease as leases
+from trainer.store import provider, working
+from trainer.store.bucket import BucketClient, StoreAway
+from trainer.store.store import SweepStore, TrialState
 from trainer.trial import run_trial
 
 

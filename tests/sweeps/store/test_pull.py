@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 import analysis
-from analysis.objects.bucket import BucketClient, StoreRefuses
 from sweeps.request.expand import Trial
-from sweeps.store.opened import open_store
-from sweeps.store.store import SweepStore
 from tests.support import s3_server
 from tests.support.stored import URL, run, trial_of
 from trainer.base.errors import BadInput
-from trainer.folder.record import read_result
+from trainer.folder.result import read_result
+from trainer.store.bucket import BucketClient, StoreRefuses
+from trainer.store.opened import open_store
+from trainer.store.store import SweepStore
 
 
 def write_register(server: s3_server.ServedBucket, **files: dict[str, object]) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from analysis.objects import bucket as requests
-from analysis.objects.bucket import BucketClient, Changed, StoreRefuses, Torn
 from tests.support import moto, s3_server
 from tests.support.stored import URL
+from trainer.store import bucket as requests
+from trainer.store.bucket import BucketClient, Changed, StoreRefuses, Torn
 
 SERVERS = ("server", "other_server")
 

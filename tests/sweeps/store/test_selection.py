@@ -11,11 +11,11 @@ import pytest
 
 from sweeps.__main__ import main
 from sweeps.commands.rerun import recorded
-from sweeps.store.opened import FileStore
 from tests.support import small
 from tests.support.synthetic_store import config, write, write_arms
 from trainer.base.errors import BadInput
 from trainer.folder.lease import leased
+from trainer.store.files import FileStore
 from trainer.trial import run_trial
 
 

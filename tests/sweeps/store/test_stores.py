@@ -14,19 +14,19 @@ import pytest
 import analysis
 from sweeps.commands.rerun import recorded
 from sweeps.plan import sweep_record
-from sweeps.plan.sweep_plan import plan_sweeps
+from sweeps.plan.round import Round
 from sweeps.request.command_line import parse_request
 from sweeps.request.expand import Trial
-from sweeps.store.opened import FileStore, open_store
-from sweeps.store.results import require_writable
-from sweeps.store.store import SweepStore, TrialState
 from tests.support import small
 from tests.support.stored import URL, after, run, trial_of
 from tests.support.trials import rows
 from trainer.base.errors import Stopped
 from trainer.folder import lease
 from trainer.folder.lease import STALE_AFTER, Held
-from trainer.folder.record import read_result
+from trainer.folder.result import read_result
+from trainer.store.files import FileStore, require_writable
+from trainer.store.opened import open_store
+from trainer.store.store import SweepStore, TrialState
 from trainer.trial import run_trial
 
 
@@ -166,7 +166,8 @@ def test_partial_records_of_killed_drivers_are_deleted(tmp_path: Path) -> None:
     record = left(records, "old.json", 2 * STALE_AFTER)
     words = small.overrides(tmp_path, "sweep=main", "scale=micro", "seeds=[0]")
     request = parse_request(words)
-    sweep_record.write(request, plan_sweeps(request), FileStore(request.results))
+    now = Round.first(request, FileStore(request.results))
+    sweep_record.write(now, now.sweeps)
     assert not old.exists()
     assert written_now.exists()
     assert record.exists()

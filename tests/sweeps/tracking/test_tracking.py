@@ -21,7 +21,7 @@ from sweeps.tracking.wandb_tracker import read_store_id
 from tests.support import small
 from tests.support.tracked import chosen, folder, plain, rows, runs, tracked, untimed
 from trainer.base.errors import Stopped
-from trainer.folder.record import Row
+from trainer.folder.result import Row
 
 
 def inspect(run: Path, *options: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 import trainer.lr
 from analysis.table.rows import row
-from sweeps.store.results import shape
+from sweeps.plan.paces import shape
 from tests.support import small
 from tests.support.processes import python
 from trainer.base import build

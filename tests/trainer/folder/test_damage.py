@@ -15,7 +15,7 @@ from tests.support.trials import Stop, rows, stop_at, untimed
 from trainer.__main__ import main
 from trainer.base.atomic import always
 from trainer.folder import checkpoint, lease, wellformed
-from trainer.folder.record import read_result
+from trainer.folder.result import read_result
 from trainer.trial import run_trial
 
 

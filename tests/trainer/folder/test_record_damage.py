@@ -9,7 +9,7 @@ import pytest
 from tests.support.attempts import attempt, row, train, updates
 from tests.support.records import finished, state
 from trainer.folder import checkpoint
-from trainer.folder.record import read_result
+from trainer.folder.result import read_result
 
 
 def change(path: Path, edit: Callable[[list[bytes]], list[bytes]]) -> None:

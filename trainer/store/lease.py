@@ -18,14 +18,14 @@ from time import monotonic
 from typing import Any
 from uuid import uuid4
 
-from analysis.objects import register
-from analysis.objects.bucket import BucketClient, Changed, StoreAway
-from analysis.objects.register import Register, Seen, see
 from trainer.base.children import repeated
 from trainer.base.errors import LeaseLost
 from trainer.folder.files import Damaged
 from trainer.folder.lease import HEARTBEAT_EVERY, STALE_AFTER, Held, attempt_name
 from trainer.folder.process import is_dead, new_attempt
+from trainer.store import register
+from trainer.store.bucket import BucketClient, Changed, StoreAway
+from trainer.store.register import Register, Seen, see
 
 STOP_AFTER = STALE_AFTER - HEARTBEAT_EVERY
 """Seconds without a heartbeat that reached the store, after which a holder counts itself out."""

@@ -15,14 +15,14 @@ from pathlib import Path
 from time import monotonic
 from typing import IO, Any
 
-from analysis.objects import register
-from analysis.objects.bucket import BucketClient, StoreAway, StoreRefuses
-from analysis.objects.lease import RegisterLease
-from analysis.objects.register import ARCHIVED, CHECKPOINT, RESULT, File, fetch, names_in, see
 from trainer.base.children import repeated
 from trainer.base.errors import LeaseLost
 from trainer.base.status import Status
 from trainer.folder.lease import HEARTBEAT_EVERY, NAME
+from trainer.store import register
+from trainer.store.bucket import BucketClient, StoreAway, StoreRefuses
+from trainer.store.lease import RegisterLease
+from trainer.store.register import ARCHIVED, CHECKPOINT, RESULT, File, fetch, names_in, see
 
 CONFIG, METRICS = "config.json", "metrics.jsonl"
 DOCUMENTS = (".json", "trial_id")

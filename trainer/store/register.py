@@ -19,10 +19,10 @@ from uuid import uuid4
 from pydantic import AfterValidator, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
-from analysis.objects.bucket import BucketClient, Version
 from trainer.folder.files import Damaged
 from trainer.folder.lease import attempt_name
 from trainer.folder.wellformed import KEYS, Count, Form, parse
+from trainer.store.bucket import BucketClient, Version
 
 FOLDER = "registers"
 """Where the registers lie: a listing shows which trials have been started, and which changed."""

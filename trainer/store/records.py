@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, StrictBool, TypeAdapter
 
-from analysis.table.text import in_a_line
-from trainer.folder.files import Damaged, damage
+from trainer.folder.files import Damaged, damage, in_a_line
 from trainer.folder.wellformed import Amount, Count, read
 
 
