@@ -143,6 +143,15 @@ def test_trials_and_plans_wait_for_no_import_that_they_do_not_use(tmp_path: Path
     assert done.returncode == 0, done.stderr
 
 
+def test_a_worker_needs_nothing_of_analysis() -> None:
+    """What a trial of any store runs in, its lease included."""
+    code = (
+        "import sys, sweeps.cluster.driver, trainer.store.opened; "
+        "assert not [name for name in sys.modules if name.split('.')[0] == 'analysis']"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_a_room_imports_only_rooms_below_it() -> None:
     for path in CODE:
         package, room = path.relative_to(ROOT).with_suffix("").parts[:2]

@@ -77,7 +77,7 @@ def _try(
     looking = first if len(needed) == 1 else start(needed[-1])
     try:
         with scratch(results, ".first-trial-") as folder:
-            machine: Machine = looking.run(_look, trial.config["device"], results)
+            machine: Machine = looking.ask(_look, trial.config["device"], results)
             if looking is not first:
                 looking.end()
             num_gpus = ray.cluster_resources().get("GPU", 0)
@@ -86,9 +86,9 @@ def _try(
             for change in preflight.changes(machine, trial, todo, on_gpu, gpus_per_trial):
                 yield f"change    {change}"
             yield f"first     {UPDATES} updates of {trial.name}, straight through and with a stop"
-            first.run(_begin, trial.config, folder)
+            first.ask(_begin, trial.config, folder)
             first.end()
-            rehearsed: Rehearsed = second.run(_resume, trial.config, folder)
+            rehearsed: Rehearsed = second.ask(_resume, trial.config, folder)
             yield _verdict(rehearsed, trial, time.monotonic() - started)
     except _Asked:
         return
@@ -134,7 +134,7 @@ class _Process:
             .remote()
         )
 
-    def run(self, function: Callable[..., object], *arguments: object) -> Any:
+    def ask(self, function: Callable[..., object], *arguments: object) -> Any:
         """Return what the function returns.
 
         Raises _Asked once a signal asks to stop, and Unavailable if the function raises or the

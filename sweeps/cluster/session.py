@@ -1,20 +1,27 @@
 """A driver's session: it has a cluster, and runs trials of a store there until it is asked to stop.
 
-Ray and Tune are imported when a session begins: a sweep with nothing to do needs neither.
+Before it, a driver looks whether store, machine and data fit its trials. Ray and Tune are imported
+when a session begins: a sweep with nothing to do needs neither.
 """
 
+import json
+import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sweeps.cluster.queue import WorkList
 from sweeps.plan import sweep_record
 from sweeps.plan.round import Round
 from sweeps.request.expand import Trial
 from sweeps.tracking.choice import Tracking
+from trainer.base.errors import BadInput
+from trainer.base.resources import require_device
 from trainer.base.stopping import stopping
+from trainer.parts import open_data
 from trainer.store.bucket import StoreAway
 from trainer.store.store import SweepStore
 
@@ -43,7 +50,7 @@ class Session:
 
         try_first(todo, wanted, self.gpus_per_trial, self.store.name, self.asked_to_stop)
 
-    def run(
+    def run_trials(
         self, work: WorkList, planned: Sequence[Trial], on_last: Callable[[], None] = lambda: None
     ) -> None:
         """Run trials that nobody else runs: see `driver.run_trials`."""
@@ -86,7 +93,7 @@ def run_rounds(now: Round, on_last: Callable[[], None]) -> tuple[Round, bool]:
         while len(work) and not here.asked_to_stop():
             num_left = len(work)
             if work.queue.is_ready():
-                here.run(work, now.planned, on_last)
+                here.run_trials(work, now.planned, on_last)
             else:
                 time.sleep(POLL_EVERY)
             if len(work) < num_left:
@@ -108,3 +115,35 @@ def _next(now: Round, asked_to_stop: Callable[[], bool]) -> Round:
         except StoreAway:
             time.sleep(POLL_EVERY)
     return now
+
+
+def require_ready(store: SweepStore, todo: Sequence[Trial]) -> None:
+    """Raise BadInput if the store, this machine or the data does not fit the trials to do.
+
+    It names everything that is missing: people should not fetch a GPU to learn that data is not
+    there.
+    """
+    store.require_usable()
+    distinct = {_needs(trial.config): trial.config for trial in todo}
+    missing = {str(error): error for config in distinct.values() for error in _missing_of(config)}
+    if missing:
+        first, *others = missing.values()
+        also = "".join(f"; also {error}" for error in others)
+        raise BadInput(first.key, first.value, f"{first.allowed}{also}")
+
+
+def _missing_of(config: Mapping[str, Any]) -> Iterator[BadInput]:
+    """Yield what this machine lacks for a trial."""
+    checks: list[Callable[[], object]] = [lambda: open_data(config)]
+    if not os.environ.get("RAY_ADDRESS"):  # else the driver checks the cluster's resources
+        checks.insert(0, lambda: require_device(config["device"]))
+    for check in checks:
+        try:
+            check()
+        except BadInput as error:
+            yield error
+
+
+def _needs(config: Mapping[str, Any]) -> str:
+    """Return the keys that say which device and data a trial needs, as JSON."""
+    return json.dumps([config[key] for key in ("device", "data", "seq_len", "model")])

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sweeps.cluster.queue import WorkList
-from sweeps.cluster.ready import require_ready
-from sweeps.cluster.session import Session, session
+from sweeps.cluster.session import Session, require_ready, session
 from sweeps.commands.list import KEYS, select
 from sweeps.request.command_line import CHOICES, parse_gpus
 from sweeps.request.expand import Trial, placed
@@ -108,7 +107,7 @@ def _run(trials: Sequence[Trial], here: Session, first_trial: bool | None, seen:
     here.store.pull()
     work.add(trials)
     try:
-        here.run(work, trials)
+        here.run_trials(work, trials)
     finally:
         for restore in restores:
             restore()

@@ -4,8 +4,7 @@ import shlex
 from collections.abc import Sequence
 
 from analysis.report.ahead import Ahead
-from sweeps.cluster.ready import require_ready
-from sweeps.cluster.session import run_rounds
+from sweeps.cluster.session import require_ready, run_rounds
 from sweeps.commands import COMMANDS
 from sweeps.plan import sweep_record
 from sweeps.plan.pricing import summary

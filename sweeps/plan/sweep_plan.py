@@ -24,7 +24,6 @@ from sweeps.plan.tried import Choice, untried
 from sweeps.plan.tuning import check_reach, tune_all
 from sweeps.request.command_line import Request, changed
 from sweeps.request.expand import Trial, points, unique
-from sweeps.request.files import scale_file
 from sweeps.request.schema import Sweep, keys
 from trainer.base.errors import BadInput
 from trainer.config.compose import Composer
@@ -108,7 +107,7 @@ class SweepPlan:
 def plan_sweeps(request: Request, seen: Snapshot | None = None) -> list[SweepPlan]:
     """Return one plan per sweep, by the results that were seen, or that the store has now; raises
     BadInput for everything that can be known to be wrong."""
-    compose = Composer(if_there={*scale_file(request.scale)} - {*request.words})
+    compose = Composer(if_there=request.if_there)
     now = seen or Snapshot()
     sweeps = request.sweeps.items()
     return [_as_preferred(label, sweep, request, compose, now) for label, sweep in sweeps]

@@ -10,9 +10,7 @@ expected time with start and evaluation, null if no trial of its shape has finis
 
 import hashlib
 import json
-import shlex
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
@@ -95,12 +93,12 @@ def report(now: Round, plan: SweepPlan, worker: Worker | None) -> str:
     if text is not None:
         return f"{text}\nnothing has changed since this report was made"
     from analysis.report import report as page
+    from analysis.report.asked import Asked
 
-    lines = [page.report(request.results, out, plan.label, request.where, worker)]
-    lines += tried_report.write(plan.sweep, plan.choices, out)
-    if (search := plan.sweep.search) is not None:
-        lines += tried_report.compare(request.results, search, plan.planned, out)
-    text = "\n".join([*lines, *_advice(request.results, plan, request.where)])
+    asked = Asked(plan.sweep.advice, plan.sweep.search and plan.sweep.search.seeds)
+    lines = [*tried_report.write(plan.sweep, plan.choices, out)]
+    lines += [page.report(request.results, out, plan.label, request.where, worker, asked)]
+    text = "\n".join(lines)
     if worker is not None:
         try:
             worker.wait()
@@ -143,28 +141,3 @@ def printed(out: Path, now: str) -> str | None:
 def note(out: Path, now: str, text: str) -> None:
     """Note what the report in `out` was made of, and what it printed."""
     write_json(out / MADE_OF, {"state": now, "printed": text})
-
-
-def _advice(results: Path, plan: SweepPlan, store: str) -> Iterator[str]:
-    """Yield the verdicts for each optimizer, and the command that shows what they rest on.
-
-    `store`: the name of the store `results` in that command. Nothing for a sweep without a
-    question, or without a finished trial.
-    """
-    question = plan.sweep.advice
-    if question is None or not (results / "trials").is_dir():
-        return
-    from analysis.advice.advice import headline
-    from analysis.advice.rows import advices, matrix
-    from analysis.table.load import load
-    from trainer.store.records import records
-
-    shape = {"stages": question.stages, "microbatches": question.microbatches}
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # the report says them
-        trials = load(results, [trial.plan.trial_id for trial in plan.planned])
-        answers = advices(trials, **shape, records=records(results))
-    if answers:
-        words = [*(f"{key}={value}" for key, value in shape.items()), f"results={store}"]
-        yield matrix(answers)
-        yield from map(headline, answers)
-        yield f"what this rests on: python -m analysis advise {shlex.join(words)}"

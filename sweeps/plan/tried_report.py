@@ -2,12 +2,11 @@
 
 import csv
 import math
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sweeps.plan.tried import Choice, TriedSetting
-from sweeps.request.expand import GridPoint, Trial
+from sweeps.request.expand import GridPoint
 from sweeps.request.schema import Search, Sweep
 
 
@@ -71,23 +70,6 @@ def write(sweep: Sweep, choices: Sequence[Choice], out: Path) -> Iterator[str]:
     with (out / name).open("w", newline="") as file:
         csv.writer(file).writerows([head, *rows])
     yield f"in {out}: {name}, every {what} that was tried"
-
-
-def compare(results: Path, search: Search, trials: Iterable[Trial], out: Path) -> Iterator[str]:
-    """Write best.csv, `analysis.best` of the search; yield a line for each of its rows."""
-    from analysis.statistics.best import best
-    from analysis.table.load import load
-
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # the report says them
-        table = best(load(results, [trial.plan.trial_id for trial in trials]), search.seeds)
-    table.to_csv(out / "best.csv", index=False)
-    for row in table[table["n"] > 0].to_dict("records"):
-        name = " ".join(filter(None, [row["optimizer"], row["task"]]))
-        yield (
-            f"{name}: {row['arm']} at its best ({row['setting']}) minus sync at its own "
-            f"({row['setting_sync']}): {row['gap']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}], "
-            f"n {row['n']}"
-        )
 
 
 def _finite(setting: TriedSetting, arm: str) -> float | None:

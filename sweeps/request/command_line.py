@@ -36,6 +36,8 @@ class Request:
 
     words: list[str]
     scale: str
+    if_there: set[str]
+    """Words of the scale that count only where a config has their keys."""
     sweeps: dict[str, Sweep]
     """By label, which is the name of the sweep's report in the store."""
     label: str
@@ -85,6 +87,7 @@ def parse_request(arguments: Sequence[str]) -> Request:
     return Request(
         words=list(arguments),
         scale=scale,
+        if_there={*scale_file(scale)} - {*arguments},
         sweeps=sweeps,
         label=f"{names}-{scale}" if names in (ALL, PAPER) else "_".join(labels),
         results=local_folder(results),

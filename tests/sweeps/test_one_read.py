@@ -1,9 +1,10 @@
-"""What trials have finished is read once: for a command, and again only where a file has changed."""
+"""What trials have finished is read once by a command, and again where a file has changed."""
 
 import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -62,9 +63,13 @@ def test_a_sweep_with_nothing_to_do_opens_each_result_once(
 def test_a_snapshot_stays_and_the_next_one_opens_what_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened: list[str] = []
-    read = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: opened.append(path.parts[-2]) or read(path))
+    opened = list[str]()
+
+    def read(path: Path, whole: Callable[[Path], bytes] = Path.read_bytes) -> bytes:
+        opened.append(path.parts[-2])
+        return whole(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read)
     folders = {name: tmp_path / name for name in "abc"}
     for name in "ab":
         leave_loss(folders[name], 1.0)
