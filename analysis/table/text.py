@@ -17,7 +17,7 @@ def markdown_row(cells: Sequence[str]) -> str:
 def aligned(
     rows: Sequence[Sequence[str]], others: Callable[[str, int], str] = str.ljust
 ) -> Iterator[str]:
-    """Yield a line per row, its cells in columns: the first to the left, the `others` as told."""
+    """Yield a line per row, its cells in columns: the first to the left, the rest by `others`."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = map(others, row[1:], widths[1:])

@@ -95,7 +95,8 @@ def report(now: Round, plan: SweepPlan, worker: Worker | None) -> str:
     from analysis.report import report as page
     from analysis.report.asked import Asked
 
-    asked = Asked(plan.sweep.advice, plan.sweep.search and plan.sweep.search.seeds)
+    search = plan.sweep.search
+    asked = Asked(plan.sweep.advice, search.seeds if search else None)
     lines = [*tried_report.write(plan.sweep, plan.choices, out)]
     lines += [page.report(request.results, out, plan.label, request.where, worker, asked)]
     text = "\n".join(lines)

@@ -27,11 +27,6 @@ def in_a_line(damaged: Sequence[Damaged], repair: str) -> str:
     return f"not counted, because damaged: {said(damaged)}: {repair}, or delete what is damaged"
 
 
-def out_of_place(strangers: Sequence[Damaged]) -> str:
-    """The line that says what lies among the trials of a store and is none, and what to do."""
-    return f"not counted, because out of place: {said(strangers)}"
-
-
 def damage(path: Path, error: Damaged | OSError) -> Damaged:
     """What is wrong with a file, for readers that leave out what they cannot read."""
     if isinstance(error, Damaged):

@@ -21,7 +21,7 @@ from trainer.base.atomic import SUFFIX, write_json
 from trainer.base.children import repeated
 from trainer.base.errors import BadInput, LeaseLost
 from trainer.folder import wellformed
-from trainer.folder.files import Damaged, damage
+from trainer.folder.files import Damaged
 from trainer.folder.process import Attempt, is_dead, new_attempt
 
 HEARTBEAT_EVERY = 10.0
@@ -154,18 +154,6 @@ def trained(folder: Path) -> list[Attempt]:
 def holder(folder: Path) -> Attempt | None:
     """The content of the attempt that holds the trial; None if the trial is free."""
     return _held_by(_newest(folder))
-
-
-def unreadable(folder: Path) -> Damaged | None:
-    """What is wrong with the file of the newest attempt, of whose process only the last heartbeat
-    is known then; None if it can be read, or if there is none."""
-    if (newest := _newest(folder)) is None:
-        return None
-    try:
-        wellformed.read(newest, wellformed.ATTEMPT)
-    except (Damaged, OSError) as error:  # a link may lead nowhere
-        return damage(newest, error)
-    return None
 
 
 def _newest(folder: Path) -> Path | None:
