@@ -29,8 +29,7 @@ import trainer.config.names
 import trainer.folder.wellformed
 from analysis.table.rows import Row, row
 from trainer.config.names import GROUPS, yamls
-from trainer.folder.files import MARKER, Damaged, damage, recorded_id
-from trainer.folder.wellformed import CONFIG, RESULT, read
+from trainer.folder.wellformed import CONFIG, MARKER, RESULT, Damaged, damage, read, recorded_id
 
 MADE_BY = b"made_by"
 MAKERS = (

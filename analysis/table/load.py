@@ -18,7 +18,7 @@ from analysis.table.schema import TRIAL
 from trainer.base.errors import BadInput, first_line, short
 from trainer.base.status import ENDED, Status
 from trainer.config.names import YOUNGER
-from trainer.folder.files import in_a_line
+from trainer.folder.wellformed import in_a_line
 
 MAY_LACK = ("folder", "num_active_parameters")
 """Columns of the table that a published CSV may lack: a place on one machine, and what older

@@ -22,16 +22,18 @@ from sweeps.plan.round import Round
 from sweeps.plan.sweep_plan import SweepPlan
 from sweeps.request.command_line import Request
 from sweeps.request.expand import Trial, unique
-from trainer.base.atomic import SUFFIX, write_json
+from trainer.base.atomic import clean, write_json
 from trainer.base.children import Worker
 from trainer.base.errors import BadInput
 from trainer.config.identity import code_version
-from trainer.folder.files import Damaged, content
+from trainer.folder.lease import STALE_AFTER
 from trainer.folder.result import RESULT
-from trainer.store.files import clean_old
+from trainer.folder.wellformed import Damaged, content
 from trainer.store.records import FORMAT
 
 FOLDER = "sweeps"
+OLD_NS = round(STALE_AFTER * 1e9)
+"""Age of a temporary file that no living process may write, in nanoseconds."""
 MADE_OF, PAGE = ".made_of.json", "index.html"
 """Files of a report: what the last one was made of, and what it printed; its page."""
 
@@ -44,7 +46,7 @@ def write(now: Round, sweeps: Sequence[SweepPlan]) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, record(now.request, sweep, now.prices))
-            clean_old(path.parent, f".*{SUFFIX}", newest=path)
+            clean(path.parent, path.stat().st_mtime_ns - OLD_NS)  # of killed drivers
             now.store.push(path)
         except OSError as error:
             allowed = f"must be a folder that can be written ({error.strerror})"

@@ -15,10 +15,10 @@ from trainer.base.errors import BadInput
 from trainer.base.status import Status
 from trainer.folder import checkpoint, metrics
 from trainer.folder.checkpoint import Writer, copied
-from trainer.folder.files import MARKER, Damaged
 from trainer.folder.lease import attempts, holder, leased, read, trained
 from trainer.folder.metrics import Metrics
 from trainer.folder.result import RESULT, Row, final, read_result, require_own
+from trainer.folder.wellformed import MARKER, Damaged
 
 FILES = ("config.json", "metrics.jsonl", RESULT, MARKER)  # each has one name
 OF_ATTEMPT = ("attempt", "from_update", "git", "versions", "device_name")

@@ -7,7 +7,7 @@ from typing import Any
 from trainer.base.errors import BadInput
 from trainer.base.status import Status
 from trainer.folder import wellformed
-from trainer.folder.files import Damaged, recorded_id
+from trainer.folder.wellformed import Damaged, recorded_id
 
 Row = dict[str, Any]
 RESULT = "result.json"

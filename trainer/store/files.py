@@ -122,7 +122,7 @@ def require_writable(results: Path) -> None:
         trials.mkdir(parents=True, exist_ok=True)
         with probe(trials) as made:
             exclusive = not creates(made)
-            clean_old(trials, f"{PROBE}*", newest=made)
+            _clean_old(trials, newest=made)
     except OSError as error:
         allowed = f"must be a folder that can be written ({error.strerror})"
         raise BadInput("results", results, allowed) from None
@@ -151,14 +151,13 @@ def creates(path: Path) -> bool:
         return False
 
 
-def clean_old(folder: Path, pattern: str, newest: Path) -> None:
-    """Delete the files of `folder` that match `pattern`, unless a living process may write them.
+def _clean_old(trials: Path, newest: Path) -> None:
+    """Delete probes, unless a living process may use them: each lives for less than a second.
 
-    Such a file lives for less than a second. It is old if it is STALE_AFTER older than the file
-    `newest`, which was written just now: the clock is that of the file system.
+    One is old if it is STALE_AFTER older than `newest`: the clock is that of the file system.
     """
     with suppress(OSError):  # another driver cleans too
         now = newest.stat().st_mtime
-        for left in folder.glob(pattern):
+        for left in trials.glob(f"{PROBE}*"):
             if left.stat().st_mtime < now - STALE_AFTER:
                 left.unlink(missing_ok=True)

@@ -20,9 +20,15 @@ from uuid import uuid4
 
 from trainer.base.children import repeated
 from trainer.base.errors import LeaseLost
-from trainer.folder.files import Damaged
-from trainer.folder.lease import HEARTBEAT_EVERY, STALE_AFTER, Held, attempt_name
-from trainer.folder.process import is_dead, new_attempt
+from trainer.folder.lease import (
+    HEARTBEAT_EVERY,
+    STALE_AFTER,
+    Held,
+    attempt_name,
+    is_dead,
+    new_attempt,
+)
+from trainer.folder.wellformed import Damaged
 from trainer.store import register
 from trainer.store.bucket import BucketClient, Changed, StoreAway
 from trainer.store.register import Register, Seen, see

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from trainer.base.errors import BadInput
 from trainer.base.places import cache_folder
-from trainer.folder.files import Damaged, content, said
+from trainer.folder.wellformed import Damaged, content, said
 from trainer.store import register
 from trainer.store.bucket import BucketClient, StoreAway, Torn
 from trainer.store.provider import ENDPOINTS

@@ -12,8 +12,8 @@ from uuid import uuid4
 from trainer.base.errors import BadInput
 from trainer.base.scratch import scratch
 from trainer.base.status import FINAL
-from trainer.folder.files import Damaged
 from trainer.folder.lease import Held
+from trainer.folder.wellformed import Damaged
 from trainer.store import register
 from trainer.store.bucket import BucketClient, Changed, StoreAway
 from trainer.store.lease import RegisterLease, edit, is_free

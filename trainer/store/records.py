@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, StrictBool, TypeAdapter
 
-from trainer.folder.files import Damaged, damage, in_a_line
-from trainer.folder.wellformed import Amount, Count, read
+from trainer.folder.wellformed import Amount, Count, Damaged, damage, in_a_line, read
 
 
 def _is_name(name: str) -> str:

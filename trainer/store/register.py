@@ -19,9 +19,8 @@ from uuid import uuid4
 from pydantic import AfterValidator, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
-from trainer.folder.files import Damaged
 from trainer.folder.lease import attempt_name
-from trainer.folder.wellformed import KEYS, Count, Form, parse
+from trainer.folder.wellformed import KEYS, Count, Damaged, Form, parse
 from trainer.store.bucket import BucketClient, Version
 
 FOLDER = "registers"
