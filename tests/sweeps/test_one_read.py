@@ -82,4 +82,6 @@ def test_a_snapshot_stays_and_the_next_one_opens_what_changed(
     later = seen.again()
     results = [later.result(folder) for folder in folders.values()]
     assert [result and result["final_val_loss"] for result in results] == [1.0, 2.25, 3.0]
+    much_later = later.again().again()
+    assert much_later.result(folders["a"]) == first["a"]
     assert opened == ["a", "b", "b", "c"]

@@ -41,7 +41,7 @@ class FileStore:
         """Return the ids of the trials that have a folder here: no sweep sets their `out`."""
         return trials.keys() & _names(self.folder / "trials")
 
-    def look(self, trial: Stored) -> TrialState:
+    def state_of(self, trial: Stored) -> TrialState:
         """Return what the trial's folder says. It takes about ten operations of the file system."""
         try:
             require_own(trial.folder, trial.trial_id)

@@ -88,7 +88,7 @@ class ObjectStore:
             self._listed_at = monotonic()
         return self._listed & trials.keys()
 
-    def look(self, trial: Stored) -> TrialState:
+    def state_of(self, trial: Stored) -> TrialState:
         """Return what the register says: one request, and three in a minute for the time."""
         try:
             seen = see(self._bucket, trial.trial_id)

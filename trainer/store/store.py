@@ -85,7 +85,7 @@ class SweepStore(Protocol):
         `trials`: id → trial.
         """
 
-    def look(self, trial: Stored) -> TrialState:
+    def state_of(self, trial: Stored) -> TrialState:
         """Return what the store says of a started trial."""
 
     def running(self, config: Config, trial_id: str) -> AbstractContextManager[RunningTrial]:

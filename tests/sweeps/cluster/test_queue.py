@@ -34,7 +34,7 @@ class InMemory:
     def started(self) -> Collection[str]:
         return {*self.looks}
 
-    def look(self, trial_id: str) -> TrialState:
+    def state_of(self, trial_id: str) -> TrialState:
         self.num_looks += 1
         return self.looks[trial_id]
 
@@ -200,7 +200,7 @@ def test_two_drivers_of_which_one_dies(tmp_path: Path) -> None:
         taken = [mine.queue.next() for _ in range(4)]
     assert taken.count(None) == 2
     assert {*mine.queue} == {trial.plan.trial_id for trial in held}
-    assert store.look(held[0]) == TrialState.FREE
+    assert store.state_of(held[0]) == TrialState.FREE
 
 
 @pytest.mark.parametrize("num_drivers", [1, 2, 8, 64])

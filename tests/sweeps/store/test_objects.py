@@ -193,7 +193,7 @@ def test_a_long_result_ends_a_trial_too(
     """It grows with the number of attempts."""
     monkeypatch.setattr(working, "SMALL", 1)
     first = run(objects, trial)
-    assert objects.look(trial) == TrialState.ENDED
+    assert objects.state_of(trial) == TrialState.ENDED
     assert run(objects, trial) == first
 
 
@@ -212,8 +212,8 @@ def test_a_result_is_told_last(
             assert time.monotonic() < deadline
             objects.pull()
         assert not (trial.folder / "result.json").exists()
-        assert objects.look(trial) == TrialState.HELD
-    assert objects.look(trial) == TrialState.ENDED
+        assert objects.state_of(trial) == TrialState.HELD
+    assert objects.state_of(trial) == TrialState.ENDED
 
 
 def test_a_trial_costs_few_requests(

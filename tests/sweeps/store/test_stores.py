@@ -52,11 +52,11 @@ def test_a_trial_runs_stops_goes_on_and_is_read(
     with pytest.raises(Stopped):
         run(store, trial, after(1))
     assert open_store(store.name).started(known) == {*known}
-    assert store.look(trial) == TrialState.FREE
+    assert store.state_of(trial) == TrialState.FREE
     store.pull()
     assert [*analysis.load(store.folder)["status"]] == ["unfinished"]
     result = run(store, trial)
-    assert store.look(trial) == TrialState.ENDED
+    assert store.state_of(trial) == TrialState.ENDED
     assert run(store, trial)["final_val_loss"] == result["final_val_loss"]
     store.pull()
     [row] = analysis.load(store.folder).to_dict("records")
@@ -77,7 +77,7 @@ def test_a_trial_that_runs_is_held(store: SweepStore, trial: Trial) -> None:
         if not seen:
             with pytest.raises(Held):
                 run(store, trial)
-            seen.append(store.look(trial))
+            seen.append(store.state_of(trial))
         return False
 
     run(store, trial, look)
@@ -98,7 +98,7 @@ def test_a_failure_is_recorded_and_what_it_saved_is_kept(store: SweepStore, tria
     result = read_result(trial.folder)
     assert result is not None
     assert result["status"] == "failed"
-    assert store.look(trial) == TrialState.FREE
+    assert store.state_of(trial) == TrialState.FREE
     [spare] = store.spare([trial.folder])
     assert spare.num_files == 1
     assert spare.num_bytes > 1000
