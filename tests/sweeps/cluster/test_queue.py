@@ -107,13 +107,13 @@ def test_a_slow_store_is_asked_less() -> None:
     store = InMemory(**dict.fromkeys("abcdefgh", TrialState.HELD))
     queue = store.queue("abcdefgh")
     assert queue.next() is None
-    quick = store.look
+    quick = store.state_of
 
     def slow(trial_id: str) -> TrialState:
         store.now += 5.0
         return quick(trial_id)
 
-    store.look = slow  # type: ignore[method-assign]
+    store.state_of = slow  # type: ignore[method-assign]
     store.now, before = 100.0, store.num_looks
     while store.now < 1100.0:
         queue.next()
