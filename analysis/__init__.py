@@ -34,8 +34,8 @@ def load(results: str | Path, trial_ids: Collection[str] | None = None) -> "pd.D
     `results` may also be the URL of an object store: what changed there is fetched first. Raises
     StoreAway if the store does not answer.
     """
-    from pipegap.analysis.objects.mirror import pulled
     from pipegap.analysis.table.load import load as load_folder
+    from pipegap.trainer.store.opened import pulled
 
     return load_folder(pulled(results), trial_ids, stacklevel=3)
 

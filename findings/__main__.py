@@ -11,9 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from pipegap.analysis import load
-from pipegap.analysis.objects.mirror import pulled
 from pipegap.analysis.report.report import PLACES
-from pipegap.analysis.table.records import records
 from pipegap.sweeps.request.files import known
 from pipegap.trainer.base.atomic import write_atomically
 from pipegap.trainer.base.cli import (
@@ -27,6 +25,8 @@ from pipegap.trainer.base.cli import (
     take_flag,
 )
 from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.store.opened import pulled
+from pipegap.trainer.store.records import records
 
 FINDINGS = Path(__file__).parent
 COMMANDS = ("front", "publish")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Sweep", "SweepPlan", "Trial", "main", "parse_request", "plan_sweeps"]
 
-PLACES = {
+MODULES = {
     "Sweep": "pipegap.sweeps.request.schema",
     "SweepPlan": "pipegap.sweeps.plan.sweep_plan",
     "Trial": "pipegap.sweeps.request.expand",
@@ -39,6 +39,6 @@ if not os.environ.get("RAY_ADDRESS"):
 
 
 def __getattr__(name: str) -> Any:
-    if name in PLACES:
-        return getattr(import_module(PLACES[name]), name)
+    if name in MODULES:
+        return getattr(import_module(MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -100,7 +100,7 @@ def _say(message: str, file: TextIO) -> None:
 
 
 def _summary(config: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    from pipegap.trainer.folder.record import trial_folder
+    from pipegap.trainer.folder.result import trial_folder
 
     return (
         f"{result['status']} trial {result['trial_id']}: final_val_loss "

@@ -23,7 +23,8 @@ from pipegap.trainer.data.chosen import tokenizer_of, write_tokenizer
 from pipegap.trainer.executors.executor import Executor
 from pipegap.trainer.executors.gradients import Diverged, Update
 from pipegap.trainer.folder import checkpoint
-from pipegap.trainer.folder.record import Row, TrialFolder, trial_folder
+from pipegap.trainer.folder.record import TrialFolder
+from pipegap.trainer.folder.result import Row, trial_folder
 from pipegap.trainer.models.export import save_final
 from pipegap.trainer.parts import Parts
 from pipegap.trainer.progress import Agenda, TrialProgress, outcome

@@ -26,7 +26,8 @@ from pipegap.trainer.config.identity import made_by
 from pipegap.trainer.config.plan import Plan, plan_trial
 from pipegap.trainer.executors.executor import Executor
 from pipegap.trainer.folder import checkpoint
-from pipegap.trainer.folder.record import ReadOnlyFolder, Row, TrialFolder, tidy
+from pipegap.trainer.folder.record import ReadOnlyFolder, TrialFolder, tidy
+from pipegap.trainer.folder.result import Row
 from pipegap.trainer.parts import Parts, build_emulated, build_parts, build_pipelined, open_data
 from pipegap.trainer.progress import outcome
 from pipegap.trainer.ranks.groups import Heartbeat, joined

@@ -31,8 +31,8 @@ from pipegap.analysis.advice.verdict import (
     without_candidate,
 )
 from pipegap.analysis.statistics.gaps import gaps
-from pipegap.analysis.table.records import Record
 from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.store.records import Record
 
 MOST = 16_384
 """Stages times microbatches: simulating more takes minutes and changes nothing."""

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from pipegap.analysis.commands.words import count, having, plain
-from pipegap.analysis.objects.mirror import pulled
 from pipegap.trainer.base.build import build
 from pipegap.trainer.base.cli import Given, number, take_choice
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.places import CONF
 from pipegap.trainer.config.names import yamls
+from pipegap.trainer.store.opened import pulled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,8 +55,8 @@ def main(given: Given) -> None:
     """Prints the advice; raises BadInput."""
     from pipegap.analysis.advice.speed import CHUNKS
     from pipegap.analysis.table.load import load
-    from pipegap.analysis.table.records import records
     from pipegap.analysis.table.selection import fulfilling
+    from pipegap.trainer.store.records import records
 
     stages, microbatches = (
         count(having(given, key, KEYS), key, 0, MOST[key]) for key in ("stages", "microbatches")

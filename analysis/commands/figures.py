@@ -3,10 +3,10 @@
 import warnings
 from pathlib import Path
 
-from pipegap.analysis.objects.mirror import pulled
 from pipegap.trainer.base.cli import Given, take_choice
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.places import require_folder
+from pipegap.trainer.store.opened import pulled
 
 THEMES = ("light", "dark")
 KEYS = {
@@ -25,7 +25,7 @@ def main(given: Given) -> None:
     from pipegap.analysis.report.contents import figures_of
     from pipegap.analysis.report.scopes import StoreViews, scopes
     from pipegap.analysis.table.load import load
-    from pipegap.analysis.table.records import records
+    from pipegap.trainer.store.records import records
 
     out = given.get("out", "figures")
     require_folder("out", out)

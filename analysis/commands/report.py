@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from pipegap.analysis.objects.mirror import pulled
 from pipegap.analysis.report.ahead import Ahead
 from pipegap.trainer.base.cli import Given
 from pipegap.trainer.base.places import require_folder
+from pipegap.trainer.store.opened import pulled
 
 KEYS = {"results": "the store (default: results)", "out": "where to write (default: report)"}
 

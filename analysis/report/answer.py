@@ -13,8 +13,8 @@ from pipegap.analysis.advice.rows import advices, handover, matrix, most_decided
 from pipegap.analysis.report.missing import command
 from pipegap.analysis.statistics.intervals import ends_text
 from pipegap.analysis.table import names
-from pipegap.analysis.table.records import Record
 from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.store.records import Record
 
 STAGES, MICROBATCHES = 4, 8
 """The pipeline that the answer is for; a command beside it asks about another one."""

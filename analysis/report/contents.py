@@ -13,8 +13,8 @@ from pipegap.analysis.report.page.page import Chapter, drawn
 from pipegap.analysis.report.paper_tables import TABLES, Table
 from pipegap.analysis.report.scopes import Scope, StoreView
 from pipegap.analysis.table import names
-from pipegap.analysis.table.records import Record
 from pipegap.trainer.base.children import Worker
+from pipegap.trainer.store.records import Record
 
 WITH_FIGURE = frozenset(sweep for figure in FIGURES for sweep in figure.sweeps)
 """The sweeps that have a figure of their own."""

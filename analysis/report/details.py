@@ -17,9 +17,9 @@ import pandas as pd
 
 from pipegap.analysis.table.metrics import config_of, curves
 from pipegap.analysis.table.points import flatten, versions
-from pipegap.analysis.table.records import Record
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.folder.lease import attempts, read
+from pipegap.trainer.store.records import Record
 
 FOLDER = "trials"
 START = re.compile("[0-9a-z]{2}")

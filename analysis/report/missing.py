@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
-from pipegap.analysis.table.records import Record
 from pipegap.trainer.base.cli import duration
 from pipegap.trainer.base.status import FINAL, Status
+from pipegap.trainer.store.records import Record
 
 COLUMNS = [
     *("sweep", "scale", "asked", "done", "failed", "missing", "seconds", "unpriced", "tokens"),

@@ -13,6 +13,7 @@ import pandas as pd
 
 from pipegap.analysis.report.ahead import MANY
 from pipegap.analysis.report.answer import StoreAnswer, answer
+from pipegap.analysis.report.asked import Asked, answers
 from pipegap.analysis.report.contents import EXPECTED, claims_table, write_chapter
 from pipegap.analysis.report.details import makers, provenance, write_details
 from pipegap.analysis.report.facts import overview, running, settings_by_trial, summary
@@ -24,10 +25,10 @@ from pipegap.analysis.statistics.text import gap_table, printed_gaps, taxes_text
 from pipegap.analysis.table.load import load
 from pipegap.analysis.table.metrics import DamagedRows
 from pipegap.analysis.table.points import settings
-from pipegap.analysis.table.records import Record, records
 from pipegap.trainer.base.atomic import write_atomically
 from pipegap.trainer.base.children import Worker
 from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.store.records import Record, records
 
 PLACES = ["folder", "results", "out", "data.path", "data.shards", "code"]
 """Paths on one machine: they are left out of the files, which name a trial by its id."""
@@ -49,6 +50,7 @@ def report(
     label: str | None = None,
     store: str = "",
     worker: Worker | None = None,
+    asked: Asked | None = None,
 ) -> str:
     """Write a report to `out` and return what to print.
 
@@ -57,13 +59,14 @@ def report(
     one trial. The report shows the whole store, with one folder per scale, or only the trials that
     the sweep `label` compares. `store` is the value of `results=` in the commands that the report
     shows, such as a URL, if it is not the path `results`. With a `worker` some files are there when
-    the worker has done its calls. Raises BadInput for a missing `results`, a `label` without a
-    record, an `out` that cannot be written, or mixed data.
+    the worker has done its calls. `asked`: what the sweep `label` asks besides. Raises BadInput for
+    a missing `results`, a `label` without a record, an `out` that cannot be written, or mixed data.
     """
     with warnings.catch_warnings(record=True) as on_reading:
         warnings.simplefilter("always", UserWarning)
         contents = _Contents.of(StoreViews(load(results), records(results)), label)
-    word, trials = f"results={store or results}", contents.shown.trials
+    store = store or str(results)
+    word, trials = f"results={store}", contents.shown.trials
     try:
         out.mkdir(parents=True, exist_ok=True)
         with (
@@ -81,9 +84,17 @@ def report(
             write_atomically(out / "index.html", html(page).encode())
     except OSError as error:
         raise BadInput("out", out, f"must be a folder to write to ({error.strerror})") from None
-    # A sweep prints the answer itself, for the pipeline that its file asks about.
-    said = page.answer.printed if label is None else ""
+    # A sweep's answer is for the pipeline that its file asks about.
+    said = [page.answer.printed] if label is None else []
+    if asked is not None:
+        [scope] = contents.parts
+        said = [*answers(asked, scope.asked_for().trials, contents.records, store, out)]
     return _text(contents, page, out, said)
+
+
+def _said(caught: Iterable[warnings.WarningMessage]) -> list[str]:
+    """Return each warning once, in a line."""
+    return [*dict.fromkeys(f"warning: {warning.message}" for warning in caught)]
 
 
 class _Contents(NamedTuple):
@@ -108,11 +119,6 @@ class _Contents(NamedTuple):
             return cls(views.store, views.whole(), views.records, parts, EXPECTED, remarks)
         [scope] = parts
         return cls(views.store, scope.whole(), scope.records, parts, [], remarks)
-
-
-def _said(caught: Iterable[warnings.WarningMessage]) -> list[str]:
-    """Return each warning once, in a line."""
-    return [*dict.fromkeys(f"warning: {warning.message}" for warning in caught)]
 
 
 def _write(
@@ -179,7 +185,7 @@ def _listed(trials: pd.DataFrame, made: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _text(contents: _Contents, page: Page, out: Path, answer: str) -> str:
+def _text(contents: _Contents, page: Page, out: Path, answer: Sequence[str]) -> str:
     """Return what is printed, the answer last."""
     files = f"in {out}: index.html, with figures and tables"
     if contents.shown.trials.empty:
@@ -188,7 +194,7 @@ def _text(contents: _Contents, page: Page, out: Path, answer: str) -> str:
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     shown = printed_gaps(contents.shown.gaps, width)
     claims = _claims_in_words(page.chapters)
-    return "\n".join(filter(None, [shown, *claims, *contents.remarks, page.cost, files, answer]))
+    return "\n".join(filter(None, [shown, *claims, *contents.remarks, page.cost, files, *answer]))
 
 
 def _claims_in_words(chapters: Sequence[Chapter]) -> list[str]:

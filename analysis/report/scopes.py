@@ -9,8 +9,8 @@ import pandas as pd
 
 from pipegap.analysis.statistics.gaps import gaps
 from pipegap.analysis.statistics.text import notes
-from pipegap.analysis.table.records import Record
 from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.store.records import Record
 
 
 class StoreView(NamedTuple):

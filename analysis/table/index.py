@@ -26,8 +26,15 @@ from pipegap.trainer.base import build
 from pipegap.trainer.config import identity, names
 from pipegap.trainer.config.names import GROUPS, yamls
 from pipegap.trainer.folder import wellformed
-from pipegap.trainer.folder.files import MARKER, Damaged, damage, recorded_id
-from pipegap.trainer.folder.wellformed import CONFIG, RESULT, read
+from pipegap.trainer.folder.wellformed import (
+    CONFIG,
+    MARKER,
+    RESULT,
+    Damaged,
+    damage,
+    read,
+    recorded_id,
+)
 
 MADE_BY = b"made_by"
 MAKERS = (
@@ -66,19 +73,11 @@ class Entry(NamedTuple):
     row: str
 
 
-class Trials(NamedTuple):
-    """What is read of the folders of trials."""
-
-    rows: Mapping[str, Row]
-    """By the names of the folders."""
-    damaged: Sequence[Damaged]
-    """Files that are not what was written."""
-    misplaced: Sequence[Damaged]
-    """Folders of trials that have another one, or must have."""
-
-
-def read_trials(folder: Path, names: Sequence[str], path: Path | None, *, whole: bool) -> Trials:
-    """Return the trials among the folders `names` of `folder`.
+def read_trials(
+    folder: Path, names: Sequence[str], path: Path | None, *, whole: bool
+) -> tuple[dict[str, Row], list[Damaged]]:
+    """Return the rows of the trials among the folders `names` of `folder`, by these names, and what
+    is not what was written there.
 
     `path`: of the trials' index if `folder` is that of a store, where a trial's id is the name of
     its folder; else None, and of several folders of one trial the first counts. `whole`: whether
@@ -89,13 +88,13 @@ def read_trials(folder: Path, names: Sequence[str], path: Path | None, *, whole:
     known = read_index(path, None if whole else names) if path is not None and stamps else {}
     entries = {name: entry for name, entry in known.items() if stamps.get(name) == entry.stamp}
     stale = [name for name in stamps if name not in entries]
-    all_damaged: list[Damaged] = []
+    damaged: list[Damaged] = []
     without_result: dict[str, Entry] = {}
-    for name, (trial_id, config, result, damaged) in _each(_contents, folder, stale):
-        all_damaged += damaged
+    for name, (trial_id, config, result, found) in _each(_contents, folder, stale):
+        damaged += found
         if config:
             content = json.dumps(row(trial_id, config, result, stamps[name].result_ns))
-            (without_result if damaged else entries)[name] = Entry(stamps[name], content)
+            (without_result if found else entries)[name] = Entry(stamps[name], content)
     if path is not None and whole and entries and len(stale) > WORTH_WRITING * len(stamps):
         write_index(path, entries)
     entries |= without_result
@@ -105,17 +104,9 @@ def read_trials(folder: Path, names: Sequence[str], path: Path | None, *, whole:
     named = dict(zip(there, rows, strict=True))
     copies = _copies(named, by_name=path is not None)
     kept = {name: row for name, row in named.items() if name not in copies}
-    known_ids = {*names, *(row["trial_id"] for row in kept.values())}
-    misplaced = [
-        _misplaced(folder / name, trial_id, is_copy=trial_id in known_ids)
-        for name, trial_id in copies.items()
-    ]
-    return Trials(kept, all_damaged, misplaced)
-
-
-def _misplaced(path: Path, trial_id: str, *, is_copy: bool) -> Damaged:
-    renamed = f"is the folder of trial {trial_id}: give it that name, or move it away"
-    return Damaged(path, f"is a copy of trial {trial_id}: move it away" if is_copy else renamed)
+    says = "is a copy of trial {}, or its folder under another name: move it away"
+    damaged += [Damaged(folder / name, says.format(copies[name])) for name in copies]
+    return kept, damaged
 
 
 def _copies(rows: Mapping[str, Row], *, by_name: bool) -> dict[str, str]:

@@ -15,11 +15,10 @@ from pipegap.analysis.table.index import index_path, read_trials
 from pipegap.analysis.table.points import VERSIONS, group_of, with_one_name
 from pipegap.analysis.table.rows import Row
 from pipegap.analysis.table.schema import TRIAL
-from pipegap.analysis.table.text import in_a_line, out_of_place
 from pipegap.trainer.base.errors import BadInput, first_line, short
 from pipegap.trainer.base.status import ENDED, Status
 from pipegap.trainer.config.names import YOUNGER
-from pipegap.trainer.folder.files import Damaged
+from pipegap.trainer.folder.wellformed import in_a_line
 
 MAY_LACK = ("folder", "num_active_parameters")
 """Columns of the table that a published CSV may lack: a place on one machine, and what older
@@ -72,26 +71,16 @@ def _paths(rows: Sequence[Row]) -> pd.Series:
 
 
 def _of_folders(results: Path, trial_ids: Collection[str] | None, stacklevel: int) -> list[Row]:
-    folder, names, index = _places(results)
+    folder, names, index = _where(results)
     if trial_ids is not None:
         names = sorted({*names} & {*trial_ids})
-    trials = read_trials(folder, names, index, whole=trial_ids is None)
-    if trials.damaged:
-        warnings.warn(in_a_line(trials.damaged, "run their trials again"), stacklevel=stacklevel)
-    others = strangers(folder) if index is not None and trial_ids is None else []
-    if misplaced := [*trials.misplaced, *others]:
-        warnings.warn(out_of_place(misplaced), stacklevel=stacklevel)
-    return [{**row, "folder": str(folder / name)} for name, row in trials.rows.items()]
+    rows, damaged = read_trials(folder, names, index, whole=trial_ids is None)
+    if damaged:
+        warnings.warn(in_a_line(damaged, "run their trials again"), stacklevel=stacklevel)
+    return [{**row, "folder": str(folder / name)} for name, row in rows.items()]
 
 
-def strangers(trials: Path) -> list[Damaged]:
-    """Return what is no folder among the trials of a store, but for hidden files."""
-    shown = (entry for entry in os.scandir(trials) if not entry.name.startswith("."))
-    names = sorted(entry.name for entry in shown if not entry.is_dir())
-    return [Damaged(trials / name, "is no trial's folder: move it away") for name in names]
-
-
-def _places(results: Path) -> tuple[Path, list[str], Path | None]:
+def _where(results: Path) -> tuple[Path, list[str], Path | None]:
     """Return the folder of the trials' folders, their names, and the index if it is a store."""
     if not results.is_dir():
         raise BadInput("results", results, "must be a folder that holds trials (no such folder)")
@@ -136,8 +125,6 @@ def _rows(path: Path) -> Iterator[Row]:
         names = next(lines, [])
         if lacking := [name for name in NEEDED if name not in names]:
             raise ValueError(f"it lacks {', '.join(lacking)}")
-        if len({*names}) < len(names):
-            raise ValueError("it has a column twice")
         seen = set()
         for line in filter(None, lines):
             where = f"line {lines.line_num}"

@@ -102,12 +102,12 @@ def varied(trials: pd.DataFrame) -> dict[str, pd.DataFrame]:
         trials[trials["status"] != Status.UNFINISHED].drop_duplicates("point").set_index("point")
     )
     return {
-        str(optimizer): group[[READ_AS.get(key, key) for key in _telling(group, keys)]]
+        str(optimizer): group[[READ_AS.get(key, key) for key in _distinguishing(group, keys)]]
         for optimizer, group in known.groupby("optimizer")
     }
 
 
-def _telling(points: pd.DataFrame, keys: Sequence[str]) -> list[str]:
+def _distinguishing(points: pd.DataFrame, keys: Sequence[str]) -> list[str]:
     """Return the keys that tell points apart.
 
     Of several models these are their names, and settings that differ between points of one name.
@@ -134,9 +134,9 @@ def settings(trials: pd.DataFrame) -> dict[str, str]:
     return by_point(varied(trials).values(), in_words)
 
 
-def by_point(tables: Iterable[pd.DataFrame], told: Callable[[pd.Series], T]) -> dict[str, T]:
-    """Return what is told of each row of tables as those of `varied`, by its point."""
-    return {str(point): told(row) for table in tables for point, row in table.iterrows()}
+def by_point(tables: Iterable[pd.DataFrame], of_row: Callable[[pd.Series], T]) -> dict[str, T]:
+    """Return `of_row` of each row of tables as those of `varied`, by its point."""
+    return {str(point): of_row(row) for table in tables for point, row in table.iterrows()}
 
 
 def in_words(known: pd.Series | Mapping[str, Any]) -> str:

@@ -3,7 +3,6 @@
 import json
 import math
 import sys
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -19,9 +18,9 @@ from rich.table import Table
 from pipegap.analysis.table.load import load
 from pipegap.analysis.table.rows import Row
 from pipegap.trainer.base.cli import number
-from pipegap.trainer.base.errors import BadInput, some
+from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.status import ENDED, Status
-from pipegap.trainer.folder.lease import STALE_AFTER, holder, unreadable
+from pipegap.trainer.folder.lease import holder
 
 STATUSES = (*ENDED, Status.RUNNING, Status.INTERRUPTED)
 SHOWN = (
@@ -61,9 +60,8 @@ def select(results: Path, conditions: Mapping[str, str]) -> Selection:
     """Return the trials of a store that fulfil every condition, a value by the name of a column.
 
     Numbers are compared as numbers, words may hold * and ?, several values are separated by commas,
-    `none` stands for what is missing. Warns as `load` does, and of attempts that cannot be read
-    while their trials count as running; raises BadInput for a column or a
-    status that there is not, or a value that is no number where numbers are.
+    `none` stands for what is missing. Warns as `load` does; raises BadInput for a column or status
+    that there is not, or a value that is no number where numbers are.
     """
     trials = _now(load(results))
     selected = fulfilling(trials, conditions)
@@ -119,11 +117,6 @@ def _now(table: pd.DataFrame) -> pd.DataFrame:
         for folder in table.loc[table["status"].isin([Status.UNFINISHED, Status.FAILED]), "folder"]
     }
     runs = {folder: attempt for folder, attempt in held.items() if attempt is not None}
-    unread = [unreadable(Path(folder)) for folder, attempt in runs.items() if not attempt]
-    if damaged := [*filter(None, unread)]:
-        what = some([f"{error.value} {error.allowed}" for error in damaged])
-        until = f"until such a file is {STALE_AFTER:.0f} seconds old"
-        warnings.warn(f"{what}: its trial counts as running {until}", stacklevel=3)
     running = table["folder"].isin(list(runs))
     status = (
         table["status"]

@@ -2,18 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from pipegap.trainer.folder.files import Damaged, said
-
-
-def in_a_line(damaged: Sequence[Damaged], repair: str) -> str:
-    """The line that says which files are damaged, how, and what to do about it."""
-    return f"not counted, because damaged: {said(damaged)}: {repair}, or delete what is damaged"
-
-
-def out_of_place(strangers: Sequence[Damaged]) -> str:
-    """The line that says what lies among the trials of a store and is none, and what to do."""
-    return f"not counted, because out of place: {said(strangers)}"
-
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]] = ()) -> str:
     """Return a Markdown table; without rows, the head to which `markdown_row` adds rows."""
@@ -29,7 +17,7 @@ def markdown_row(cells: Sequence[str]) -> str:
 def aligned(
     rows: Sequence[Sequence[str]], others: Callable[[str, int], str] = str.ljust
 ) -> Iterator[str]:
-    """Yield a line per row, its cells in columns: the first to the left, the `others` as told."""
+    """Yield a line per row, its cells in columns: the first to the left, the rest by `others`."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = map(others, row[1:], widths[1:])

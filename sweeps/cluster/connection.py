@@ -18,9 +18,9 @@ from ray._private import worker as ray_worker
 from ray._private.node import Node
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pipegap.sweeps.store.store import SweepStore
 from pipegap.trainer.base.errors import BadInput, Unavailable, one_line
 from pipegap.trainer.base.scratch import scratch
+from pipegap.trainer.store.store import SweepStore
 
 CONNECT_WITHIN = 20.0
 """Seconds that the cluster of RAY_ADDRESS has to accept a connection."""

@@ -10,9 +10,9 @@ import ray
 from ray import tune
 from ray.tune import FailureConfig, PlacementGroupFactory, RunConfig, TuneConfig, Tuner
 
-from pipegap.analysis.objects.bucket import StoreAway
 from pipegap.sweeps.cluster.gang import run_gang_on_ray
 from pipegap.sweeps.cluster.queue import WorkList
+from pipegap.sweeps.cluster.session import Session
 from pipegap.sweeps.cluster.stop_flag import stop_requested
 from pipegap.sweeps.cluster.tune_hooks import (
     Bundles,
@@ -25,15 +25,16 @@ from pipegap.sweeps.cluster.tune_hooks import (
 )
 from pipegap.sweeps.plan.devices import bundles
 from pipegap.sweeps.request.expand import Trial
-from pipegap.sweeps.store.store import RunningTrial, SweepStore
 from pipegap.sweeps.tracking.choice import Tracking
 from pipegap.sweeps.view.display import Display
 from pipegap.sweeps.view.progress import COLD, WARMING, Warm
+from pipegap.sweeps.view.render import DriverConsole
 from pipegap.trainer.base.errors import BadInput, LeaseLost, Stopped
 from pipegap.trainer.base.status import Status
 from pipegap.trainer.folder.lease import Held
-from pipegap.trainer.folder.record import Row, read_result, trial_folder
-from pipegap.trainer.ranks.supervisor import AskedToStop
+from pipegap.trainer.folder.result import Row, read_result, trial_folder
+from pipegap.trainer.store.bucket import StoreAway
+from pipegap.trainer.store.store import RunningTrial, SweepStore
 from pipegap.trainer.trial import record_failure, run_trial
 
 REPORT_EVERY = 2.0
@@ -45,28 +46,30 @@ RETRIES = 2
 
 
 def run_trials(
-    work: WorkList,
-    gpus_per_trial: float,
-    display: Display,
-    asked_to_stop: AskedToStop,
-    tracking: Tracking,
-    folder: Path,
-    store: SweepStore,
-    on_last: Callable[[], None] = lambda: None,
+    session: Session, work: WorkList, planned: Sequence[Trial], on_last: Callable[[], None]
 ) -> None:
     """Run those trials that nobody else runs; each that ends leaves a result in the store.
 
-    Call it within `cluster`, which yields `folder`. Once `asked_to_stop` is true, running trials
-    save a checkpoint, from which the next call resumes. `on_last` is called, once or more, while
-    the last trials run. Raises BadInput if the cluster is too small for a trial.
+    Shows them among the `planned` ones. Once the session is asked to stop, running trials save a
+    checkpoint, from which the next call resumes. `on_last` is called, once or more, while the last
+    trials run. Raises BadInput if the cluster is too small for a trial.
     """
+    view = session.title, planned, work.left, session.store, session.asked_to_stop
+    with Display(*view, DriverConsole()) as display:
+        _run_on_tune(session, work, display, on_last)
+
+
+def _run_on_tune(
+    session: Session, work: WorkList, display: Display, on_last: Callable[[], None]
+) -> None:
     trials = work.left
-    needed = {trial.plan.trial_id: bundles(trial, gpus_per_trial) for trial in trials}
+    needed = {trial.trial_id: bundles(trial, session.gpus_per_trial) for trial in trials}
     for bundle in needed.values():
         require_resources(bundle)
     smallest = min(needed.values(), key=lambda each: sum(sum(bundle.values()) for bundle in each))
-    stop = StopWhenAsked(asked_to_stop, display.running)
-    train = tune.with_parameters(_train, flag=stop.flag, tracking=tracking, store=store)
+    stop = StopWhenAsked(session.asked_to_stop, display.running)
+    shared = {"flag": stop.flag, "tracking": session.tracking, "store": session.store}
+    train = tune.with_parameters(_train, **shared)
     tuner = Tuner(
         tune.with_resources(train, _resources),
         tune_config=TuneConfig(
@@ -74,7 +77,7 @@ def run_trials(
                 work.queue,
                 lambda trial_id: _payload(work[trial_id], needed[trial_id]),
                 lambda: num_slots(smallest),
-                asked_to_stop,
+                session.asked_to_stop,
             ),
             num_samples=-1,
             # On a GPU the CUDA context of a trial stays with its process: a new process per trial.
@@ -83,7 +86,7 @@ def run_trials(
             trial_dirname_creator=_name,
         ),
         run_config=RunConfig(
-            storage_path=str(folder / "tune"),
+            storage_path=str(session.folder / "tune"),
             verbose=0,
             callbacks=[display, Untracked(), LastTrials(work.queue, on_last)],
             stop=stop,
@@ -94,7 +97,7 @@ def run_trials(
         grid = tuner.fit()
     ends = (grid[i] for i in range(len(grid)))
     died = {Path(end.path).name: end.error for end in ends if end.error}
-    _record_deaths([trial for trial in trials if trial.plan.trial_id in died], died, store)
+    _record_deaths([trial for trial in trials if trial.trial_id in died], died, session.store)
 
 
 def _record_deaths(
@@ -102,7 +105,7 @@ def _record_deaths(
 ) -> None:
     """Record a failure for trials whose process died at every attempt before it could do so."""
     for trial in trials:
-        trial_id = trial.plan.trial_id
+        trial_id = trial.trial_id
         with (
             suppress(OSError, BadInput, LeaseLost, StoreAway),  # the store may be what failed
             store.running(trial.config, trial_id) as running,
@@ -115,7 +118,7 @@ def _record_deaths(
 def _payload(trial: Trial, needed: Bundles) -> Row:
     """Return what Tune hands to a worker for one trial."""
     return {
-        "id": trial.plan.trial_id,
+        "id": trial.trial_id,
         "arm": trial.arm,
         "config": trial.config,
         "setting": trial.setting,

@@ -21,7 +21,6 @@ from pipegap.sweeps.plan import preflight
 from pipegap.sweeps.plan.devices import bundles
 from pipegap.sweeps.plan.pricing import in_bytes, peak
 from pipegap.sweeps.request.expand import Trial
-from pipegap.sweeps.store.results import finished
 from pipegap.trainer.base.cli import duration
 from pipegap.trainer.base.errors import Unavailable, one_line
 from pipegap.trainer.base.machine import Machine, look
@@ -42,23 +41,20 @@ class _Asked(Exception):
 
 def try_first(
     todo: Sequence[Trial],
-    planned: Sequence[Trial],
     wanted: bool | None,
     gpus_per_trial: float,
     where: str,
     asked_to_stop: AskedToStop,
 ) -> None:
-    """Trains the first updates of the largest trial to do, unless some planned trial has ended.
+    """Trains the first updates of the largest trial to do.
 
     With `wanted` None only where a trial takes GPUs. `where` names the store. Raises Unavailable in
     one line if the updates fail.
     """
     on_gpus = [trial for trial in todo if trial.config["device"] != "cpu"]
-    is_wanted = bool(on_gpus) if wanted is None else wanted
-    if not is_wanted or any(finished(trial) is not None for trial in planned):
-        return
-    for line in _try(on_gpus or todo, gpus_per_trial, where, asked_to_stop):
-        print(line, flush=True)
+    if bool(on_gpus) if wanted is None else wanted:
+        for line in _try(on_gpus or todo, gpus_per_trial, where, asked_to_stop):
+            print(line, flush=True)
 
 
 def _try(
@@ -81,7 +77,7 @@ def _try(
     looking = first if len(needed) == 1 else start(needed[-1])
     try:
         with scratch(results, ".first-trial-") as folder:
-            machine: Machine = looking.run(_look, trial.config["device"], results)
+            machine: Machine = looking.ask(_look, trial.config["device"], results)
             if looking is not first:
                 looking.end()
             num_gpus = ray.cluster_resources().get("GPU", 0)
@@ -90,9 +86,9 @@ def _try(
             for change in preflight.changes(machine, todo, on_gpu):
                 yield f"change    {change}"
             yield f"first     {UPDATES} updates of {trial.name}, straight through and with a stop"
-            first.run(_begin, trial.config, folder)
+            first.ask(_begin, trial.config, folder)
             first.end()
-            rehearsed: Rehearsed = second.run(_resume, trial.config, folder)
+            rehearsed: Rehearsed = second.ask(_resume, trial.config, folder)
             yield _verdict(rehearsed, trial, time.monotonic() - started)
     except _Asked:
         return
@@ -132,7 +128,7 @@ class _Process:
             .remote()
         )
 
-    def run(self, function: Callable[..., object], *arguments: object) -> Any:
+    def ask(self, function: Callable[..., object], *arguments: object) -> Any:
         """Return what the function returns.
 
         Raises _Asked once a signal asks to stop, and Unavailable if the function raises or the

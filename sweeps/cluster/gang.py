@@ -102,8 +102,8 @@ def run_gang_on_ray(
     group = get_current_placement_group()
     assert group is not None, "Tune runs a trial in its group"
     nodes: dict[int, str] = ray.util.placement_group_table(group)["bundles_to_node_id"]
-    places = by_node([nodes[bundle] for bundle in range(num_ranks)])
-    actors = [_start(group, bundle, index) for index, bundle in enumerate(places)]
+    order = by_node([nodes[bundle] for bundle in range(num_ranks)])
+    actors = [_start(group, bundle, index) for index, bundle in enumerate(order)]
     try:
         address = ray.get(actors[0].open_store.remote(), timeout=START_UP)
         streams = [
@@ -126,8 +126,8 @@ def by_node(nodes: Sequence[str]) -> list[int]:
     return sorted(range(len(nodes)), key=lambda bundle: nodes.index(nodes[bundle]))
 
 
-def _start(group: PlacementGroup, place: int, index: int) -> Any:
-    bundle = group.bundle_specs[place]
+def _start(group: PlacementGroup, number: int, index: int) -> Any:
+    bundle = group.bundle_specs[number]
     return (
         ray.remote(RankActor)
         .options(
@@ -136,7 +136,7 @@ def _start(group: PlacementGroup, place: int, index: int) -> Any:
             max_restarts=0,
             max_task_retries=0,
             max_concurrency=4,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, place),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, number),
         )
         .remote(index)
     )

@@ -13,7 +13,7 @@ from typing import Protocol
 from uuid import uuid4
 
 from pipegap.sweeps.request.expand import Trial
-from pipegap.sweeps.store.store import SweepStore, TrialState
+from pipegap.trainer.store.store import SweepStore, TrialState
 
 LOOK_EVERY = 2.0
 """Seconds between two looks at trials that others hold. A look is about ten operations of the file
@@ -46,7 +46,7 @@ class StartedTrials(Protocol):
     def started(self) -> Collection[str]:
         """Return the ids of the trials that any driver has started, ended ones included."""
 
-    def look(self, trial_id: str) -> TrialState:
+    def state_of(self, trial_id: str) -> TrialState:
         """Return what the store says of a started trial."""
 
 
@@ -119,12 +119,12 @@ class TrialQueue:
             if trial_id not in started:
                 return trial_id
             # What has appeared in the store since it was added is run by another driver.
-            look = TrialState.HELD
+            state = TrialState.HELD
             if trial_id in self._started_before:
-                look, looks = self._store.look(trial_id), looks + 1
-            if look == TrialState.FREE:
+                state, looks = self._store.state_of(trial_id), looks + 1
+            if state == TrialState.FREE:
                 return trial_id
-            if look == TrialState.HELD:
+            if state == TrialState.HELD:
                 self._elsewhere.append(trial_id)
         return None
 
@@ -136,10 +136,10 @@ class TrialQueue:
         wait = 0.0
         for _ in range(min(LOOKS_AT_ONCE, len(self._elsewhere))):
             trial_id = self._elsewhere.popleft()
-            look = self._store.look(trial_id)
-            if look == TrialState.FREE:
+            state = self._store.state_of(trial_id)
+            if state == TrialState.FREE:
                 return trial_id
-            if look == TrialState.HELD:
+            if state == TrialState.HELD:
                 self._elsewhere.append(trial_id)
                 wait = LOOK_EVERY
                 break
@@ -166,9 +166,9 @@ class WorkList:
         """See `StartedTrials`."""
         return self._store.started(self._trials)
 
-    def look(self, trial_id: str) -> TrialState:
+    def state_of(self, trial_id: str) -> TrialState:
         """See `StartedTrials`."""
-        return self._store.look(self._trials[trial_id])
+        return self._store.state_of(self._trials[trial_id])
 
     def __len__(self) -> int:
         """Return how many trials are left, those that other drivers run included."""

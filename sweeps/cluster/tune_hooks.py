@@ -33,14 +33,14 @@ def inherited_environment() -> Iterator[None]:
     Ray starts a process anew for them, though one waits for work, and logs them: AWS keys too. The
     other variable that Tune always gives is for PyTorch Lightning.
     """
-    told, given = class_cache.ENV_VARS_TO_PROPAGATE, dict(class_cache.DEFAULT_ENV_VARS)
-    keys = {name for name in told if name.startswith("AWS_")}
-    told -= keys
+    passed_on, given = class_cache.ENV_VARS_TO_PROPAGATE, dict(class_cache.DEFAULT_ENV_VARS)
+    keys = {name for name in passed_on if name.startswith("AWS_")}
+    passed_on -= keys
     class_cache.DEFAULT_ENV_VARS.clear()
     try:
         yield
     finally:
-        told |= keys
+        passed_on |= keys
         class_cache.DEFAULT_ENV_VARS.update(given)
 
 

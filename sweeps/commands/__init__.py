@@ -16,5 +16,3 @@ COMMANDS = {
     "stop": "ends such jobs; their trials save checkpoints",
 }
 """First word of the command line → what the command does."""
-SAYS = "running trials save a checkpoint and stop"
-"""What a driver says when a signal asks it to stop."""

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from pipegap.sweeps.request.command_line import Request, parse_count, parse_request
 from pipegap.sweeps.request.expand import Trial
-from pipegap.sweeps.store.results import finished
 from pipegap.trainer.base.cli import DONE, Given, one_of, parse
 from pipegap.trainer.base.errors import BadInput, first_line
 from pipegap.trainer.base.places import require_folder
@@ -18,6 +17,7 @@ from pipegap.trainer.base.resources import require_device
 from pipegap.trainer.base.status import Status
 from pipegap.trainer.data import benchmarks
 from pipegap.trainer.data.benchmarks import BENCHMARKS, FOLDER
+from pipegap.trainer.store.snapshot import Snapshot
 
 HUB = "hub"
 BATCH_SIZE = 16
@@ -97,12 +97,13 @@ def _take_tasks(given: Given) -> list[str]:
 
 def _with_weights(request: Request) -> list[Trial]:
     """The completed trials of the sweeps that kept their weights as transformers reads them."""
-    planned = all_planned(plan_sweeps(request))
+    seen = Snapshot()
+    planned = all_planned(plan_sweeps(request, seen))
     kept = [
         trial
         for trial in planned
         if (trial.folder / "final" / "config.json").is_file()
-        and (row := finished(trial)) is not None
+        and (row := seen.finished(trial)) is not None
         and row["status"] == Status.COMPLETED
     ]
     if not kept:

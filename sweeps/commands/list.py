@@ -4,8 +4,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pipegap.analysis.objects.mirror import pulled
 from pipegap.trainer.base.cli import DONE, Given, parse, take_choice
+from pipegap.trainer.store.opened import pulled
 
 if TYPE_CHECKING:
     from pipegap.analysis.table.selection import Selection

@@ -22,7 +22,7 @@ def main(words: Sequence[str]) -> int:
     given.setdefault("checkpoints", "")  # nothing is deleted by default
     chosen = STATUSES[take_choice(given, "checkpoints", [*STATUSES])]
     rows = [row for row in select(given).rows() if row["status"] in chosen]
-    from pipegap.sweeps.store.opened import open_store  # torch is slow
+    from pipegap.trainer.store.opened import open_store  # torch is slow
 
     store = open_store(given.get("results", "results"))
     num_files, num_bytes, num_trials = 0, 0, 0

@@ -4,24 +4,22 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipegap.sweeps.commands import SAYS
+from pipegap.sweeps.cluster.queue import WorkList
+from pipegap.sweeps.cluster.session import Session, require_ready, session
 from pipegap.sweeps.commands.list import KEYS, select
 from pipegap.sweeps.request.command_line import CHOICES, parse_gpus
 from pipegap.sweeps.request.expand import Trial, placed
-from pipegap.sweeps.store.opened import open_store
-from pipegap.sweeps.store.results import finished, require_ready
-from pipegap.sweeps.store.store import SweepStore
 from pipegap.sweeps.tracking import choice
-from pipegap.sweeps.tracking.choice import Tracking
 from pipegap.sweeps.view.progress import Progress
 from pipegap.trainer.base.cli import DONE, FAILED, parse, take_choice, take_flag
 from pipegap.trainer.base.errors import BadInput, Stopped
 from pipegap.trainer.base.status import FINAL, Status
-from pipegap.trainer.base.stopping import stopping
 from pipegap.trainer.config.plan import plan_trial
 from pipegap.trainer.config.schema import validate
-from pipegap.trainer.folder.record import Row, trial_folder
+from pipegap.trainer.folder.result import Row, trial_folder
 from pipegap.trainer.folder.wellformed import CONFIG, read
+from pipegap.trainer.store.opened import open_store
+from pipegap.trainer.store.snapshot import Snapshot
 
 OPTIONS = f"""\
 {KEYS}
@@ -57,10 +55,12 @@ def main(words: Sequence[str]) -> int:
             print(f"{left} {status} are left as they are: {why}")
     if dry_run or not chosen:
         return FAILED if refused else DONE
-    require_ready(store, chosen)
-    stopped = _run(chosen, store, gpus_per_trial, first_trial, tracking)
+    seen = Snapshot()
+    require_ready(store, [trial for trial in chosen if seen.finished(trial) is None])
+    with session("rerun", store, gpus_per_trial, tracking) as here:
+        stopped = _run(chosen, here, first_trial, seen)
     store.pull()
-    exit_code = _report(chosen)
+    exit_code = _report(chosen, seen.again())
     return Stopped.exit_code if stopped else exit_code or (FAILED if refused else DONE)
 
 
@@ -95,43 +95,28 @@ def recorded(folder: Path, arm: str, trial_id: str, results: Path) -> Trial:
     return Trial(arm, config, plan, sweeps=("rerun",))
 
 
-def _run(
-    trials: Sequence[Trial],
-    store: SweepStore,
-    gpus_per_trial: float,
-    first_trial: bool | None,
-    tracking: Tracking,
-) -> bool:
+def _run(trials: Sequence[Trial], here: Session, first_trial: bool | None, seen: Snapshot) -> bool:
     """Runs the trials; returns whether a signal asked to stop.
 
     Trials that had not started by then get the output of their earlier run back.
     """
-    from pipegap.sweeps.cluster.connection import cluster
-    from pipegap.sweeps.cluster.driver import run_trials
-    from pipegap.sweeps.cluster.first_trial import try_first
-    from pipegap.sweeps.cluster.queue import WorkList
-    from pipegap.sweeps.view.display import Display
-    from pipegap.sweeps.view.render import DriverConsole
-
-    with cluster() as folder, stopping(SAYS) as asked_to_stop:
-        try_first(trials, trials, first_trial, gpus_per_trial, store.name, asked_to_stop)
-        work = WorkList(store)
-        restores = [store.archive(trial) for trial in trials if finished(trial) is not None]
-        store.pull()
-        work.add(trials)
-        try:
-            view = ("rerun", trials, trials, store.folder, store.pull, asked_to_stop)
-            with Display(*view, DriverConsole()) as display:
-                run_trials(work, gpus_per_trial, display, asked_to_stop, tracking, folder, store)
-        finally:
-            for restore in restores:
-                restore()
-        return asked_to_stop()
+    done = [trial for trial in trials if seen.finished(trial) is not None]
+    if not done:
+        here.try_first(trials, first_trial)
+    work, restores = WorkList(here.store), [here.store.archive(trial) for trial in done]
+    here.store.pull()
+    work.add(trials)
+    try:
+        here.run_trials(work, trials)
+    finally:
+        for restore in restores:
+            restore()
+    return here.asked_to_stop()
 
 
-def _report(trials: Sequence[Trial]) -> int:
+def _report(trials: Sequence[Trial], seen: Snapshot) -> int:
     now = Progress(trials)
-    now.refresh(now.trials)
+    now.refresh(now.trials, seen)
     print(", ".join(f"{count} {status}" for status, count in sorted(now.counts.items())))
     for trial, _ in now.of(Status.FAILED):
         print(f"failed: {trial.name}, see {trial.folder}/result.json")

@@ -1,50 +1,39 @@
 """Runs the missing trials of a sweep, then reports gaps."""
 
 import shlex
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from pipegap.analysis.objects.bucket import StoreAway
 from pipegap.analysis.report.ahead import Ahead
-from pipegap.sweeps.commands import COMMANDS, SAYS
+from pipegap.sweeps.cluster.session import require_ready, run_rounds
+from pipegap.sweeps.commands import COMMANDS
 from pipegap.sweeps.plan import sweep_record
-from pipegap.sweeps.plan.pricing import Prices, summary
-from pipegap.sweeps.plan.sweep_plan import SweepPlan, all_planned, plan_sweeps
-from pipegap.sweeps.request.command_line import Request, parse_request
-from pipegap.sweeps.request.expand import Trial, unique
+from pipegap.sweeps.plan.pricing import summary
+from pipegap.sweeps.plan.round import Round
+from pipegap.sweeps.plan.sweep_plan import SweepPlan
+from pipegap.sweeps.request.command_line import parse_request
+from pipegap.sweeps.request.expand import unique
 from pipegap.sweeps.request.files import ALL, PAPER, known
-from pipegap.sweeps.store.opened import open_store
-from pipegap.sweeps.store.results import failed, finished, require_ready
-from pipegap.sweeps.store.store import SweepStore
 from pipegap.trainer.base.children import Worker
 from pipegap.trainer.base.cli import DONE, FAILED, parser
 from pipegap.trainer.base.errors import Stopped
-from pipegap.trainer.base.stopping import stopping
-
-POLL_EVERY = 0.5
-"""Seconds between two questions to the queue, which limits the looks into the store itself."""
+from pipegap.trainer.store.opened import open_store
 
 
 def main(words: Sequence[str]) -> int:
     """Exit code: 0 done, 1 a trial failed or has not run, 143 stopped. Raises BadInput."""
     request = parse_request(_request_words(words))
-    store = open_store(request.where)
-    store.pull()
-    sweeps = plan_sweeps(request)
-    print(summary(request, sweeps), flush=True)
+    now = Round.first(request, open_store(request.where))
+    print(summary(now), flush=True)
     if request.dry_run:
         return DONE
-    require_ready(store, all_planned(sweeps))
-    sweep_record.write(request, sweeps, store)
-    with Ahead(len(all_planned(sweeps))) as ahead:
-        sweeps, stopped = _run(request, sweeps, store, ahead)
-        store.pull()
-        sweep_record.write(request, sweeps, store)  # what is left is priced by what has finished
+    require_ready(now.store, now.todo)
+    sweep_record.write(now, now.sweeps)
+    with Ahead(len(now.planned)) as ahead:
+        now, stopped = run_rounds(now, ahead.begin)
+        sweep_record.write(now, now.sweeps)  # what is left is priced by what has finished
         if stopped:  # whoever asked will not wait for a report (Slurm kills after a minute)
-            _say_what_is_left(request, sweeps)
-            return Stopped.exit_code
-        prices = Prices.measured(request.results, all_planned(sweeps))
-        return max(_end(request, sweep, prices, store, ahead.worker) for sweep in sweeps)
+            return _say_what_is_left(now)
+        return max(_end(now, sweep, ahead.worker) for sweep in now.sweeps)
 
 
 def _request_words(words: Sequence[str]) -> list[str]:
@@ -78,102 +67,24 @@ def _request_words(words: Sequence[str]) -> list[str]:
     )
 
 
-def _run(
-    request: Request, sweeps: list[SweepPlan], store: SweepStore, ahead: Ahead
-) -> tuple[list[SweepPlan], bool]:
-    """Runs the trials that can run, in rounds: those that decide which others do, then the others.
-
-    This driver tries each trial once at most. Trials that another driver runs are waited for, and
-    run here if it dies. While the last ones run, `ahead` begins. Returns the plans at the end, and
-    whether a signal asked to stop.
-    """
-    if not _missing(sweeps):
-        return sweeps, False
-    from pipegap.sweeps.cluster.connection import cluster, require_seen_by_nodes
-
-    # Ray installs its signal handlers when it starts; `stopping` replaces them after that.
-    with cluster() as folder, stopping(SAYS) as asked_to_stop:
-        # Tune is large: it is imported while Ray's processes start.
-        from pipegap.sweeps.cluster.driver import run_trials
-        from pipegap.sweeps.cluster.first_trial import try_first
-        from pipegap.sweeps.cluster.queue import WorkList
-        from pipegap.sweeps.view.display import Display
-        from pipegap.sweeps.view.render import DriverConsole
-
-        require_seen_by_nodes(store)
-        how = request.first_trial, request.gpus_per_trial, request.where
-        try_first(_missing(sweeps), all_planned(sweeps), *how, asked_to_stop)
-        work = WorkList(store)
-        work.add(_missing(sweeps))
-        while len(work) and not asked_to_stop():
-            num_left = len(work)
-            if work.queue.is_ready():
-                planned, console = all_planned(sweeps), DriverConsole()
-                view = (request.title, planned, work.left, store.folder, store.pull, asked_to_stop)
-                with Display(*view, console) as display:
-                    gpus = request.gpus_per_trial
-                    run_trials(
-                        work,
-                        gpus,
-                        display,
-                        asked_to_stop,
-                        request.tracking,
-                        folder,
-                        store,
-                        ahead.begin,
-                    )
-            else:
-                time.sleep(POLL_EVERY)
-            if len(work) < num_left:
-                sweeps = _refreshed(request, sweeps, store, asked_to_stop)
-                work.add(_missing(sweeps))
-        return sweeps, asked_to_stop()
-
-
-def _refreshed(
-    request: Request, sweeps: list[SweepPlan], store: SweepStore, asked_to_stop: Callable[[], bool]
-) -> list[SweepPlan]:
-    """The plans by the results that the store has now; what has changed is recorded. While the
-    store is away it is asked again."""
-    while not asked_to_stop():
-        try:
-            store.pull()
-            new = [sweep.refreshed() for sweep in sweeps]
-            changed = [now for old, now in zip(sweeps, new, strict=True) if now != old]
-            sweep_record.write(request, changed, store)
-            return new
-        except StoreAway:
-            time.sleep(POLL_EVERY)
-    return sweeps
-
-
-def _missing(sweeps: Sequence[SweepPlan]) -> list[Trial]:
-    runnable = {trial.plan.trial_id for sweep in sweeps for trial in sweep.runnable}
-    planned = [trial for trial in all_planned(sweeps) if trial.plan.trial_id in runnable]
-    return [trial for trial in planned if finished(trial) is None]
-
-
-def _say_what_is_left(request: Request, sweeps: Sequence[SweepPlan]) -> None:
-    left = sum(finished(trial) is None for trial in all_planned(sweeps))
-    print(f"stopped with {left} trials to go: the same command resumes them")
-    where = shlex.quote(request.where)
+def _say_what_is_left(now: Round) -> int:
+    print(f"stopped with {len(now.todo)} trials to go: the same command resumes them")
+    where = shlex.quote(now.request.where)
     print(f"a report of what is done: pipegap report results={where} out=report")
+    return Stopped.exit_code
 
 
-def _end(
-    request: Request, plan: SweepPlan, prices: Prices, store: SweepStore, worker: Worker | None
-) -> int:
+def _end(now: Round, plan: SweepPlan, worker: Worker | None) -> int:
     """Prints what became of a sweep, its report and its advice; returns an exit code."""
-    if len(request.sweeps) > 1:
+    if len(now.sweeps) > 1:
         print(f"\nsweep {plan.label}")
-    planned = unique(plan.planned)
-    lost = [trial for trial in planned if failed(trial)]
+    todo = [trial for trial in unique(plan.planned) if now.seen.finished(trial) is None]
+    lost = [trial for trial in todo if now.seen.failed(trial)]
     for trial in lost:
         print(f"failed: {trial.name}, see {trial.folder}/result.json")
-    print(sweep_record.report(request, plan, prices, store, worker))
+    print(sweep_record.report(now, plan, worker))
     if plan.sweep.verdict:
         print(f"rule for the verdict, written before the run: {plan.sweep.verdict}")
-    left = sum(finished(trial) is None for trial in planned) - len(lost)
-    if left:
+    if left := len(todo) - len(lost):
         print(f"{left} trials have not run: the same command runs them")
-    return FAILED if lost or left else DONE
+    return FAILED if todo else DONE

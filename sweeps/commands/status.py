@@ -9,18 +9,17 @@ from pathlib import Path
 from rich.console import RenderableType
 from rich.live import Live
 
-from pipegap.analysis.objects.bucket import StoreAway
-from pipegap.analysis.objects.mirror import pulled
-from pipegap.analysis.table.records import records
 from pipegap.analysis.table.text import aligned
 from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from pipegap.sweeps.request.command_line import Request, parse_request
-from pipegap.sweeps.store.opened import open_store
 from pipegap.sweeps.view.progress import Progress
 from pipegap.sweeps.view.render import SHARE, GapTable, ReadConsole, render
 from pipegap.trainer.base.cli import DONE, parse, take_flag
 from pipegap.trainer.base.status import ENDED
-from pipegap.trainer.folder.record import read_result
+from pipegap.trainer.store.bucket import StoreAway
+from pipegap.trainer.store.opened import open_store, pulled
+from pipegap.trainer.store.records import records
+from pipegap.trainer.store.snapshot import Snapshot
 
 POLL_EVERY = 2.0
 """Seconds between two views with `watch=true`."""
@@ -39,17 +38,19 @@ class WatchedSweep:
         self._request, self._gaps = request, GapTable(request.results)
         self._store = open_store(request.where)
         self._store.pull()
-        self._sweeps = plan_sweeps(request)
+        self._seen = Snapshot()
+        self._sweeps = plan_sweeps(request, self._seen)
         self.progress = Progress([])
 
     def render(self, width: int | None) -> RenderableType:
         """The view now. The gap table has `width` columns; with None it is Markdown."""
         with suppress(StoreAway):  # for a moment: what was seen last is shown
             self._store.pull()
-        self._sweeps = [sweep.refreshed() for sweep in self._sweeps]
+        self._seen = self._seen.again()
+        self._sweeps = [sweep.refreshed(self._seen) for sweep in self._sweeps]
         trials = all_planned(self._sweeps)
         self.progress = Progress(trials, self.progress)
-        self.progress.refresh(self.progress.trials)
+        self.progress.refresh(self.progress.trials, self._seen)
         self._gaps.refresh(self.progress, width)
         note = ""
         if any(trial.plan.data_hash is None for trial in trials):
@@ -85,8 +86,9 @@ def _overview(results: Path) -> str:
     Trials that run now are among those left: only the sweep's own view asks for their leases.
     """
     rows = [("sweep", "trials", *(str(status) for status in ENDED), "left", "more")]
+    seen = Snapshot()
     for record in records(results):
-        ended = (read_result(results / "trials" / trial_id) for trial_id in record.trials)
+        ended = (seen.result(results / "trials" / trial_id) for trial_id in record.trials)
         ends = Counter(result["status"] for result in ended if result)
         counts = (len(record.trials), *(ends[status] for status in ENDED))
         left = len(record.trials) - ends.total()

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipegap.analysis.table.text import aligned
-from pipegap.sweeps.plan.devices import bundles, counted_seconds, device_of, occupied, unit
-from pipegap.sweeps.plan.sweep_plan import SweepPlan, all_planned
-from pipegap.sweeps.request.command_line import Request
+from pipegap.sweeps.plan.devices import bundles, device_of, occupied, unit
+from pipegap.sweeps.plan.round import Round
+from pipegap.sweeps.plan.sweep_plan import SweepPlan
 from pipegap.sweeps.request.expand import Trial, unique
-from pipegap.sweeps.store.results import Throughput, finished
 from pipegap.trainer.base.cli import duration
 from pipegap.trainer.base.errors import some
 from pipegap.trainer.config.memory import peak_bytes
@@ -23,8 +22,6 @@ from pipegap.trainer.config.plan import Plan, which_optimizer
 if TYPE_CHECKING:
     from pipegap.analysis.statistics.gaps import Spread
 
-ASSUMED_START = 0.35
-"""Seconds that a trial takes besides (bench/README.md): to build its parts, to write its record."""
 NODE = 8
 """GPUs that a plan counts with where this machine has none."""
 CONTEXT = 1e9
@@ -36,39 +33,6 @@ EVEN = 0.8
 HALF_WIDTH = 0.01
 """Nats per token: a plan says how many seeds give this precision, as small as the gaps of robust
 optimizers."""
-
-
-@dataclass(frozen=True)
-class Prices:
-    """The seconds that trials take, start and evaluation included."""
-
-    throughput: Throughput
-
-    @classmethod
-    def measured(cls, store: Path, trials: Sequence[Trial]) -> "Prices":
-        """Return prices by the finished trials; for shapes without one, by others of the store."""
-        throughput = Throughput()
-        for trial in trials:
-            if (result := finished(trial)) is not None:
-                throughput.add(trial.config, result)
-        throughput.add_from(store, (trial.config for trial in trials))
-        return cls(throughput)
-
-    def measured_seconds(self, trial: Trial) -> float | None:
-        """Return the seconds by trials of its shape; None if none of them has finished."""
-        pace = self.throughput.of(trial.config)
-        if pace is None:
-            return None
-        training = trial.plan.tokens / pace.tokens_per_second
-        return training + trial.plan.num_evaluations * pace.seconds_per_evaluation
-
-    def seconds(self, trial: Trial, amount: float) -> float:
-        """Return the measured seconds, or else those of the counted work on `amount` units."""
-        measured = self.measured_seconds(trial)
-        if measured is not None:
-            return measured
-        per_process = amount / trial.plan.num_processes
-        return ASSUMED_START + counted_seconds(trial.config, trial.plan) / per_process
 
 
 @dataclass(frozen=True)
@@ -87,17 +51,14 @@ class Cost:
 
 
 class PricedSweeps:
-    """The trials of a request with their prices."""
+    """The trials of a round with their prices."""
 
-    def __init__(self, request: Request, sweeps: Sequence[SweepPlan]) -> None:
-        self._request, self._sweeps = request, sweeps
-        self.trials = all_planned(sweeps)
-        self.todo = [trial for trial in self.trials if finished(trial) is None]
-        """The trials that have to run."""
-        self._prices = Prices.measured(request.results, self.trials)
+    def __init__(self, now: Round) -> None:
+        self._request, self._sweeps, self._prices = now.request, now.sweeps, now.prices
+        self.trials, self.todo = now.planned, now.todo
         self._amounts, self._seconds = dict[str, float](), dict[str, float]()
         for trial in self.todo:
-            amount = occupied(trial, request.gpus_per_trial)
+            amount = occupied(trial, now.request.gpus_per_trial)
             self._amounts[trial.plan.trial_id] = amount
             self._seconds[trial.plan.trial_id] = self._prices.seconds(trial, amount)
 
@@ -185,12 +146,12 @@ class PricedSweeps:
         )
 
 
-def summary(request: Request, sweeps: Sequence[SweepPlan]) -> str:
+def summary(now: Round) -> str:
     """Return the lines of a plan: what the sweeps cost, and which gap their seeds detect."""
-    lines = [*PricedSweeps(request, sweeps).in_lines()]
-    for sweep in sweeps:
+    request, lines = now.request, [*PricedSweeps(now).in_lines()]
+    for sweep in now.sweeps:
         open_or_chosen = [*sweep.estimate, *(sweep.remarks if request.dry_run else [])]
-        if len(sweeps) == 1:
+        if len(now.sweeps) == 1:
             lines += [*_precision(request.results, sweep), *open_or_chosen]
         else:
             lines += [f"{sweep.label}: {' '.join(line.split())}" for line in open_or_chosen]

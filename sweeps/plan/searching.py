@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from pipegap.sweeps.plan.tried import Choice, TriedSetting, at, value_of
+from pipegap.sweeps.plan.tried import Choice, TriedSetting, at, mean_losses, value_of
 from pipegap.sweeps.request.expand import GridPoint
 from pipegap.sweeps.request.schema import Axis, Search, Sweep
 from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import optuna
@@ -67,7 +68,7 @@ def check_space(search: Search, points: Iterable[GridPoint]) -> None:
             at(point, corner).trials(search.seeds[:1])
 
 
-def try_settings(sweep: Sweep, search: Search, point: GridPoint) -> Choice:
+def try_settings(sweep: Sweep, search: Search, point: GridPoint, seen: Snapshot) -> Choice:
     """Return what the sampler proposes at a point, by the store's results, and the best of it."""
     space = _space_at(point, search)
     study, axes = _study(search, space)
@@ -75,7 +76,9 @@ def try_settings(sweep: Sweep, search: Search, point: GridPoint) -> Choice:
     while len(tried) < search.budget:
         number = min(search.at_once, search.budget - len(tried))
         proposed = [study.ask(axes) for _ in range(number)]
-        settings = [_setting(point, _rounded(space, p.params), search.seeds) for p in proposed]
+        settings = [
+            _setting(point, _rounded(space, p.params), search.seeds, seen) for p in proposed
+        ]
         tried += settings
         losses = [setting.losses for setting in settings]
         if None in losses:  # Optuna hears of all that it proposed together, or of none
@@ -139,6 +142,9 @@ def _corners(space: Space) -> list[dict[str, Any]]:
     ]
 
 
-def _setting(point: GridPoint, values: Mapping[str, Any], seeds: Sequence[int]) -> TriedSetting:
+def _setting(
+    point: GridPoint, values: Mapping[str, Any], seeds: Sequence[int], seen: Snapshot
+) -> TriedSetting:
     there = at(point, values)
-    return TriedSetting(dict(values), there, there.trials(seeds))
+    trials = there.trials(seeds)
+    return TriedSetting(dict(values), there, trials, mean_losses(trials, seen))

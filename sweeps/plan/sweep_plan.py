@@ -28,11 +28,11 @@ from pipegap.sweeps.request.command_line import Request
 from pipegap.sweeps.request.expand import Trial, points, unique
 from pipegap.sweeps.request.files import scale_file
 from pipegap.sweeps.request.schema import Sweep
-from pipegap.sweeps.store.results import final_loss
 from pipegap.trainer.base.build import label
 from pipegap.trainer.config.combinations import require_graphs
 from pipegap.trainer.config.compose import Composer
 from pipegap.trainer.config.schema import validate
+from pipegap.trainer.store.snapshot import Snapshot
 
 NEARLY = 1e-6
 """Updates: the rounding error of a simulated ratio."""
@@ -128,23 +128,27 @@ class SweepPlan:
         """Lines on what was chosen and what was left out, and why."""
         return [*tried.remarks(self.sweep, self.choices), *_left_out(self.sweep, self.points)]
 
-    def refreshed(self) -> "SweepPlan":
-        """Return the plan by the results that the store has now."""
+    def refreshed(self, seen: Snapshot) -> "SweepPlan":
+        """Return the plan by the results that were seen."""
         if self.settled:
             return self
-        return replace(self, points=judge(self.sweep, choose(self.sweep, self.choices)))
+        return replace(self, points=_decided(self.sweep, self.choices, seen))
 
 
-def plan_sweeps(request: Request) -> list[SweepPlan]:
-    """Return one plan per sweep; raises BadInput for everything that can be known to be wrong."""
+def plan_sweeps(request: Request, seen: Snapshot | None = None) -> list[SweepPlan]:
+    """Return one plan per sweep, by the results that were seen, or that the store has now; raises
+    BadInput for everything that can be known to be wrong."""
     compose = Composer(if_there={*scale_file(request.scale)} - {*request.words})
+    now = seen or Snapshot()
     return [
-        _plan_sweep(label, sweep, request.results, compose)
+        _plan_sweep(label, sweep, request.results, compose, now)
         for label, sweep in request.sweeps.items()
     ]
 
 
-def _plan_sweep(label: str, sweep: Sweep, results: Path, compose: Composer) -> SweepPlan:
+def _plan_sweep(
+    label: str, sweep: Sweep, results: Path, compose: Composer, seen: Snapshot
+) -> SweepPlan:
     swept = points(sweep, results, compose, label)
     if sweep.search is None:
         check_reach(sweep, swept)
@@ -153,16 +157,20 @@ def _plan_sweep(label: str, sweep: Sweep, results: Path, compose: Composer) -> S
     for point in swept:
         for config in point.configs.values():
             require_graphs(config)  # else a part of a comparison would be compiled
-    return SweepPlan(label, sweep, judge(sweep, choose(sweep, [*map(untried, swept)])))
+    return SweepPlan(label, sweep, _decided(sweep, [*map(untried, swept)], seen))
 
 
-def choose(sweep: Sweep, choices: Sequence[Choice]) -> list[Choice]:
-    """Return the choices by the results that the store has now; settled ones stay."""
+def _decided(sweep: Sweep, choices: Sequence[Choice], seen: Snapshot) -> list[JudgedPoint]:
+    return judge(sweep, choose(sweep, choices, seen), seen)
+
+
+def choose(sweep: Sweep, choices: Sequence[Choice], seen: Snapshot) -> list[Choice]:
+    """Return the choices by the results that were seen; settled ones stay."""
     if sweep.search is None:
-        return tune_all(sweep, choices)
+        return tune_all(sweep, choices, seen)
     search = sweep.search
     return [
-        choice if choice.settled else try_settings(sweep, search, choice.point)
+        choice if choice.settled else try_settings(sweep, search, choice.point, seen)
         for choice in choices
     ]
 
@@ -188,16 +196,16 @@ def _lengthened(trial: Trial, factor: float, choice: Choice) -> Trial:
     return Trial(trial.arm, config, choice.point.plan(config), setting, trial.sweeps)
 
 
-def judge(sweep: Sweep, choices: Sequence[Choice]) -> list[JudgedPoint]:
+def judge(sweep: Sweep, choices: Sequence[Choice], seen: Snapshot) -> list[JudgedPoint]:
     """Return every point of the sweep, judged by the results that the store has."""
     if sweep.early_stop is None:
         return [JudgedPoint(choice, [], choice.settled, None) for choice in choices]
     groups: dict[str, list[Choice]] = {}
     for choice in choices:
         groups.setdefault(_group(choice), []).append(choice)
-    best = {key: _best(group) for key, group in groups.items()}
+    best = {key: _best(group, seen) for key, group in groups.items()}
     margin = sweep.early_stop.margin
-    return [_judged(choice, best[_group(choice)], margin) for choice in choices]
+    return [_judged(choice, best[_group(choice)], margin, seen) for choice in choices]
 
 
 def _left_out(sweep: Sweep, points: Sequence[JudgedPoint]) -> list[str]:
@@ -232,22 +240,22 @@ def _group(choice: Choice) -> str:
     return json.dumps([label(config["optimizer"]), *comparable], sort_keys=True)
 
 
-def _best(group: Sequence[Choice]) -> float | None:
+def _best(group: Sequence[Choice], seen: Snapshot) -> float | None:
     """Return the lowest loss of a group; infinite if all of its points diverged.
 
     None, so that nothing is decided, while a point of the group has to run.
     """
-    losses = [final_loss(trial) for choice in group for trial in _first(choice)]
+    losses = [seen.final_loss(trial) for choice in group for trial in _first(choice)]
     if None in losses or not all(choice.settled for choice in group):
         return None
     return min((loss for loss in losses if loss is not None), default=math.inf)
 
 
-def _judged(choice: Choice, best: float | None, margin: float) -> JudgedPoint:
+def _judged(choice: Choice, best: float | None, margin: float, seen: Snapshot) -> JudgedPoint:
     first = _first(choice)
     if best is None:
         return JudgedPoint(choice, first, settled=False, stopped=None)
-    losses = [loss for trial in first if (loss := final_loss(trial)) is not None]
+    losses = [loss for trial in first if (loss := seen.final_loss(trial)) is not None]
     stopped = _why(losses[0], best, margin) if losses else None
     return JudgedPoint(choice, first, settled=True, stopped=stopped)
 

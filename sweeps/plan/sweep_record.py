@@ -10,46 +10,47 @@ start and evaluation, null if no trial of its shape has finished.
 
 import hashlib
 import json
-import shlex
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from pipegap.analysis.table.records import FORMAT
 from pipegap.sweeps.plan import tried
-from pipegap.sweeps.plan.pricing import Prices
-from pipegap.sweeps.plan.sweep_plan import SweepPlan, all_planned
+from pipegap.sweeps.plan.paces import Prices
+from pipegap.sweeps.plan.round import Round
+from pipegap.sweeps.plan.sweep_plan import SweepPlan
 from pipegap.sweeps.request.command_line import Request
 from pipegap.sweeps.request.expand import Trial, unique
-from pipegap.sweeps.store.results import clean_old
-from pipegap.sweeps.store.store import SweepStore
-from pipegap.trainer.base.atomic import SUFFIX, write_json
+from pipegap.trainer.base.atomic import clean, write_json
 from pipegap.trainer.base.children import Worker
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.config.identity import code_version
-from pipegap.trainer.folder.files import Damaged, content
+from pipegap.trainer.folder.lease import STALE_AFTER
+from pipegap.trainer.folder.result import RESULT
+from pipegap.trainer.folder.wellformed import Damaged, content
+from pipegap.trainer.store.records import FORMAT
 
 FOLDER = "sweeps"
+OLD_NS = round(STALE_AFTER * 1e9)
+"""Age of a temporary file that no living process may write, in nanoseconds."""
 MADE_OF, PAGE = ".made_of.json", "index.html"
 """Files of a report: what the last one was made of, and what it printed; its page."""
 
 
-def write(request: Request, sweeps: Sequence[SweepPlan], store: SweepStore) -> None:
+def write(now: Round, sweeps: Sequence[SweepPlan]) -> None:
     """Replace the record of each sweep; raise BadInput if the store cannot be written."""
-    prices = Prices.measured(request.results, all_planned(sweeps))
+    results = now.request.results
     for sweep in sweeps:
-        path = request.results / FOLDER / f"{sweep.label}.json"
+        path = results / FOLDER / f"{sweep.label}.json"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, record(request, sweep, prices))
-            clean_old(path.parent, f".*{SUFFIX}", newest=path)
-            store.push(path)
+            write_json(path, record(now.request, sweep, now.prices))
+            clean(path.parent, path.stat().st_mtime_ns - OLD_NS)  # of killed drivers
+            now.store.push(path)
         except OSError as error:
             allowed = f"must be a folder that can be written ({error.strerror})"
-            raise BadInput("results", request.results, allowed) from None
+            raise BadInput("results", results, allowed) from None
 
 
 def record(request: Request, sweep: SweepPlan, prices: Prices) -> dict[str, Any]:
@@ -90,34 +91,33 @@ def _trial(trial: Trial, prices: Prices) -> dict[str, Any]:
     }
 
 
-def report(
-    request: Request, plan: SweepPlan, prices: Prices, store: SweepStore, worker: Worker | None
-) -> str:
+def report(now: Round, plan: SweepPlan, worker: Worker | None) -> str:
     """Writes the report of the arms at the chosen values, unless it is there; returns its text.
 
     The other values that tuning tried are in tuned.csv. A `worker` that has begun already draws the
     pictures.
     """
-    out = request.results / "reports" / plan.label
+    request, out = now.request, now.request.results / "reports" / plan.label
     folders = [trial.folder for trial in unique(plan.planned)]
-    now = state(record(request, plan, prices), folders, code_version())
-    text = printed(out, now)
+    made_of = state(record(request, plan, now.prices), folders, code_version())
+    text = printed(out, made_of)
     if text is not None:
         return f"{text}\nnothing has changed since this report was made"
     from pipegap.analysis.report import report as page
+    from pipegap.analysis.report.asked import Asked
 
-    lines = [page.report(request.results, out, plan.label, request.where, worker)]
-    lines += tried.write(plan.sweep, plan.choices, out)
-    if (search := plan.sweep.search) is not None:
-        lines += tried.compare(request.results, search, plan.planned, out)
-    text = "\n".join([*lines, *_advice(request.results, plan, request.where)])
+    search = plan.sweep.search
+    asked = Asked(plan.sweep.advice, search.seeds if search else None)
+    lines = [*tried.write(plan.sweep, plan.choices, out)]
+    lines += [page.report(request.results, out, plan.label, request.where, worker, asked)]
+    text = "\n".join(lines)
     if worker is not None:
         try:
             worker.wait()
         except OSError as error:
             raise BadInput("results", out, f"must be a folder to write to ({error})") from None
-    note(out, now, text)
-    store.push(out)
+    note(out, made_of, text)
+    now.store.push(out)
     return text
 
 
@@ -129,7 +129,7 @@ def state(record: Mapping[str, Any], folders: Iterable[Path], version: str | Non
     """
     costs = ("trials", "words")
     plan = {key: value for key, value in record.items() if key not in costs}
-    results = sorted((folder.name, _modified(folder / "result.json")) for folder in folders)
+    results = sorted((folder.name, _modified(folder / RESULT)) for folder in folders)
     code = token_hex() if version is None or version.endswith("-dirty") else version
     whole = json.dumps([plan, sorted(record["trials"]), results, code], default=str)
     return hashlib.sha256(whole.encode()).hexdigest()
@@ -153,28 +153,3 @@ def printed(out: Path, now: str) -> str | None:
 def note(out: Path, now: str, text: str) -> None:
     """Note what the report in `out` was made of, and what it printed."""
     write_json(out / MADE_OF, {"state": now, "printed": text})
-
-
-def _advice(results: Path, plan: SweepPlan, store: str) -> Iterator[str]:
-    """Yield the verdicts for each optimizer, and the command that shows what they rest on.
-
-    `store`: the name of the store `results` in that command. Nothing for a sweep without a
-    question, or without a finished trial.
-    """
-    question = plan.sweep.advice
-    if question is None or not (results / "trials").is_dir():
-        return
-    from pipegap.analysis.advice.advice import headline
-    from pipegap.analysis.advice.rows import advices, matrix
-    from pipegap.analysis.table.load import load
-    from pipegap.analysis.table.records import records
-
-    shape = {"stages": question.stages, "microbatches": question.microbatches}
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # the report says them
-        trials = load(results, [trial.plan.trial_id for trial in plan.planned])
-        answers = advices(trials, **shape, records=records(results))
-    if answers:
-        words = [*(f"{key}={value}" for key, value in shape.items()), f"results={store}"]
-        yield matrix(answers)
-        yield from map(headline, answers)
-        yield f"what this rests on: pipegap advise {shlex.join(words)}"

@@ -3,18 +3,17 @@ are told: in lines for people, and in a table of tried settings."""
 
 import csv
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from pipegap.sweeps.request.expand import GridPoint, Trial
 from pipegap.sweeps.request.schema import Config, Search, Sweep
-from pipegap.sweeps.store.results import final_loss
 from pipegap.trainer.config.schema import validate
+from pipegap.trainer.store.snapshot import Snapshot
 
 SIZES = ("batch_size", "seq_len")
 """Keys of the size of a batch: a point trains on the same number of tokens with any."""
@@ -29,17 +28,18 @@ class TriedSetting:
     """The point with these values, in every arm."""
     trials: list[Trial]
     """The trials by which the values are judged."""
+    losses: dict[str, float] | None = field(compare=False)
+    """`mean_losses` of the trials when the setting was judged."""
 
-    @property
-    def losses(self) -> dict[str, float] | None:
-        """Arm → mean final loss, infinite if it diverged; None while a trial has to run."""
-        by_arm: dict[str, list[float]] = {}
-        for trial in self.trials:
-            loss = final_loss(trial)
-            if loss is None:
-                return None
-            by_arm.setdefault(trial.arm, []).append(loss)
-        return {arm: fmean(losses) for arm, losses in by_arm.items()}
+
+def mean_losses(trials: Iterable[Trial], seen: Snapshot) -> dict[str, float] | None:
+    """Return arm → mean final loss, infinite if it diverged; None while a trial has to run."""
+    by_arm: dict[str, list[float]] = {}
+    for trial in trials:
+        if (loss := seen.final_loss(trial)) is None:
+            return None
+        by_arm.setdefault(trial.arm, []).append(loss)
+    return {arm: fmean(losses) for arm, losses in by_arm.items()}
 
 
 @dataclass(frozen=True)
@@ -174,23 +174,6 @@ def write(sweep: Sweep, choices: Sequence[Choice], out: Path) -> Iterator[str]:
     with (out / name).open("w", newline="") as file:
         csv.writer(file).writerows([head, *rows])
     yield f"in {out}: {name}, every {what} that was tried"
-
-
-def compare(results: Path, search: Search, trials: Iterable[Trial], out: Path) -> Iterator[str]:
-    """Write best.csv, `analysis.best` of the search; yield a line for each of its rows."""
-    from pipegap.analysis.statistics.best import best
-    from pipegap.analysis.table.load import load
-
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # the report says them
-        table = best(load(results, [trial.plan.trial_id for trial in trials]), search.seeds)
-    table.to_csv(out / "best.csv", index=False)
-    for row in table[table["n"] > 0].to_dict("records"):
-        name = " ".join(filter(None, [row["optimizer"], row["task"]]))
-        yield (
-            f"{name}: {row['arm']} at its best ({row['setting']}) minus sync at its own "
-            f"({row['setting_sync']}): {row['gap']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}], "
-            f"n {row['n']}"
-        )
 
 
 def _finite(setting: TriedSetting, arm: str) -> float | None:

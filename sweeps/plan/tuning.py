@@ -15,11 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
-from pipegap.sweeps.plan.tried import Choice, TriedSetting, at, value_of
+from pipegap.sweeps.plan.tried import Choice, TriedSetting, at, mean_losses, value_of
 from pipegap.sweeps.request.expand import GridPoint
 from pipegap.sweeps.request.schema import Sweep, keys, overrides
-from pipegap.sweeps.store.results import final_loss
 from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.store.snapshot import Snapshot
 
 MAX_EXTENSIONS = 8
 """How many values beyond the factors of a key are tried for a point. Learning rates of optimizers
@@ -47,12 +47,12 @@ def _ends(factors: Sequence[float]) -> tuple[float, float]:
     return factors[0] * low**MAX_EXTENSIONS, factors[-1] * high**MAX_EXTENSIONS
 
 
-def tune_all(sweep: Sweep, choices: Sequence[Choice]) -> list[Choice]:
+def tune_all(sweep: Sweep, choices: Sequence[Choice], seen: Snapshot) -> list[Choice]:
     """Return the choices by the results that the store has now; settled ones stay."""
     leaders = _leaders(sweep, [choice.point for choice in choices])
     numbered = [*zip(range(len(choices)), leaders, choices, strict=True)]
     tuned = [
-        tune(sweep, choice.point) if i == leader and not choice.settled else choice
+        tune(sweep, choice.point, seen) if i == leader and not choice.settled else choice
         for i, leader, choice in numbered
     ]
     return [
@@ -88,7 +88,7 @@ def _follow(sweep: Sweep, point: GridPoint, leader: Choice) -> Choice:
     return Choice(point, [], leader.settled, leader.chosen, arms, leader.point)
 
 
-def tune(sweep: Sweep, point: GridPoint) -> Choice:
+def tune(sweep: Sweep, point: GridPoint, seen: Snapshot) -> Choice:
     """Return what is tried at a point and the best of it, by the store's results."""
     if not sweep.tune:
         return Choice(point, [], settled=True, chosen={}, arms=point.trials(sweep.seeds))
@@ -97,8 +97,8 @@ def tune(sweep: Sweep, point: GridPoint) -> Choice:
     losses: Losses = {}
     todo = [_times(factors, start) for factors in product(*sweep.tune.values())]
     while todo:
-        tried |= {values: _setting(sweep, point, values) for values in todo}
-        losses = {values: final_loss(setting.trials[0]) for values, setting in tried.items()}
+        tried |= {values: _setting(sweep, point, values, seen) for values in todo}
+        losses = {values: (setting.losses or {}).get("sync") for values, setting in tried.items()}
         todo = beyond(losses, sizes)
     ascending = [tried[values] for values in sorted(tried)]
     if None in losses.values():
@@ -111,9 +111,10 @@ def tune(sweep: Sweep, point: GridPoint) -> Choice:
     return Choice(point, ascending, settled=True, chosen={"sync": tried[winner]}, arms=arms)
 
 
-def _setting(sweep: Sweep, point: GridPoint, values: Values) -> TriedSetting:
+def _setting(sweep: Sweep, point: GridPoint, values: Values, seen: Snapshot) -> TriedSetting:
     sync = _at(sweep, replace(point, configs={"sync": point.configs["sync"]}), values)
-    return TriedSetting(_by_key(sweep, values), sync, sync.trials(sweep.seeds[:1]))
+    trials = sync.trials(sweep.seeds[:1])
+    return TriedSetting(_by_key(sweep, values), sync, trials, mean_losses(trials, seen))
 
 
 def _middle(tried: Sequence[TriedSetting]) -> TriedSetting:

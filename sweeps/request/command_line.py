@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipegap.analysis.objects.mirror import place
 from pipegap.sweeps.request.files import (
     ALL,
     PAPER,
@@ -22,6 +21,7 @@ from pipegap.sweeps.tracking.choice import Tracking
 from pipegap.trainer.base.cli import number, split_word, take_choice, take_flag
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.ranges import MAX_COUNT
+from pipegap.trainer.store.opened import local_folder
 
 SEARCH = "search"
 CHOICES = {"null": None, "true": True, "false": False}
@@ -34,6 +34,8 @@ class Request:
 
     words: list[str]
     scale: str
+    if_there: set[str]
+    """Words of the scale that count only where a config has their keys."""
     sweeps: dict[str, Sweep]
     """By label, which is the name of the sweep's report in the store."""
     label: str
@@ -83,9 +85,10 @@ def parse_request(arguments: Sequence[str]) -> Request:
     return Request(
         words=list(arguments),
         scale=scale,
+        if_there={*scale_file(scale)} - {*arguments},
         sweeps=sweeps,
         label=f"{names}-{scale}" if names in (ALL, PAPER) else "_".join(labels),
-        results=place(results),
+        results=local_folder(results),
         where=results,
         dry_run=dry_run,
         gpus_per_trial=gpus_per_trial,

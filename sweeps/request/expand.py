@@ -15,7 +15,7 @@ from pipegap.trainer.config.compose import Composer
 from pipegap.trainer.config.identity import CHANGES_NO_NUMBER
 from pipegap.trainer.config.plan import Plan, Planner
 from pipegap.trainer.data.tokenizers import ENCODERS
-from pipegap.trainer.folder.record import trial_folder
+from pipegap.trainer.folder.result import trial_folder
 
 PLACES = ("path", "shards")
 NAMES: Mapping[str, Callable[[str], bool]] = {
@@ -46,6 +46,11 @@ class Trial:
     def name(self) -> str:
         """What people tell it from other trials by: `muon optimizer.lr=0.01 delay_ef seed 2`."""
         return run_name(self.config, self.setting, self.arm)
+
+    @property
+    def trial_id(self) -> str:
+        """Its id."""
+        return self.plan.trial_id
 
     @property
     def folder(self) -> Path:

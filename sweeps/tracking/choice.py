@@ -24,7 +24,7 @@ from pipegap.trainer.base.status import Status
 from pipegap.trainer.config.names import yamls
 from pipegap.trainer.config.schema import check_choice
 from pipegap.trainer.config.words import parse_value
-from pipegap.trainer.folder.record import Row
+from pipegap.trainer.folder.result import Row
 
 GROUP = "tracking"
 Seconds = Annotated[float, Interval(ge=0, le=1e8)]

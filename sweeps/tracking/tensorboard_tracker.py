@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from pipegap.sweeps.tracking.tracker import About, hyperparameters, numbers, summary
-from pipegap.trainer.folder.record import Row
+from pipegap.trainer.folder.result import Row
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

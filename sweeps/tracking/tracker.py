@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipegap.trainer.config.names import names
-from pipegap.trainer.folder.record import Row
+from pipegap.trainer.folder.result import Row
 
 
 @dataclass(frozen=True)

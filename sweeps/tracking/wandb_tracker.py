@@ -11,7 +11,7 @@ from annotated_types import Gt, MinLen
 
 from pipegap.sweeps.tracking.tracker import About, numbers, summary
 from pipegap.trainer.base.status import Status
-from pipegap.trainer.folder.record import Row
+from pipegap.trainer.folder.result import Row
 
 ID_FILE = "store_id"
 WRITE_TIMEOUT = 5.0

@@ -1,22 +1,23 @@
 """What a driver shows: a live view on a terminal, else one line per trial that ended."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from ray.tune import Callback
 from rich.console import Console
 from rich.live import Live
 
-from pipegap.analysis.objects.bucket import StoreAway
 from pipegap.sweeps.request.expand import Trial
 from pipegap.sweeps.view.progress import Progress
 from pipegap.sweeps.view.render import LIBRARIES, GapTable, Throttled, render
 from pipegap.trainer.base.cli import duration
 from pipegap.trainer.base.status import Status
 from pipegap.trainer.ranks.supervisor import AskedToStop
+from pipegap.trainer.store.bucket import StoreAway
+from pipegap.trainer.store.snapshot import Snapshot
+from pipegap.trainer.store.store import SweepStore
 
 DRAW_EVERY, READ_EVERY = 0.5, 5.0
 """Seconds between two frames, and between two reads of the store for gaps and others' trials."""
@@ -27,8 +28,8 @@ FOR_SWEEP = {Status.STOPPED: Status.INTERRUPTED}
 class Display(Callback):
     """Shows the progress of a sweep's `trials`, of which this driver runs `todo`, with others.
 
-    Tune's callbacks report the trials that started here; the store is read for the others, in
-    `results`, which `pull` brings up to date. No error in here ends the sweep.
+    Tune's callbacks report the trials that started here; the store is read for the others. No
+    error in here ends the sweep.
     """
 
     def __init__(
@@ -36,20 +37,19 @@ class Display(Callback):
         title: str,
         trials: Sequence[Trial],
         todo: Sequence[Trial],
-        results: Path,
-        pull: Callable[[], None],
+        store: SweepStore,
         asked_to_stop: AskedToStop,
         console: Console,
     ) -> None:
         self.running: set[str] = set()
         """Ids of the trials that run now."""
-        self._title, self._gap_table, self._console = title, GapTable(results), console
-        self._pull, self._asked_to_stop = pull, asked_to_stop
+        self._title, self._gap_table, self._console = title, GapTable(store.folder), console
+        self._store, self._asked_to_stop = store, asked_to_stop
         self._todo = {trial.plan.trial_id for trial in todo}
         self._started: set[str] = set()
         self._num_ended = 0
-        self._progress = Progress(trials)
-        self._progress.refresh(self._progress.trials)
+        self._progress, self._seen = Progress(trials), Snapshot()
+        self._progress.refresh(self._progress.trials, self._seen)
         self._mark_others()
         self._live = Live(console=console, auto_refresh=False)  # a thread could delay a signal
         self._read = Throttled(self._read_store, READ_EVERY)
@@ -122,8 +122,9 @@ class Display(Callback):
 
     def _read_store(self) -> None:
         with suppress(OSError, StoreAway):
-            self._pull()
-            self._progress.refresh(self._progress.trials.keys() - self._started)
+            self._store.pull()
+            self._seen = self._seen.again()
+            self._progress.refresh(self._progress.trials.keys() - self._started, self._seen)
         self._mark_others()
         self._gap_table.refresh(self._progress, self._console.width)
 

@@ -11,7 +11,8 @@ from pipegap.sweeps.request.expand import Trial
 from pipegap.trainer.base.status import ACTIVE, ENDED, FINAL, Status
 from pipegap.trainer.folder.lease import attempts, holder
 from pipegap.trainer.folder.metrics import last_row, row_number
-from pipegap.trainer.folder.record import Row, read_result
+from pipegap.trainer.folder.result import Row
+from pipegap.trainer.store.snapshot import Snapshot
 
 STATUSES = (*ENDED, *ACTIVE, Status.INTERRUPTED, Status.WAITING)
 """What a trial of a sweep can be, in the order in which a view counts them."""
@@ -69,11 +70,11 @@ class Progress:
         self.trials = {trial.plan.trial_id: trial for trial in trials}
         self.states: dict[str, State] = {key: known.get(key, State()) for key in self.trials}
 
-    def refresh(self, trial_ids: Iterable[str]) -> None:
-        """Read the states of these trials from the store, unless they are final."""
+    def refresh(self, trial_ids: Iterable[str], seen: Snapshot) -> None:
+        """Take the states of these trials from the store, unless they are final."""
         for trial_id in trial_ids:
             if self.states[trial_id].status not in FINAL:
-                self.states[trial_id] = read_state(self.trials[trial_id].folder)
+                self.states[trial_id] = read_state(self.trials[trial_id].folder, seen)
 
     def of(self, *statuses: Status) -> Iterator[tuple[Trial, State]]:
         """Yield the trials with one of these statuses."""
@@ -129,9 +130,9 @@ def _flops_left(trial: Trial, state: State) -> float:
     return 0.0 if state.status in ENDED else trial.plan.flops * (1 - _share(trial, state))
 
 
-def read_state(folder: Path) -> State:
+def read_state(folder: Path, seen: Snapshot) -> State:
     """Return the state of the trial in `folder`, which need not exist."""
-    result = read_result(folder)
+    result = seen.result(folder)
     if result is not None and result["status"] != Status.FAILED:
         status, num_done = Status(result["status"]), result["num_updates"]
         return State(status, num_done, wall_seconds=result["wall_seconds"])

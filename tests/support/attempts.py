@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipegap.trainer.folder import checkpoint, lease
-from pipegap.trainer.folder.record import Row, TrialFolder
+from pipegap.trainer.folder.record import TrialFolder
+from pipegap.trainer.folder.result import Row
 from tests.support.records import state
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipegap.analysis.objects import provider
+from pipegap.trainer.store import provider
 from tests.support import s3_server
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from pipegap.sweeps.cluster.queue import TrialQueue, in_order
-from pipegap.sweeps.store.store import TrialState
+from pipegap.trainer.store.store import TrialState
 
 SECONDS, SPREAD = 55.0, 0.05
 TRIALS = 10
@@ -43,7 +43,7 @@ class Simulation:
         """The trials that some driver has started."""
         return self.ends.keys()
 
-    def look(self, trial_id: str) -> TrialState:
+    def state_of(self, trial_id: str) -> TrialState:
         """Whether a started trial is held or has ended now."""
         if self.ends[trial_id] > self.now:
             self.num_held += 1

@@ -3,7 +3,7 @@
 import secrets
 from pathlib import Path
 
-from pipegap.analysis.objects.bucket import BucketClient
+from pipegap.trainer.store.bucket import BucketClient
 
 NAMES = (
     *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SECURITY_TOKEN", "AWS_SESSION_TOKEN"),

@@ -9,8 +9,8 @@ import yaml
 from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import Trial
-from pipegap.sweeps.store.store import SweepStore
 from pipegap.trainer.base.errors import Stopped
+from pipegap.trainer.store.store import SweepStore
 from tests.support import s3_server, small
 from tests.support.stored import after, run
 

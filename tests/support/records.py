@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipegap.trainer.folder.record import Row
+from pipegap.trainer.folder.result import Row
 
 
 def finished(**keys: Any) -> Row:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipegap.analysis.objects.bucket import BucketClient
 from pipegap.trainer.base.status import Status
+from pipegap.trainer.store.bucket import BucketClient
 
 GANG = (
     "runner=pipelined",

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from pipegap.sweeps.request.expand import Trial
-from pipegap.sweeps.store.store import SweepStore
 from pipegap.trainer.config.plan import plan_trial
+from pipegap.trainer.store.store import SweepStore
 from pipegap.trainer.trial import run_trial
 from tests.support import s3_server, small
 

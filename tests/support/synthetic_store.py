@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipegap.analysis.table.records import FORMAT
+from pipegap.trainer.store.records import FORMAT
 
 SYNC = {"_target_": "pipegap.trainer.schedules.sync", "num_stages": 1, "num_microbatches": 1}
 TWO_BUFFERED = {

@@ -11,7 +11,7 @@ from typing import Any
 from pipegap.sweeps.tracking import choice
 from pipegap.sweeps.tracking.choice import Background, Tracking
 from pipegap.trainer.config.plan import plan_trial
-from pipegap.trainer.folder.record import Row
+from pipegap.trainer.folder.result import Row
 from pipegap.trainer.trial import run_trial
 from tests.support import small, trials
 

@@ -3,7 +3,7 @@
 import threading
 
 from pipegap.sweeps.tracking.tracker import About
-from pipegap.trainer.folder.record import Row
+from pipegap.trainer.folder.result import Row
 
 NEVER = threading.Event()
 

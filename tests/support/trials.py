@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from pipegap.trainer.__main__ import main
-from pipegap.trainer.folder.record import Row
+from pipegap.trainer.folder.result import Row
 from pipegap.trainer.trial import run_trial
 from tests.support import small
 

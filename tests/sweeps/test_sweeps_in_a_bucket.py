@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipegap.analysis.objects.bucket import BucketClient
+from pipegap.trainer.store.bucket import BucketClient
 from tests.support import moto, s3_server, small
 from tests.support.small_sweep import END_TIMEOUT, LENGTH, BucketSweep, check
 

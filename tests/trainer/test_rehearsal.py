@@ -8,7 +8,8 @@ from pipegap.trainer import rehearsal
 from pipegap.trainer.base.build import build
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.corrections.error_feedback import ErrorFeedback
-from pipegap.trainer.folder.record import Row, TrialFolder
+from pipegap.trainer.folder.record import TrialFolder
+from pipegap.trainer.folder.result import Row
 from tests.support import small
 
 EF = ("pipeline=pipedream_2bw", "correction=error_feedback", "dtype=bfloat16")

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.folder.record import Row
+from pipegap.trainer.folder.result import Row
 from pipegap.trainer.trial import record_failure, run_trial
 from tests.support import small
 from tests.support.trials import ASYNC, Stop, ran, rows, stop_at, untimed, wait_for

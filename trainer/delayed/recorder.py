@@ -18,7 +18,8 @@ from pipegap.trainer.delayed.arm import Node
 from pipegap.trainer.delayed.optimizer import DelayedOptimizer
 from pipegap.trainer.executors.gradients import Diverged
 from pipegap.trainer.folder import wellformed
-from pipegap.trainer.folder.record import ReadOnlyFolder, Row, TrialFolder, trial_folder
+from pipegap.trainer.folder.record import ReadOnlyFolder, TrialFolder
+from pipegap.trainer.folder.result import Row, trial_folder
 
 Word = str | int | float | bool | None
 NAMES = ("model", "data", "optimizer", "lr_schedule")

@@ -10,19 +10,23 @@ when, and how each attempt ended.
 
 import json
 import os
+import platform
 import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from pipegap.trainer.base.atomic import SUFFIX, write_json
 from pipegap.trainer.base.children import repeated
 from pipegap.trainer.base.errors import BadInput, LeaseLost
 from pipegap.trainer.folder import wellformed
-from pipegap.trainer.folder.files import Damaged, damage
-from pipegap.trainer.folder.process import Attempt, is_dead, new_attempt
+from pipegap.trainer.folder.wellformed import Damaged
+
+Attempt = dict[str, Any]
+"""What an attempt's file says of its process."""
 
 HEARTBEAT_EVERY = 10.0
 """Seconds between two heartbeats of a holder."""
@@ -156,18 +160,6 @@ def holder(folder: Path) -> Attempt | None:
     return _held_by(_newest(folder))
 
 
-def unreadable(folder: Path) -> Damaged | None:
-    """What is wrong with the file of the newest attempt, of whose process only the last heartbeat
-    is known then; None if it can be read, or if there is none."""
-    if (newest := _newest(folder)) is None:
-        return None
-    try:
-        wellformed.read(newest, wellformed.ATTEMPT)
-    except (Damaged, OSError) as error:  # a link may lead nowhere
-        return damage(newest, error)
-    return None
-
-
 def _newest(folder: Path) -> Path | None:
     return max(attempts(folder), key=_number, default=None)
 
@@ -222,3 +214,43 @@ def _age(path: Path) -> float:
     except OSError:  # a store that can only be read
         now = time.time()
     return now - path.lstat().st_mtime
+
+
+def new_attempt(number: int) -> Attempt:
+    """What an attempt's file says of this process when it takes a trial."""
+    return {
+        "attempt": number,
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "machine": _machine(),
+        "process_started": _process_started(os.getpid()),
+        "started_at": time.time(),
+    }
+
+
+def is_dead(attempt: Attempt) -> bool:
+    """Whether the holder is known to be a process of this machine that no longer exists."""
+    if attempt.get("machine") is None or attempt["machine"] != _machine():
+        return False
+    return _process_started(attempt.get("pid", 0)) != attempt.get("process_started")
+
+
+def _machine() -> str | None:
+    """Identifies the processes that see each other, by boot and PID namespace; None if unknown."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return None
+
+
+def _process_started(pid: int) -> str | None:
+    """The start of process `pid`, in clock ticks since boot; None if there is no such process.
+
+    It tells two processes apart that had the same pid, one after the other.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]

@@ -13,20 +13,16 @@ from typing_extensions import override
 from pipegap.trainer.base.atomic import clean, partials, write_atomically, write_json
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.status import Status
-from pipegap.trainer.folder import checkpoint, metrics, wellformed
+from pipegap.trainer.folder import checkpoint, metrics
 from pipegap.trainer.folder.checkpoint import Writer, copied
-from pipegap.trainer.folder.files import MARKER, Damaged, recorded_id
 from pipegap.trainer.folder.lease import attempts, holder, leased, read, trained
-from pipegap.trainer.folder.metrics import Metrics, Row
+from pipegap.trainer.folder.metrics import Metrics
+from pipegap.trainer.folder.result import RESULT, Row, final, read_result, require_own
+from pipegap.trainer.folder.wellformed import MARKER, Damaged
 
-FILES = ("config.json", "metrics.jsonl", "result.json", MARKER)  # each has one name
+FILES = ("config.json", "metrics.jsonl", RESULT, MARKER)  # each has one name
 OF_ATTEMPT = ("attempt", "from_update", "git", "versions", "device_name")
 """What a result says of each attempt that made a part of it; None what older ones did not note."""
-
-
-def trial_folder(config: Mapping[str, Any], trial_id: str) -> Path:
-    """The folder of a trial: `out` of its config, or its place in the store."""
-    return Path(config["out"] or f"{config['results']}/trials/{trial_id}")
 
 
 class TrialFolder:
@@ -49,7 +45,7 @@ class TrialFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._refuse_another()
+            require_own(self.path, self._trial_id)
         except OSError as error:
             key = "results" if config["out"] is None else "out"
             raise BadInput(key, config[key], f"must be writable ({error.strerror})") from None
@@ -64,20 +60,13 @@ class TrialFolder:
         done = self.result()
         return Status.FAILED if done is None else done["status"]
 
-    def _refuse_another(self) -> None:
-        held = recorded_id(self.path)
-        if held not in (None, self._trial_id):
-            allowed = f"holds trial {held}, not {self._trial_id}: choose an empty folder"
-            raise BadInput("out", self.path, allowed)
-
     def result(self) -> Row | None:
         """The result of a finished trial; None if it has none yet, or failed.
 
         Raises BadInput if the folder is another trial's.
         """
-        self._refuse_another()
-        result = read_result(self.path)
-        return None if result is None or result["status"] == Status.FAILED else result
+        require_own(self.path, self._trial_id)
+        return final(read_result(self.path))
 
     def newest_checkpoint(self) -> Path | None:
         """The newest checkpoint whose rows are all there; None: the trial starts anew.
@@ -179,7 +168,7 @@ class TrialFolder:
     def _write(self, result: Row) -> Row:
         made_by = [{key: attempt.get(key) for key in OF_ATTEMPT} for attempt in trained(self.path)]
         whole = {**result, "attempts": made_by, "finished_at": time.time()}
-        write_json(self.path / "result.json", whole, self._lease.require)
+        write_json(self.path / RESULT, whole, self._lease.require)
         return whole
 
 
@@ -201,14 +190,6 @@ def _strays(folder: Path) -> list[Path]:
 def _delete(files: list[Path]) -> None:
     for path in files:
         path.unlink(missing_ok=True)
-
-
-def read_result(folder: Path) -> Row | None:
-    """The content of result.json; None if there is none, or it is damaged: the trial runs again."""
-    try:
-        return wellformed.read(folder / "result.json", wellformed.RESULT)
-    except (FileNotFoundError, NotADirectoryError, Damaged):
-        return None
 
 
 class ReadOnlyFolder(TrialFolder):

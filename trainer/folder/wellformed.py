@@ -4,6 +4,7 @@ A form lists the keys that are read somewhere. An object may lack keys that are 
 older code did not write, and may have other keys, which newer code wrote.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, Required
 
@@ -13,14 +14,63 @@ from pydantic_core import from_json
 from typing_extensions import TypedDict
 
 from pipegap.trainer.base.build import label
+from pipegap.trainer.base.errors import BadInput, some
 from pipegap.trainer.base.status import FINAL
-from pipegap.trainer.folder.files import Damaged, content
 
 Content = dict[str, Any]
 Form = TypeAdapter[Any]
 
 OF_FINAL = ("trial_id", "final_val_loss", "num_updates", "wall_seconds", "delays")
 """What the result of a trial that does not run again has."""
+MARKER = "trial_id"
+"""The file that says whose folder it is."""
+
+
+class Damaged(BadInput):
+    """A file that somebody has to repair or delete; the text is one line: file, what is wrong."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__("file", path, why)
+        self.path = path
+
+
+def said(damaged: Sequence[Damaged]) -> str:
+    """Which files are damaged, and how: the first of them, and the number of the others."""
+    return some([f"{error.value} {error.allowed}" for error in damaged])
+
+
+def in_a_line(damaged: Sequence[Damaged], repair: str) -> str:
+    """The line that says which files are damaged, how, and what to do about it."""
+    return f"not counted, because damaged: {said(damaged)}: {repair}, or delete what is damaged"
+
+
+def damage(path: Path, error: Damaged | OSError) -> Damaged:
+    """What is wrong with a file, for readers that leave out what they cannot read."""
+    if isinstance(error, Damaged):
+        return error
+    return Damaged(path, f"cannot be read ({error.strerror})")
+
+
+def content(path: Path) -> bytes:
+    """The bytes of a file. Raises FileNotFoundError, or Damaged for a folder in its place."""
+    try:
+        return path.read_bytes()
+    except IsADirectoryError:
+        raise Damaged(path, "is a folder, where a file must be") from None
+
+
+def recorded_id(folder: Path) -> str | None:
+    """The id of the trial whose folder it is; None if its marker is missing. Raises Damaged."""
+    path = folder / MARKER
+    try:
+        trial_id = content(path).decode().strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (Damaged, UnicodeDecodeError):
+        trial_id = ""
+    if not trial_id.isalnum():
+        raise Damaged(path, f"names no trial: delete it if this is {folder.name}'s folder")
+    return trial_id
 
 
 def read(path: Path, form: Form) -> Content:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pipegap.analysis.advice.verdict import UNDECIDED
-from pipegap.analysis.table.records import Record, RecordedTrial
 from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.store.records import Record, RecordedTrial
 from tests.support.advised import ask
 from tests.support.synthetic_store import config, put, result, write
 

@@ -9,7 +9,7 @@ from pipegap.analysis import gaps, load
 from pipegap.analysis.report.missing import cost, missing, shown
 from pipegap.analysis.report.page.listing import listed, write_latex
 from pipegap.analysis.report.table_data import protocols, remedies
-from pipegap.analysis.table.records import Record, RecordedTrial
+from pipegap.trainer.store.records import Record, RecordedTrial
 from tests.support.synthetic_store import NONE, SYNC, TWO_BUFFERED, config, put, result, write
 
 MATCHED = {

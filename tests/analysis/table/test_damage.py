@@ -13,8 +13,8 @@ import pytest
 from pipegap.analysis import gaps, load
 from pipegap.analysis.report.report import report
 from pipegap.analysis.table.metrics import training_losses
-from pipegap.analysis.table.records import records
 from pipegap.trainer.folder.lease import attempt_path
+from pipegap.trainer.store.records import records
 from tests.support.synthetic_store import LOSSES, config, ids, record, result, write, write_arms
 
 pytestmark = pytest.mark.usefixtures("few_figures")
@@ -22,25 +22,11 @@ pytestmark = pytest.mark.usefixtures("few_figures")
 CONFIGS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a list": lambda config: [config],
     "no pipeline": lambda config: {k: v for k, v in config.items() if k != "pipeline"},
-    "a choice that is a text": lambda config: config | {"optimizer": "adamw"},
-    "an address that is none": lambda config: config | {"optimizer": {"_target_": "X"}},
-    "a seed that is a text": lambda config: config | {"seed": "0"},
     "a batch that is a list": lambda config: config | {"batch_size": [16]},
-    "stages that are none": lambda config: (
-        config | {"pipeline": config["pipeline"] | {"num_stages": 0}}
-    ),
 }
 RESULTS: dict[str, dict[str, Any] | str] = {
     "torn": '{"status": "comp',
-    "empty": "",
-    "a list": "[]",
-    "zeros": "\x00\x00",
-    "a loss that is a text": {"final_val_loss": "1.5"},
     "a status that is none": {"status": "done"},
-    "delays that are a number": {"delays": 1},
-    "tokens below 0": {"tokens": -1},
-    "versions that are a list": {"versions": ["torch"]},
-    "sources that are a text": {"sources": "x"},
     "a completed trial without a loss": {"final_val_loss": None},
 }
 
@@ -63,15 +49,12 @@ def test_a_trial_with_a_damaged_config_is_left_out(name: str, tmp_path: Path) ->
         assert caught[0].filename == __file__, "it names the line of the caller"
 
 
-@pytest.mark.parametrize("link", [False, True])
 @pytest.mark.parametrize("other", ["result.json", "metrics.jsonl", "trial_id"])
-def test_a_trial_whose_config_is_missing_is_named(other: str, link: bool, tmp_path: Path) -> None:
+def test_a_trial_whose_config_is_missing_is_named(other: str, tmp_path: Path) -> None:
     whole = others(tmp_path)
     bad = tmp_path / "trials" / "bad"
     bad.mkdir()
     (bad / other).write_text("{}")
-    if link:
-        (bad / "config.json").symlink_to("nowhere")
     with pytest.warns(UserWarning, match=f"damaged: {bad}/config.json cannot be read"):
         table = load(tmp_path)
     pd.testing.assert_frame_equal(table, whole)
@@ -150,16 +133,7 @@ def test_damaged_rows_are_left_out_of_a_curve_and_named_in_the_report(tmp_path: 
     assert f"warning: {path} has 2 damaged lines" in report(tmp_path, tmp_path / "out")
 
 
-RECORDS: list[dict[str, Any]] = [
-    {"scale": "../elsewhere"},
-    {"seeds": 3},
-    {"trials": {"a": {}}},
-    {"compared": None},
-    {"format": 1},
-]
-
-
-@pytest.mark.parametrize("changes", RECORDS, ids=str)
+@pytest.mark.parametrize("changes", [{"scale": "../elsewhere"}, {"format": 1}], ids=str)
 def test_a_damaged_record_is_left_out(changes: dict[str, Any], tmp_path: Path) -> None:
     write_arms(tmp_path, LOSSES)
     for name in ("main", "other"):
@@ -168,15 +142,12 @@ def test_a_damaged_record_is_left_out(changes: dict[str, Any], tmp_path: Path) -
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.warns(UserWarning, match=f"damaged: {path} is "):
         assert [record.sweep for record in records(tmp_path)] == ["main"]
-    if changes is RECORDS[0]:  # a report has it among its remarks
-        with warnings.catch_warnings(action="error"):
-            assert f"damaged: {path}" in report(tmp_path, tmp_path / "out")
 
 
 def test_a_renamed_folder_is_named_and_does_not_count(tmp_path: Path) -> None:
     whole = others(tmp_path)
     (tmp_path / "trials" / "0008").rename(tmp_path / "trials" / "mine")
-    says = "mine is the folder of trial 0008: give it that name, or move it away"
+    says = "mine is a copy of trial 0008, or its folder under another name: move it away"
     with pytest.warns(UserWarning, match=says):
         pd.testing.assert_frame_equal(load(tmp_path), whole[:-1])
 

@@ -20,9 +20,9 @@ from pipegap.sweeps.cluster.package import (
 )
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import points
-from pipegap.sweeps.store.results import require_writable
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.places import CODE_ROOT
+from pipegap.trainer.store.files import require_writable
 from tests.support.refusals import Refused
 
 STRAYS = [

@@ -17,10 +17,10 @@ from pipegap.sweeps.cluster.queue import (
 from pipegap.sweeps.cluster.tune_hooks import LastTrials, Offers
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import points, unique
-from pipegap.sweeps.store.opened import FileStore
-from pipegap.sweeps.store.store import TrialState
 from pipegap.trainer.base.status import Status
 from pipegap.trainer.folder.lease import leased
+from pipegap.trainer.store.files import FileStore
+from pipegap.trainer.store.store import TrialState
 from tests.support import small
 from tests.support.drivers import simulate
 
@@ -34,7 +34,7 @@ class InMemory:
     def started(self) -> Collection[str]:
         return {*self.looks}
 
-    def look(self, trial_id: str) -> TrialState:
+    def state_of(self, trial_id: str) -> TrialState:
         self.num_looks += 1
         return self.looks[trial_id]
 
@@ -107,13 +107,13 @@ def test_a_slow_store_is_asked_less() -> None:
     store = InMemory(**dict.fromkeys("abcdefgh", TrialState.HELD))
     queue = store.queue("abcdefgh")
     assert queue.next() is None
-    quick = store.look
+    quick = store.state_of
 
     def slow(trial_id: str) -> TrialState:
         store.now += 5.0
         return quick(trial_id)
 
-    store.look = slow  # type: ignore[method-assign]
+    store.state_of = slow  # type: ignore[method-assign]
     store.now, before = 100.0, store.num_looks
     while store.now < 1100.0:
         queue.next()
@@ -200,7 +200,7 @@ def test_two_drivers_of_which_one_dies(tmp_path: Path) -> None:
         taken = [mine.queue.next() for _ in range(4)]
     assert taken.count(None) == 2
     assert {*mine.queue} == {trial.plan.trial_id for trial in held}
-    assert store.look(held[0]) == TrialState.FREE
+    assert store.state_of(held[0]) == TrialState.FREE
 
 
 @pytest.mark.parametrize("num_drivers", [1, 2, 8, 64])

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from pipegap.analysis.objects import bucket as requests
-from pipegap.analysis.objects.lease import RegisterLease
 from pipegap.sweeps.cluster import driver
 from pipegap.sweeps.request.expand import Trial
-from pipegap.sweeps.store.objects import ObjectStore
 from pipegap.sweeps.tracking import choice
 from pipegap.trainer.base.status import Status
 from pipegap.trainer.config.plan import plan_trial
-from pipegap.trainer.folder.record import read_result
+from pipegap.trainer.folder.result import read_result
+from pipegap.trainer.store import bucket as requests
+from pipegap.trainer.store.lease import RegisterLease
+from pipegap.trainer.store.objects import ObjectStore
 from tests.support import s3_server, small
 
 Told = list[dict[str, Any]]

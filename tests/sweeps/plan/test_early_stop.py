@@ -13,6 +13,7 @@ from pipegap.sweeps.plan.tuning import tune
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import points
 from pipegap.sweeps.request.schema import Sweep, check_sweep
+from pipegap.trainer.store.snapshot import Snapshot
 from pipegap.trainer.trial import run_trial
 from tests.support import small
 from tests.support.records import leave_loss
@@ -42,7 +43,8 @@ def sweep(**changes: Any) -> Sweep:
 
 
 def look(swept: Sweep, store: Path) -> list[JudgedPoint]:
-    return judge(swept, [tune(swept, point) for point in points(swept, store)])
+    seen = Snapshot()
+    return judge(swept, [tune(swept, point, seen) for point in points(swept, store)], seen)
 
 
 def run_to_the_end(swept: Sweep, store: Path, loss: Loss) -> tuple[list[JudgedPoint], list[str]]:
@@ -185,7 +187,7 @@ def test_a_sweep_that_stopped_early_reports_why_and_is_done(
     while todo := [trial for trial in plan.runnable if not trial.folder.exists()]:
         for trial in todo:
             run_trial(trial.config)
-        plan = plan.refreshed()
+        plan = plan.refreshed(Snapshot())
     assert main(words) == 0
     printed = capsys.readouterr().out
     assert "3 asked, 3 unique, 3 done, 0 to do" in printed

@@ -7,11 +7,14 @@ import torch
 
 from pipegap.sweeps.__main__ import main
 from pipegap.sweeps.plan.devices import counted_seconds
-from pipegap.sweeps.plan.pricing import ASSUMED_START, Cost, PricedSweeps
+from pipegap.sweeps.plan.paces import ASSUMED_START
+from pipegap.sweeps.plan.pricing import Cost, PricedSweeps
+from pipegap.sweeps.plan.round import Round
 from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import Trial
 from pipegap.sweeps.request.files import known
+from pipegap.trainer.store.files import FileStore
 from tests.support.make import lines_of_make
 from tests.support.records import leave_finished
 
@@ -42,7 +45,7 @@ def plan(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, str]
 def cost(*words: str) -> Cost:
     """What the trials take that have still to run, all on one kind of machine."""
     request = parse_request(words)
-    priced = PricedSweeps(request, plan_sweeps(request))
+    priced = PricedSweeps(Round.first(request, FileStore(request.results)))
     [total] = priced.costs(priced.todo)
     return total
 

@@ -8,11 +8,11 @@ import pytest
 
 from pipegap.sweeps.__main__ import main
 from pipegap.sweeps.plan import sweep_record
-from pipegap.sweeps.plan.sweep_plan import SweepPlan, plan_sweeps
-from pipegap.sweeps.request.command_line import Request, parse_request
+from pipegap.sweeps.plan.round import Round
+from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import Trial
-from pipegap.sweeps.store.opened import FileStore
 from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.store.files import FileStore
 from tests.support import small
 from tests.support.records import finished
 
@@ -31,16 +31,15 @@ def words(folder: Path, more: str = "") -> list[str]:
     return [f"sweep={folder / 'mine.yaml'}", "scale=micro", *given]
 
 
-def look_at(folder: Path, more: str = "") -> tuple[Request, SweepPlan]:
+def look_at(folder: Path, more: str = "") -> Round:
     """What is asked for, and its plan."""
     request = parse_request(words(folder, more))
-    [plan] = plan_sweeps(request)
-    return request, plan
+    return Round.first(request, FileStore(request.results))
 
 
-def recorded(folder: Path, request: Request, plan: SweepPlan) -> dict[str, Any]:
+def recorded(folder: Path, now: Round) -> dict[str, Any]:
     """The record that is written of the plan."""
-    sweep_record.write(request, [plan], FileStore(request.results))
+    sweep_record.write(now, now.sweeps)
     return read(folder)
 
 
@@ -61,7 +60,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def test_it_holds_what_was_asked_and_every_trial(tmp_path: Path) -> None:
-    record = recorded(tmp_path, *look_at(tmp_path))
+    record = recorded(tmp_path, look_at(tmp_path))
     assert record["sweep"] == "mine"
     assert (record["scale"], record["label"]) == ("micro", "mine-micro")
     assert record["verdict"] == "the rule"
@@ -78,26 +77,26 @@ def test_it_holds_what_was_asked_and_every_trial(tmp_path: Path) -> None:
 
 
 def test_of_a_sweep_that_runs_seconds_are_by_what_has_finished(tmp_path: Path) -> None:
-    request, plan = look_at(tmp_path)
-    finish(plan.planned[0], 2.0)
-    trials = recorded(tmp_path, request, plan)["trials"].values()
+    now = look_at(tmp_path)
+    finish(now.planned[0], 2.0)
+    trials = recorded(tmp_path, now)["trials"].values()
     assert [trial["seconds"] for trial in trials] == [pytest.approx(2.0)] * 8
 
 
 def test_with_tuning_and_early_stop_it_follows_what_is_chosen(tmp_path: Path) -> None:
     """Nothing is compared before it is chosen; of two points the worse one is left out."""
     more = "tune: {clip_norm: [1, 2]}\nearly_stop: {margin: 0.1}\n"
-    request, plan = look_at(tmp_path, more)
-    first = recorded(tmp_path, request, plan)
+    now = look_at(tmp_path, more)
+    first = recorded(tmp_path, now)
     assert (first["settled"], first["compared"]) == (False, [])
     assert any("not chosen yet" in remark for remark in first["remarks"])
-    while todo := [trial for trial in plan.runnable if not trial.folder.exists()]:
+    while todo := [trial for trial in now.runnable if not trial.folder.exists()]:
         for trial in todo:
             if not trial.folder.exists():
                 lr, clip = trial.config["optimizer"]["lr"], trial.config["clip_norm"]
                 finish(trial, 2 + 10 * lr + abs(clip - 1) / 100)
-        plan = plan.refreshed()
-    last = recorded(tmp_path, request, plan)
+        now = now.again()
+    last = recorded(tmp_path, now)
     assert last["settled"]
     compared = [last["trials"][key] for key in last["compared"]]
     assert sorted((t["arm"], t["seed"]) for t in compared) == [
@@ -113,8 +112,8 @@ def test_a_dry_run_leaves_none(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_a_store_without_room_for_it_is_refused(tmp_path: Path) -> None:
-    request, plan = look_at(tmp_path)
-    request.results.mkdir()
-    (request.results / "sweeps").write_text("in its place")
+    now = look_at(tmp_path)
+    now.request.results.mkdir()
+    (now.request.results / "sweeps").write_text("in its place")
     with pytest.raises(BadInput, match="results"):
-        sweep_record.write(request, [plan], FileStore(request.results))
+        sweep_record.write(now, now.sweeps)

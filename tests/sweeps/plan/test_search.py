@@ -16,6 +16,7 @@ from pipegap.sweeps.plan.tried import Choice, remarks, untried, write
 from pipegap.sweeps.request.expand import points
 from pipegap.sweeps.request.schema import Sweep, check_sweep
 from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.store.snapshot import Snapshot
 from tests.support.records import leave_loss
 
 RATE, DECAY, LAMBDA = "optimizer.lr", "optimizer.weight_decay", "correction.coefficient"
@@ -51,7 +52,7 @@ def bowl(arm: str, config: dict[str, Any]) -> float:
 
 
 def asked(swept: Sweep, store: Path) -> Choice:
-    [choice] = choose(swept, [*map(untried, points(swept, store))])
+    [choice] = choose(swept, [*map(untried, points(swept, store))], Snapshot())
     return choice
 
 
@@ -147,7 +148,7 @@ def test_a_search_that_was_killed_goes_on_as_if_nothing_had_been(most: int, tmp_
 def test_nothing_is_told_and_no_arm_runs_while_a_trial_is_open(tmp_path: Path) -> None:
     first = asked(sweep(), tmp_path)
     assert (len(first.tried), first.settled, first.chosen) == (4, False, {})
-    assert judge(sweep(), [first])[0].runnable == first.choosing
+    assert judge(sweep(), [first], Snapshot())[0].runnable == first.choosing
     for trial in first.choosing[:-1]:
         leave_loss(trial.folder, 1.0)
     assert values(asked(sweep(), tmp_path)) == values(first)

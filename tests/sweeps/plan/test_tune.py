@@ -14,6 +14,7 @@ from pipegap.sweeps.plan.tuning import MAX_EXTENSIONS, Values, beyond, tune, tun
 from pipegap.sweeps.request.expand import points
 from pipegap.sweeps.request.schema import Sweep, check_sweep
 from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.store.snapshot import Snapshot
 from tests.support.records import leave_loss
 
 ARMS = {"sync": ["pipeline=sync"], "delay": ["pipeline=pipedream_2bw"]}
@@ -35,7 +36,7 @@ def run_to_the_end(swept: Sweep, store: Path, loss: Loss) -> tuple[Choice, list[
     """The settled point, and the values in the order in which they were tried."""
     [point] = points(swept, store)
     order: list[Values] = []
-    while not (choice := tune(swept, point)).settled:
+    while not (choice := tune(swept, point, Snapshot())).settled:
         for setting in choice.tried:
             [trial] = setting.trials
             if not trial.folder.exists():
@@ -105,12 +106,12 @@ def test_a_point_whose_every_value_diverged_is_left_out(tmp_path: Path) -> None:
 def test_until_it_is_settled_the_plan_is_an_estimate_and_no_arm_runs(tmp_path: Path) -> None:
     swept = sweep()
     [point] = points(swept, tmp_path)
-    choice = tune(swept, point)
+    choice = tune(swept, point, Snapshot())
     assert (choice.settled, chosen(choice)) == (False, None)
     assert {trial.config["optimizer"]["lr"] for trial in choice.arms} == {0.004}
-    assert judge(swept, [choice])[0].runnable == choice.choosing
+    assert judge(swept, [choice], Snapshot())[0].runnable == choice.choosing
     leave_loss(choice.choosing[-1].folder, 1.0)
-    assert not tune(swept, point).settled
+    assert not tune(swept, point, Snapshot()).settled
 
 
 @pytest.mark.parametrize(
@@ -166,12 +167,12 @@ def shared_store(store: Path) -> tuple[Sweep, list[Choice]]:
     own = {"optimizer": "lion", KEY: 0.0005}
     grid = {"optimizer": ["muon", "adamw", own], "clip_norm": [1, 2]}
     swept = sweep(grid=grid, shared="adamw")
-    tuned = tune_all(swept, [*map(untried, points(swept, store))])
+    tuned = tune_all(swept, [*map(untried, points(swept, store))], Snapshot())
     while not all(choice.settled for choice in tuned):
         for trial in (trial for choice in tuned for trial in choice.choosing):
             loss = bowl(0.008 / trial.config["clip_norm"])
             leave_loss(trial.folder, loss(trial.config["optimizer"]["lr"]))
-        tuned = tune_all(swept, tuned)
+        tuned = tune_all(swept, tuned, Snapshot())
     return swept, tuned
 
 
@@ -197,7 +198,7 @@ def test_too_many_combinations_are_refused() -> None:
 def test_multiples_of_zero_are_refused(tmp_path: Path) -> None:
     swept = sweep(tune=BOTH, base=[f"{KEY}=0.004", f"{DECAY}=0"])
     with pytest.raises(BadInput, match=r"weight_decay: must be a number other than 0"):
-        tune(swept, points(swept, tmp_path)[0])
+        tune(swept, points(swept, tmp_path)[0], Snapshot())
 
 
 def test_every_tried_value_is_in_the_file(tmp_path: Path) -> None:

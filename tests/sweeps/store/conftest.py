@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from pipegap.sweeps.request.expand import Trial
-from pipegap.sweeps.store.objects import ObjectStore
-from pipegap.sweeps.store.opened import open_store
-from pipegap.sweeps.store.store import SweepStore
+from pipegap.trainer.store.objects import ObjectStore
+from pipegap.trainer.store.opened import open_store
+from pipegap.trainer.store.store import SweepStore
 from tests.support import moto, s3_server
 from tests.support.bucket import found, served
 from tests.support.place import Place, made

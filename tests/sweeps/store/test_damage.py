@@ -34,15 +34,6 @@ def half_copied(place: Place) -> None:
     shutil.copy(first / "trial_id", first.parent / "half")
 
 
-def alien_file(place: Place) -> None:
-    (place.trials[0].folder.parent / "README.txt").write_text("mine")
-    (place.trials[0].folder.parent / ".DS_Store").touch()  # hidden files are no trouble
-
-
-def alien_link(place: Place) -> None:
-    (place.trials[0].folder.parent / "link").symlink_to("nowhere")
-
-
 def copied_register(place: Place) -> None:
     content = place.server.objects[place.register(place.ids[0])].content
     place.write(f"registers/{place.ids[0]}copy.json", content)
@@ -89,9 +80,7 @@ def empty_rows(place: Place) -> None:
 
 Damage = Callable[[Place], None]
 HARMLESS: dict[str, list[Damage]] = {
-    "folder": [
-        *(copied, copied_unfinished, half_copied, alien_file, alien_link),
-    ],
+    "folder": [copied, copied_unfinished, half_copied],
     "bucket": [
         *(copied_register, copied_register_with_a_dot, alien_object, alien_below, alien_record),
         *(torn_register_of_no_trial, missing_rows, torn_rows, empty_rows),
@@ -101,8 +90,6 @@ NAMED = {
     copied: ".bak is a copy of trial ",
     copied_unfinished: "copy is a copy of trial ",
     half_copied: "half is a copy of trial ",
-    alien_file: "README.txt is no trial's folder",
-    alien_link: "link is no trial's folder",
     copied_register: "copy.json is a copy of the register of trial ",
     copied_register_with_a_dot: ".bak.json is no object of a store",
     alien_object: "README.txt is no object of a store",
@@ -150,7 +137,6 @@ def assert_named(text: str, damage: Damage) -> None:
     lines = [line for line in text.splitlines() if NAMED[damage] in line]
     assert len(lines) == 1, text
     assert lines[0].startswith(("warning: not counted, ", "warning: left out: "))
-    assert ".DS_Store" not in text
     assert "Traceback" not in text
 
 

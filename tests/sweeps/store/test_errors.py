@@ -7,8 +7,8 @@ import pytest
 
 from findings.__main__ import main as findings
 from pipegap.analysis.__main__ import main as analysis
-from pipegap.analysis.objects import provider
 from pipegap.sweeps.__main__ import main as sweeps
+from pipegap.trainer.store import provider
 from tests.support import s3_server, small
 from tests.support.stored import URL
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from pipegap.analysis.objects import bucket as requests
-from pipegap.analysis.objects import lease as leases
-from pipegap.analysis.objects import provider, register
-from pipegap.analysis.objects.bucket import BucketClient, StoreAway
-from pipegap.analysis.objects.lease import RegisterLease, edit, is_free
-from pipegap.analysis.objects.register import see
-from pipegap.sweeps.store.objects import ObjectStore
 from pipegap.trainer.base.errors import LeaseLost
 from pipegap.trainer.folder.lease import Held
+from pipegap.trainer.store import bucket as requests
+from pipegap.trainer.store import lease as leases
+from pipegap.trainer.store import provider, register
+from pipegap.trainer.store.bucket import BucketClient, StoreAway
+from pipegap.trainer.store.lease import RegisterLease, edit, is_free
+from pipegap.trainer.store.objects import ObjectStore
+from pipegap.trainer.store.register import see
 from tests.support import s3_server
 
 URL = f"s3://{s3_server.BUCKET}/some/prefix"

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from pipegap.analysis.objects import lease as leases
-from pipegap.analysis.objects import provider, working
-from pipegap.analysis.objects.bucket import BucketClient, StoreAway
 from pipegap.sweeps.request.expand import Trial
-from pipegap.sweeps.store.store import SweepStore, TrialState
 from pipegap.trainer.base.errors import LeaseLost, Stopped
 from pipegap.trainer.folder.lease import Held
-from pipegap.trainer.folder.record import read_result
+from pipegap.trainer.folder.result import read_result
+from pipegap.trainer.store import lease as leases
+from pipegap.trainer.store import provider, working
+from pipegap.trainer.store.bucket import BucketClient, StoreAway
+from pipegap.trainer.store.store import SweepStore, TrialState
 from pipegap.trainer.trial import run_trial
 from tests.support import s3_server, small
 from tests.support.stored import URL, after, run
@@ -193,7 +193,7 @@ def test_a_long_result_ends_a_trial_too(
     """It grows with the number of attempts."""
     monkeypatch.setattr(working, "SMALL", 1)
     first = run(objects, trial)
-    assert objects.look(trial) == TrialState.ENDED
+    assert objects.state_of(trial) == TrialState.ENDED
     assert run(objects, trial) == first
 
 
@@ -212,8 +212,8 @@ def test_a_result_is_told_last(
             assert time.monotonic() < deadline
             objects.pull()
         assert not (trial.folder / "result.json").exists()
-        assert objects.look(trial) == TrialState.HELD
-    assert objects.look(trial) == TrialState.ENDED
+        assert objects.state_of(trial) == TrialState.HELD
+    assert objects.state_of(trial) == TrialState.ENDED
 
 
 def test_a_trial_costs_few_requests(

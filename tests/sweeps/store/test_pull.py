@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from pipegap import analysis
-from pipegap.analysis.objects.bucket import BucketClient, StoreRefuses
 from pipegap.sweeps.request.expand import Trial
-from pipegap.sweeps.store.opened import open_store
-from pipegap.sweeps.store.store import SweepStore
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.folder.record import read_result
+from pipegap.trainer.folder.result import read_result
+from pipegap.trainer.store.bucket import BucketClient, StoreRefuses
+from pipegap.trainer.store.opened import open_store
+from pipegap.trainer.store.store import SweepStore
 from tests.support import s3_server
 from tests.support.stored import URL, run, trial_of
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipegap.analysis.objects import bucket as requests
-from pipegap.analysis.objects.bucket import BucketClient, Changed, StoreRefuses, Torn
+from pipegap.trainer.store import bucket as requests
+from pipegap.trainer.store.bucket import BucketClient, Changed, StoreRefuses, Torn
 from tests.support import moto, s3_server
 from tests.support.stored import URL
 

@@ -11,9 +11,9 @@ import pytest
 
 from pipegap.sweeps.__main__ import main
 from pipegap.sweeps.commands.rerun import recorded
-from pipegap.sweeps.store.opened import FileStore
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.folder.lease import leased
+from pipegap.trainer.store.files import FileStore
 from pipegap.trainer.trial import run_trial
 from tests.support import small
 from tests.support.synthetic_store import config, write, write_arms
@@ -56,7 +56,7 @@ def test_trials_are_selected(
     assert ids(capsys, f"results={store}", *words) == [f"000{name}" for name in names.split()]
 
 
-@pytest.mark.parametrize("file", ["attempt-000001.json", "config.json", "result.json"])
+@pytest.mark.parametrize("file", ["config.json", "result.json"])
 def test_a_file_that_hides_a_trial_from_a_rerun_is_named(
     file: str, store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

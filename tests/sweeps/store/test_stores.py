@@ -14,16 +14,16 @@ import pytest
 from pipegap import analysis
 from pipegap.sweeps.commands.rerun import recorded
 from pipegap.sweeps.plan import sweep_record
-from pipegap.sweeps.plan.sweep_plan import plan_sweeps
+from pipegap.sweeps.plan.round import Round
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import Trial
-from pipegap.sweeps.store.opened import FileStore, open_store
-from pipegap.sweeps.store.results import require_writable
-from pipegap.sweeps.store.store import SweepStore, TrialState
 from pipegap.trainer.base.errors import Stopped
 from pipegap.trainer.folder import lease
 from pipegap.trainer.folder.lease import STALE_AFTER, Held
-from pipegap.trainer.folder.record import read_result
+from pipegap.trainer.folder.result import read_result
+from pipegap.trainer.store.files import FileStore, require_writable
+from pipegap.trainer.store.opened import open_store
+from pipegap.trainer.store.store import SweepStore, TrialState
 from pipegap.trainer.trial import run_trial
 from tests.support import small
 from tests.support.stored import URL, after, run, trial_of
@@ -52,11 +52,11 @@ def test_a_trial_runs_stops_goes_on_and_is_read(
     with pytest.raises(Stopped):
         run(store, trial, after(1))
     assert open_store(store.name).started(known) == {*known}
-    assert store.look(trial) == TrialState.FREE
+    assert store.state_of(trial) == TrialState.FREE
     store.pull()
     assert [*analysis.load(store.folder)["status"]] == ["unfinished"]
     result = run(store, trial)
-    assert store.look(trial) == TrialState.ENDED
+    assert store.state_of(trial) == TrialState.ENDED
     assert run(store, trial)["final_val_loss"] == result["final_val_loss"]
     store.pull()
     [row] = analysis.load(store.folder).to_dict("records")
@@ -77,7 +77,7 @@ def test_a_trial_that_runs_is_held(store: SweepStore, trial: Trial) -> None:
         if not seen:
             with pytest.raises(Held):
                 run(store, trial)
-            seen.append(store.look(trial))
+            seen.append(store.state_of(trial))
         return False
 
     run(store, trial, look)
@@ -98,7 +98,7 @@ def test_a_failure_is_recorded_and_what_it_saved_is_kept(store: SweepStore, tria
     result = read_result(trial.folder)
     assert result is not None
     assert result["status"] == "failed"
-    assert store.look(trial) == TrialState.FREE
+    assert store.state_of(trial) == TrialState.FREE
     [spare] = store.spare([trial.folder])
     assert spare.num_files == 1
     assert spare.num_bytes > 1000
@@ -166,7 +166,8 @@ def test_partial_records_of_killed_drivers_are_deleted(tmp_path: Path) -> None:
     record = left(records, "old.json", 2 * STALE_AFTER)
     words = small.overrides(tmp_path, "sweep=main", "scale=micro", "seeds=[0]")
     request = parse_request(words)
-    sweep_record.write(request, plan_sweeps(request), FileStore(request.results))
+    now = Round.first(request, FileStore(request.results))
+    sweep_record.write(now, now.sweeps)
     assert not old.exists()
     assert written_now.exists()
     assert record.exists()

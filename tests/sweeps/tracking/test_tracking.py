@@ -19,7 +19,7 @@ from pipegap.sweeps.tracking import choice
 from pipegap.sweeps.tracking.tracker import numbers
 from pipegap.sweeps.tracking.wandb_tracker import read_store_id
 from pipegap.trainer.base.errors import Stopped
-from pipegap.trainer.folder.record import Row
+from pipegap.trainer.folder.result import Row
 from tests.support import small
 from tests.support.tracked import chosen, folder, plain, rows, runs, tracked, untimed
 

@@ -20,6 +20,8 @@ from pipegap.trainer.base.status import Status
 from pipegap.trainer.config.plan import plan_trial
 from pipegap.trainer.folder.lease import leased
 from pipegap.trainer.folder.metrics import last_row
+from pipegap.trainer.store.files import FileStore
+from pipegap.trainer.store.snapshot import Snapshot
 from tests.support import small
 from tests.support.synthetic_store import config, result, write, write_arms
 
@@ -27,6 +29,10 @@ ROW = {"update": 4, "tokens_per_second": 100.0, "wall_seconds": 10.0}
 
 
 @pytest.fixture(scope="module")
+def seen_state(folder: Path) -> State:
+    return read_state(folder, Snapshot())
+
+
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corpus")
     small.corpus(folder)
@@ -44,20 +50,26 @@ def metrics(folder: Path, *rows: dict[str, Any], end: str = "\n") -> None:
 
 def test_what_a_folder_says(tmp_path: Path) -> None:
     folder = tmp_path / "trial"
-    assert read_state(folder) == State(Status.WAITING)
+    assert seen_state(folder) == State(Status.WAITING)
     folder.mkdir()
     with leased(folder, lambda: "failed"):
-        assert read_state(folder).status == "running"
-        assert "pid" in read_state(folder).where
+        assert seen_state(folder).status == "running"
+        assert "pid" in seen_state(folder).where
         metrics(folder, {**ROW, "update": 3}, ROW)
-        assert (read_state(folder).num_done, read_state(folder).tokens_per_second) == (5, 100.0)
-    assert (read_state(folder).status, read_state(folder).where) == ("interrupted", "")
+        assert (
+            seen_state(folder).num_done,
+            seen_state(folder).tokens_per_second,
+        ) == (5, 100.0)
+    assert (seen_state(folder).status, seen_state(folder).where) == (
+        "interrupted",
+        "",
+    )
     (folder / "result.json").write_text('{"status": "failed"}')
-    assert read_state(folder).status == "failed"
+    assert seen_state(folder).status == "failed"
     with leased(folder, lambda: "completed"):
-        assert read_state(folder).status == "running"  # once more
+        assert seen_state(folder).status == "running"  # once more
     (folder / "result.json").write_text(json.dumps(result(config(), 1.0, trial_id="a")))
-    assert read_state(folder) == State(Status.COMPLETED, 400, wall_seconds=40.0)
+    assert seen_state(folder) == State(Status.COMPLETED, 400, wall_seconds=40.0)
 
 
 def test_the_last_whole_row_of_a_long_file(tmp_path: Path) -> None:
@@ -100,7 +112,7 @@ def test_time_left_from_the_store_does_not_count_the_first_updates(
         for num_done, left in ((1, None), (2, None), (3, 18.0), (6, 12.0)):
             rows = enumerate(seconds[:num_done])
             metrics(trial.folder, *({"update": i, "wall_seconds": at} for i, at in rows))
-            progress.refresh(progress.trials)
+            progress.refresh(progress.trials, Snapshot())
             assert progress.seconds_left == (left and pytest.approx(left))
 
 
@@ -127,7 +139,7 @@ class Screen:
     ) -> None:
         self.file = io.StringIO()
         console = Console(file=self.file, force_terminal=terminal, width=100)
-        self.display = Display("name", planned, todo, results, lambda: None, lambda: False, console)
+        self.display = Display("name", planned, todo, FileStore(results), lambda: False, console)
 
     @property
     def text(self) -> str:

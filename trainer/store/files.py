@@ -1,31 +1,19 @@
-"""The store that a word of a command names: a folder that machines share, or an object store."""
+"""A store that is a folder which machines share, and whether its file system can hold a lease."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
-from pipegap.sweeps.request.expand import Trial
-from pipegap.sweeps.store.objects import ObjectStore
-from pipegap.sweeps.store.results import creates, probe, require_writable
-from pipegap.sweeps.store.store import STAYS, Config, RunningTrial, Spare, SweepStore, TrialState
 from pipegap.trainer.base.atomic import partials
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.places import is_url, require_folder
-from pipegap.trainer.folder.lease import Held, attempts, holder
-from pipegap.trainer.folder.record import TrialFolder, trial_folder
+from pipegap.trainer.folder.lease import STALE_AFTER, Held, attempts, holder
+from pipegap.trainer.folder.result import RESULT, final, read_result, require_own, trial_folder
+from pipegap.trainer.store.store import STAYS, Config, RunningTrial, Spare, Stored, TrialState
 
-
-def open_store(word: str) -> SweepStore:
-    """Return the store `word`, a folder or the URL of an object store; raises BadInput.
-
-    Asks nothing of the store yet.
-    """
-    if is_url(word):
-        return ObjectStore(word)
-    require_folder("results", word)
-    return FileStore(Path(word))
+PROBE = ".probe-"
 
 
 class FileStore:
@@ -49,14 +37,15 @@ class FileStore:
     def push(self, *paths: Path) -> None:
         """Do nothing."""
 
-    def started(self, trials: Mapping[str, Trial]) -> set[str]:
+    def started(self, trials: Mapping[str, Stored]) -> set[str]:
         """Return the ids of the trials that have a folder here: no sweep sets their `out`."""
         return trials.keys() & _names(self.folder / "trials")
 
-    def look(self, trial: Trial) -> TrialState:
+    def state_of(self, trial: Stored) -> TrialState:
         """Return what the trial's folder says. It takes about ten operations of the file system."""
         try:
-            if TrialFolder(trial.folder, trial.plan.trial_id).result() is not None:
+            require_own(trial.folder, trial.trial_id)
+            if final(read_result(trial.folder)) is not None:
                 return TrialState.ENDED
             return TrialState.FREE if holder(trial.folder) is None else TrialState.HELD
         except BadInput:
@@ -71,7 +60,7 @@ class FileStore:
             raise Held("trial", trial_id, "another process runs this trial")
         yield RunningTrial(config)
 
-    def archive(self, trial: Trial) -> Callable[[], None]:
+    def archive(self, trial: Stored) -> Callable[[], None]:
         """Move the output to `earlier-<n>/` in the trial's folder.
 
         The result moves last: until then the trial is finished, and after that nothing is left.
@@ -80,12 +69,12 @@ class FileStore:
         archive = folder / f"earlier-{1 + len([*folder.glob('earlier-*')]):06d}"
         archive.mkdir()
         stays = {path for pattern in STAYS for path in folder.glob(pattern)}
-        for path in [*({*folder.iterdir()} - stays), folder / "result.json"]:
+        for path in [*({*folder.iterdir()} - stays), folder / RESULT]:
             path.rename(archive / path.name)
 
         def restore() -> None:
             if len(attempts(folder)) == num_attempts:
-                for path in sorted(archive.iterdir(), key=lambda path: path.name == "result.json"):
+                for path in sorted(archive.iterdir(), key=lambda path: path.name == RESULT):
                     path.rename(folder / path.name)
                 archive.rmdir()
 
@@ -124,3 +113,51 @@ def _sees(made: Path) -> bool:
         return not creates(made)
     except OSError:  # this machine has no such folder
         return False
+
+
+def require_writable(results: Path) -> None:
+    """Raise BadInput if `results` cannot be written, or its file system cannot hold a lease."""
+    trials = results / "trials"
+    try:
+        trials.mkdir(parents=True, exist_ok=True)
+        with probe(trials) as made:
+            exclusive = not creates(made)
+            _clean_old(trials, newest=made)
+    except OSError as error:
+        allowed = f"must be a folder that can be written ({error.strerror})"
+        raise BadInput("results", results, allowed) from None
+    if not exclusive:
+        allowed = "must be on a file system with exclusive creation: a file was created twice"
+        raise BadInput("results", results, allowed)
+
+
+@contextmanager
+def probe(folder: Path) -> Iterator[Path]:
+    """Yield a new file in `folder`, which is deleted afterwards."""
+    path = folder / f"{PROBE}{uuid4().hex}"
+    path.touch(exist_ok=False)
+    try:
+        yield path
+    finally:
+        path.unlink()
+
+
+def creates(path: Path) -> bool:
+    """Return whether exclusive creation of an existing file succeeds: that would break leases."""
+    try:
+        with path.open("x"):
+            return True
+    except FileExistsError:
+        return False
+
+
+def _clean_old(trials: Path, newest: Path) -> None:
+    """Delete probes, unless a living process may use them: each lives for less than a second.
+
+    One is old if it is STALE_AFTER older than `newest`: the clock is that of the file system.
+    """
+    with suppress(OSError):  # another driver cleans too
+        now = newest.stat().st_mtime
+        for left in trials.glob(f"{PROBE}*"):
+            if left.stat().st_mtime < now - STALE_AFTER:
+                left.unlink(missing_ok=True)

@@ -14,9 +14,9 @@ from time import monotonic
 from typing import IO, Any, NamedTuple
 from uuid import uuid4
 
-from pipegap.analysis.objects.provider import library_of, opened, reason
 from pipegap.trainer.base.errors import BadInput, Unavailable, short
 from pipegap.trainer.base.places import path_problem
+from pipegap.trainer.store.provider import library_of, opened, reason
 
 SCHEMES = ("s3", "gs", "az")  # of the library; s3 alone is promised
 NO_BUCKET = "there is no such bucket"

@@ -9,19 +9,18 @@ from pathlib import Path
 from time import monotonic
 from uuid import uuid4
 
-from pipegap.analysis.objects import register
-from pipegap.analysis.objects.bucket import BucketClient, Changed, StoreAway
-from pipegap.analysis.objects.lease import RegisterLease, edit, is_free
-from pipegap.analysis.objects.mirror import AT_ONCE, Mirror
-from pipegap.analysis.objects.register import ARCHIVED, CHECKPOINT, RESULT, Register, fetch, see
-from pipegap.analysis.objects.working import WorkingFolder
-from pipegap.sweeps.request.expand import Trial
-from pipegap.sweeps.store.store import STAYS, Config, RunningTrial, Spare, TrialState
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.scratch import scratch
 from pipegap.trainer.base.status import FINAL
-from pipegap.trainer.folder.files import Damaged
 from pipegap.trainer.folder.lease import Held
+from pipegap.trainer.folder.wellformed import Damaged
+from pipegap.trainer.store import register
+from pipegap.trainer.store.bucket import BucketClient, Changed, StoreAway
+from pipegap.trainer.store.lease import RegisterLease, edit, is_free
+from pipegap.trainer.store.mirror import AT_ONCE, Mirror
+from pipegap.trainer.store.register import ARCHIVED, CHECKPOINT, RESULT, Register, fetch, see
+from pipegap.trainer.store.store import STAYS, Config, RunningTrial, Spare, Stored, TrialState
+from pipegap.trainer.store.working import WorkingFolder
 
 PROBE = ".probe/"
 LIST_EVERY = 2.0
@@ -78,7 +77,7 @@ class ObjectStore:
             content = path.read_bytes()
             self._bucket.upload(str(path.relative_to(self.folder)), content)
 
-    def started(self, trials: Mapping[str, Trial]) -> set[str]:
+    def started(self, trials: Mapping[str, Stored]) -> set[str]:
         """Return the ids of the trials that had a register at the last listing.
 
         What has started since then is found out when this process tries to take it.
@@ -89,10 +88,10 @@ class ObjectStore:
             self._listed_at = monotonic()
         return self._listed & trials.keys()
 
-    def look(self, trial: Trial) -> TrialState:
+    def state_of(self, trial: Stored) -> TrialState:
         """Return what the register says: one request, and three in a minute for the time."""
         try:
-            seen = see(self._bucket, trial.plan.trial_id)
+            seen = see(self._bucket, trial.trial_id)
             if seen is not None and seen.register.status in FINAL:
                 return TrialState.ENDED
             return TrialState.FREE if is_free(self._bucket, seen) else TrialState.HELD
@@ -118,7 +117,7 @@ class ObjectStore:
             with WorkingFolder(self._bucket, lease, folder, stored).held():
                 yield RunningTrial(here, lease.is_lost)
 
-    def archive(self, trial: Trial) -> Callable[[], object]:
+    def archive(self, trial: Stored) -> Callable[[], object]:
         """Rename the files of the output in the register, to `earlier-<n>/`; no object moves."""
         before: list[Register] = []
 
@@ -131,8 +130,8 @@ class ObjectStore:
             is_new = not before or now.attempt != before[0].attempt
             return None if is_new else replace(now, files=before[0].files)
 
-        edit(self._bucket, trial.plan.trial_id, put_aside)
-        return partial(edit, self._bucket, trial.plan.trial_id, put_back)
+        edit(self._bucket, trial.trial_id, put_aside)
+        return partial(edit, self._bucket, trial.trial_id, put_back)
 
     def spare(self, folders: Sequence[Path]) -> Iterator[Spare]:
         """Yield checkpoints, and what no register names: uploads of processes that were killed."""

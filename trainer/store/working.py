@@ -15,22 +15,14 @@ from pathlib import Path
 from time import monotonic
 from typing import IO, Any
 
-from pipegap.analysis.objects import register
-from pipegap.analysis.objects.bucket import BucketClient, StoreAway, StoreRefuses
-from pipegap.analysis.objects.lease import RegisterLease
-from pipegap.analysis.objects.register import (
-    ARCHIVED,
-    CHECKPOINT,
-    RESULT,
-    File,
-    fetch,
-    names_in,
-    see,
-)
 from pipegap.trainer.base.children import repeated
 from pipegap.trainer.base.errors import LeaseLost
 from pipegap.trainer.base.status import Status
 from pipegap.trainer.folder.lease import HEARTBEAT_EVERY, NAME
+from pipegap.trainer.store import register
+from pipegap.trainer.store.bucket import BucketClient, StoreAway, StoreRefuses
+from pipegap.trainer.store.lease import RegisterLease
+from pipegap.trainer.store.register import ARCHIVED, CHECKPOINT, RESULT, File, fetch, names_in, see
 
 CONFIG, METRICS = "config.json", "metrics.jsonl"
 DOCUMENTS = (".json", "trial_id")

@@ -18,14 +18,20 @@ from time import monotonic
 from typing import Any
 from uuid import uuid4
 
-from pipegap.analysis.objects import register
-from pipegap.analysis.objects.bucket import BucketClient, Changed, StoreAway
-from pipegap.analysis.objects.register import Register, Seen, see
 from pipegap.trainer.base.children import repeated
 from pipegap.trainer.base.errors import LeaseLost
-from pipegap.trainer.folder.files import Damaged
-from pipegap.trainer.folder.lease import HEARTBEAT_EVERY, STALE_AFTER, Held, attempt_name
-from pipegap.trainer.folder.process import is_dead, new_attempt
+from pipegap.trainer.folder.lease import (
+    HEARTBEAT_EVERY,
+    STALE_AFTER,
+    Held,
+    attempt_name,
+    is_dead,
+    new_attempt,
+)
+from pipegap.trainer.folder.wellformed import Damaged
+from pipegap.trainer.store import register
+from pipegap.trainer.store.bucket import BucketClient, Changed, StoreAway
+from pipegap.trainer.store.register import Register, Seen, see
 
 STOP_AFTER = STALE_AFTER - HEARTBEAT_EVERY
 """Seconds without a heartbeat that reached the store, after which a holder counts itself out."""

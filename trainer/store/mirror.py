@@ -1,4 +1,4 @@
-"""The door to a store that commands name: a folder, or the URL of an object store.
+"""The copy of an object store on this machine.
 
 What reads a store reads a folder. An object store is read in a copy on this machine, laid out as a
 store of files. The copy is derived: it may be deleted at any time, and nothing that was changed in
@@ -18,13 +18,13 @@ from fcntl import LOCK_EX, flock
 from pathlib import Path
 from typing import NamedTuple
 
-from pipegap.analysis.objects import register
-from pipegap.analysis.objects.bucket import BucketClient, StoreAway, Torn
-from pipegap.analysis.objects.provider import ENDPOINTS
-from pipegap.analysis.objects.register import ARCHIVED, RESULT, Seen, fetch, names_in, see, write
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.places import cache_folder, is_url, require_folder
-from pipegap.trainer.folder.files import Damaged, content, said
+from pipegap.trainer.base.places import cache_folder
+from pipegap.trainer.folder.wellformed import Damaged, content, said
+from pipegap.trainer.store import register
+from pipegap.trainer.store.bucket import BucketClient, StoreAway, Torn
+from pipegap.trainer.store.provider import ENDPOINTS
+from pipegap.trainer.store.register import ARCHIVED, RESULT, Seen, fetch, names_in, see, write
 
 WEIGHTS = (".pt", ".safetensors")
 """Endings of files that only a trial that goes on fetches."""
@@ -58,24 +58,6 @@ class Pulled(NamedTuple):
     keys: dict[str, str]
     """Those of its note."""
     damaged: Sequence[Damaged] = ()
-
-
-def place(word: str | Path) -> Path:
-    """Return the folder in which this machine reads the store `word`. It need not exist.
-
-    Raises BadInput for what can be no store.
-    """
-    if is_url(str(word)):
-        return Mirror(BucketClient(str(word))).path
-    require_folder("results", str(word), or_file=".csv")  # a report's table of trials
-    return Path(word)
-
-
-def pulled(word: str | Path) -> Path:
-    """Return that folder with what the store has now. Raises StoreAway if it does not answer."""
-    if is_url(str(word)):
-        Mirror(BucketClient(str(word))).pull()
-    return place(word)
 
 
 def folder_of(url: str) -> Path:

@@ -8,9 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, StrictBool, TypeAdapter
 
-from pipegap.analysis.table.text import in_a_line
-from pipegap.trainer.folder.files import Damaged, damage
-from pipegap.trainer.folder.wellformed import Amount, Count, read
+from pipegap.trainer.folder.wellformed import Amount, Count, Damaged, damage, in_a_line, read
 
 
 def _is_name(name: str) -> str:

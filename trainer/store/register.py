@@ -19,10 +19,9 @@ from uuid import uuid4
 from pydantic import AfterValidator, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
-from pipegap.analysis.objects.bucket import BucketClient, Version
-from pipegap.trainer.folder.files import Damaged
 from pipegap.trainer.folder.lease import attempt_name
-from pipegap.trainer.folder.wellformed import KEYS, Count, Form, parse
+from pipegap.trainer.folder.wellformed import KEYS, Count, Damaged, Form, parse
+from pipegap.trainer.store.bucket import BucketClient, Version
 
 FOLDER = "registers"
 """Where the registers lie: a listing shows which trials have been started, and which changed."""

@@ -6,13 +6,24 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from pipegap.sweeps.request.expand import Trial
 from pipegap.trainer.folder.lease import PATTERN
 
 STAYS = ("config.json", "result.json", "trial_id", PATTERN, "earlier-*", ".*")
 """Patterns of files that `archive` does not move, or, of the result, moves last."""
 
 Config = Mapping[str, Any]
+
+
+class Stored(Protocol):
+    """A trial, as a store knows it."""
+
+    @property
+    def trial_id(self) -> str:
+        """Its id."""
+
+    @property
+    def folder(self) -> Path:
+        """Where it is recorded."""
 
 
 class TrialState(Enum):
@@ -68,13 +79,13 @@ class SweepStore(Protocol):
     def push(self, *paths: Path) -> None:
         """Give others these files of `folder`, and the files of folders in it."""
 
-    def started(self, trials: Mapping[str, Trial]) -> set[str]:
+    def started(self, trials: Mapping[str, Stored]) -> set[str]:
         """Return the ids of those trials that any driver has started, ended ones included.
 
         `trials`: id → trial.
         """
 
-    def look(self, trial: Trial) -> TrialState:
+    def state_of(self, trial: Stored) -> TrialState:
         """Return what the store says of a started trial."""
 
     def running(self, config: Config, trial_id: str) -> AbstractContextManager[RunningTrial]:
@@ -83,7 +94,7 @@ class SweepStore(Protocol):
         Raises Held if another process runs it, LeaseLost if one took it over meanwhile.
         """
 
-    def archive(self, trial: Trial) -> Callable[[], object]:
+    def archive(self, trial: Stored) -> Callable[[], object]:
         """Put the output of a finished trial aside, so that it can run again.
 
         Returns a function that puts everything back if no new attempt at the trial was made.

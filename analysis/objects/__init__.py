@@ -1,1 +1,0 @@
-"""A store in an object store (s3://): its requests, its registers, its copy here."""

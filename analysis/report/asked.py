@@ -1,0 +1,73 @@
+"""What a sweep asks of its report: which arm of a search is best, and what it advises."""
+
+import shlex
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import pandas as pd
+
+from pipegap.analysis.advice.advice import headline
+from pipegap.analysis.advice.rows import advices, matrix
+from pipegap.analysis.statistics.best import best
+from pipegap.trainer.store.records import Record
+
+
+class Pipeline(Protocol):
+    """The pipeline that a sweep asks about."""
+
+    @property
+    def stages(self) -> int:
+        """p"""
+
+    @property
+    def microbatches(self) -> int:
+        """m"""
+
+
+class Asked(NamedTuple):
+    """The questions of a sweep."""
+
+    pipeline: Pipeline | None
+    """Of its advice, if it asks for any."""
+    seeds: Sequence[int] | None
+    """By which its search chose settings, if it has a search."""
+
+
+def answers(
+    asked: Asked, trials: pd.DataFrame, records: Sequence[Record], store: str, out: Path
+) -> Iterator[str]:
+    """Yield the answers in lines: `trials` are those of the sweep, `records` those of the `store`.
+
+    Writes best.csv of a search to `out`. Nothing without a question, or a finished trial.
+    """
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # remarks of the report
+        if asked.seeds is not None:
+            yield from _best(trials, asked.seeds, out)
+        if asked.pipeline is not None:
+            yield from _advice(trials, asked.pipeline, records, store)
+
+
+def _best(trials: pd.DataFrame, seeds: Sequence[int], out: Path) -> Iterator[str]:
+    table = best(trials, seeds)
+    table.to_csv(out / "best.csv", index=False)
+    for row in table[table["n"] > 0].to_dict("records"):
+        name = " ".join(filter(None, [row["optimizer"], row["task"]]))
+        yield (
+            f"{name}: {row['arm']} at its best ({row['setting']}) minus sync at its own "
+            f"({row['setting_sync']}): {row['gap']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}], "
+            f"n {row['n']}"
+        )
+
+
+def _advice(
+    trials: pd.DataFrame, asked: Pipeline, records: Sequence[Record], store: str
+) -> Iterator[str]:
+    """Yield the verdicts for each optimizer, and the command that shows what they rest on."""
+    shape = {"stages": asked.stages, "microbatches": asked.microbatches}
+    if told := advices(trials, **shape, records=records):
+        words = [*(f"{key}={value}" for key, value in shape.items()), f"results={store}"]
+        yield matrix(told)
+        yield from map(headline, told)
+        yield f"what this rests on: pipegap advise {shlex.join(words)}"
