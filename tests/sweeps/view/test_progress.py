@@ -28,11 +28,11 @@ from tests.support.synthetic_store import config, result, write, write_arms
 ROW = {"update": 4, "tokens_per_second": 100.0, "wall_seconds": 10.0}
 
 
-@pytest.fixture(scope="module")
 def seen_state(folder: Path) -> State:
     return read_state(folder, Snapshot())
 
 
+@pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corpus")
     small.corpus(folder)
