@@ -30,7 +30,6 @@ from sweeps.request.files import scale_file
 from sweeps.request.schema import Sweep
 from sweeps.store.results import final_loss
 from trainer.base.build import label
-from trainer.config.combinations import require_graphs
 from trainer.config.compose import Composer
 from trainer.config.schema import validate
 
@@ -150,9 +149,6 @@ def _plan_sweep(label: str, sweep: Sweep, results: Path, compose: Composer) -> S
         check_reach(sweep, swept)
     else:
         check_space(sweep.search, swept)
-    for point in swept:
-        for config in point.configs.values():
-            require_graphs(config)  # else a part of a comparison would be compiled
     return SweepPlan(label, sweep, judge(sweep, choose(sweep, [*map(untried, swept)])))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from sweeps.request.schema import Config, Sweep, keys, overrides
 from sweeps.tracking.tracker import run_name
 from trainer.base.errors import BadInput
+from trainer.config.combinations import require_graphs
 from trainer.config.compose import Composer
 from trainer.config.identity import CHANGES_NO_NUMBER
 from trainer.config.plan import Plan, Planner
@@ -72,6 +73,7 @@ class GridPoint:
         """Return every arm at every seed; raises BadInput for an impossible trial."""
         trials = []
         for arm, config in self.configs.items():
+            require_graphs(config)  # else a part of a comparison would not be compiled
             for seed in seeds:
                 seeded = {**config, "seed": seed}
                 plan = self.plan(seeded)

@@ -45,6 +45,10 @@ def test_a_sweep_s_base_and_the_command_line_count_more_than_the_scale(tmp_path:
         ("diagnostics=4", "diagnostics=4: must be null"),
         ("grid.optimizer=[adamw,signum]", "optimizer=signum: must be one of adamw, adan"),
         ("grid.optimizer.cautious_decay=[true]", "optimizer.cautious_decay=True: must be False"),
+        (
+            "search=optuna search.space={optimizer.cautious_decay:[false,true]}",
+            "optimizer.cautious_decay=True: must be False",
+        ),
         ("model=tiny_moe", "model=qwen3_moe: must have no experts"),
     ],
 )
@@ -53,7 +57,7 @@ def test_one_trial_that_cannot_be_compiled_refuses_the_sweep(
 ) -> None:
     content = SWEEP.replace("[adamw, muon]", "[muon]")
     with pytest.raises(BadInput) as refused:
-        planned(tmp_path, word, content=content)
+        planned(tmp_path, *word.split(), content=content)
     assert str(refused.value).startswith(why)
     assert str(refused.value).endswith("with compile=update: compile=false does without")
 
