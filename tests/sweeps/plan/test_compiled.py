@@ -9,6 +9,8 @@ from sweeps.plan.pricing import Prices
 from sweeps.plan.sweep_plan import SweepPlan, plan_sweeps
 from sweeps.request.command_line import parse_request
 from sweeps.request.files import STUDIES
+from sweeps.store.opened import FileStore
+from sweeps.store.results import require_ready
 from tests.support import small
 from trainer.base.errors import BadInput
 
@@ -60,6 +62,16 @@ def test_one_trial_that_cannot_be_compiled_refuses_the_sweep(
         planned(tmp_path, *word.split(), content=content)
     assert str(refused.value).startswith(why)
     assert str(refused.value).endswith("with compile=update: compile=false does without")
+
+
+def test_a_machine_without_a_compiler_is_told_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = planned(tmp_path).planned
+    monkeypatch.setenv("CXX", str(tmp_path / "none"))
+    lacks = r"^compile=update: needs a C\+\+ compiler, .*; compile=false does without$"
+    with pytest.raises(BadInput, match=lacks):
+        require_ready(FileStore(tmp_path / "results"), trials)
 
 
 @pytest.mark.parametrize(
