@@ -29,7 +29,6 @@ from pipegap.sweeps.request.expand import Trial, points, unique
 from pipegap.sweeps.request.files import scale_file
 from pipegap.sweeps.request.schema import Sweep
 from pipegap.trainer.base.build import label
-from pipegap.trainer.config.combinations import require_graphs
 from pipegap.trainer.config.compose import Composer
 from pipegap.trainer.config.schema import validate
 from pipegap.trainer.store.snapshot import Snapshot
@@ -154,9 +153,6 @@ def _plan_sweep(
         check_reach(sweep, swept)
     else:
         check_space(sweep.search, swept)
-    for point in swept:
-        for config in point.configs.values():
-            require_graphs(config)  # else a part of a comparison would be compiled
     return SweepPlan(label, sweep, _decided(sweep, [*map(untried, swept)], seen))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from pipegap.sweeps.request.schema import Config, Sweep, keys, overrides
 from pipegap.sweeps.tracking.tracker import run_name
 from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.config.combinations import require_graphs
 from pipegap.trainer.config.compose import Composer
 from pipegap.trainer.config.identity import CHANGES_NO_NUMBER
 from pipegap.trainer.config.plan import Plan, Planner
@@ -77,6 +78,7 @@ class GridPoint:
         """Return every arm at every seed; raises BadInput for an impossible trial."""
         trials = []
         for arm, config in self.configs.items():
+            require_graphs(config)  # else a part of a comparison would not be compiled
             for seed in seeds:
                 seeded = {**config, "seed": seed}
                 plan = self.plan(seeded)

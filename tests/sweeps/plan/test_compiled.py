@@ -9,6 +9,8 @@ from pipegap.sweeps.plan.pricing import Prices
 from pipegap.sweeps.plan.sweep_plan import SweepPlan, plan_sweeps
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.files import STUDIES
+from pipegap.sweeps.store.opened import FileStore
+from pipegap.sweeps.store.results import require_ready
 from pipegap.trainer.base.errors import BadInput
 from tests.support import small
 
@@ -45,6 +47,10 @@ def test_a_sweep_s_base_and_the_command_line_count_more_than_the_scale(tmp_path:
         ("diagnostics=4", "diagnostics=4: must be null"),
         ("grid.optimizer=[adamw,signum]", "optimizer=signum: must be one of adamw, adan"),
         ("grid.optimizer.cautious_decay=[true]", "optimizer.cautious_decay=True: must be False"),
+        (
+            "search=optuna search.space={optimizer.cautious_decay:[false,true]}",
+            "optimizer.cautious_decay=True: must be False",
+        ),
         ("model=tiny_moe", "model=qwen3_moe: must have no experts"),
     ],
 )
@@ -53,9 +59,19 @@ def test_one_trial_that_cannot_be_compiled_refuses_the_sweep(
 ) -> None:
     content = SWEEP.replace("[adamw, muon]", "[muon]")
     with pytest.raises(BadInput) as refused:
-        planned(tmp_path, word, content=content)
+        planned(tmp_path, *word.split(), content=content)
     assert str(refused.value).startswith(why)
     assert str(refused.value).endswith("with compile=update: compile=false does without")
+
+
+def test_a_machine_without_a_compiler_is_told_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = planned(tmp_path).planned
+    monkeypatch.setenv("CXX", str(tmp_path / "none"))
+    lacks = r"^compile=update: needs a C\+\+ compiler, .*; compile=false does without$"
+    with pytest.raises(BadInput, match=lacks):
+        require_ready(FileStore(tmp_path / "results"), trials)
 
 
 @pytest.mark.parametrize(
