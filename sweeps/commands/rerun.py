@@ -113,7 +113,7 @@ def _run(
     from sweeps.view.display import Display
     from sweeps.view.render import DriverConsole
 
-    with cluster() as folder, stopping(SAYS) as asked_to_stop:
+    with store.driven(), cluster() as folder, stopping(SAYS) as asked_to_stop:
         try_first(trials, trials, first_trial, gpus_per_trial, store.name, asked_to_stop)
         work = WorkList(store)
         restores = [store.archive(trial) for trial in trials if finished(trial) is not None]

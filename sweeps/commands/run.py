@@ -35,8 +35,8 @@ def main(words: Sequence[str]) -> int:
     if request.dry_run:
         return DONE
     require_ready(store, all_planned(sweeps))
-    sweep_record.write(request, sweeps, store)
-    with Ahead(len(all_planned(sweeps))) as ahead:
+    with store.driven(), Ahead(len(all_planned(sweeps))) as ahead:
+        sweep_record.write(request, sweeps, store)
         sweeps, stopped = _run(request, sweeps, store, ahead)
         store.pull()
         sweep_record.write(request, sweeps, store)  # what is left is priced by what has finished
