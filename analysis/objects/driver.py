@@ -107,7 +107,8 @@ def _left(bucket: BucketClient) -> Content | None:
         return first
     left = STALE_AFTER - bucket.age(first)
     if left > 0:
-        print(f"waiting {left:.0f} s for a sign of {_process(first)}, which drives {bucket.url}")
+        says = f"waiting {left:.0f} s for a sign of {_process(first)}, which drives {bucket.url}"
+        print(says, flush=True)
     deadline = monotonic() + left
     while monotonic() < deadline:
         time.sleep(POLL_EVERY)

@@ -105,7 +105,9 @@ class Mirror:
             allowed = f"must be a folder that can be written ({error.strerror})"
             raise BadInput("XDG_CACHE_HOME", self.path, allowed) from None
         if self._damaged:
-            warnings.warn(f"left out: {said(self._damaged)}: {AGAIN}", stacklevel=2)
+            warnings.warn(
+                f"left out: {said(sorted(self._damaged, key=str))}: {AGAIN}", stacklevel=2
+            )
 
     def _pull(self) -> None:
         before = self._read_notes()

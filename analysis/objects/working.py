@@ -42,8 +42,6 @@ GROWTH = 1.2
 together then are at most six times their size."""
 NOT_NEEDED = (".safetensors",)
 """Endings of files that no attempt at the trial reads."""
-LISTS = 5
-"""How often a folder is listed again because a file had gone."""
 UPLOAD_EVERY = 10.0
 """Seconds between two uploads of what is new."""
 TRY_EVERY, TRY_FOR = 1.0, 600.0
@@ -123,7 +121,7 @@ class WorkingFolder:
             self._push(self._files())
         except LeaseLost:
             self._is_lost = True
-        except (StoreAway, OSError):  # later, or at the end
+        except (StoreAway, OSError):  # a file went, as old checkpoints do: later, or at the end
             pass
         return not self._is_lost
 
@@ -157,14 +155,8 @@ class WorkingFolder:
         """Return what the register shall name, uploaded.
 
         A checkpoint comes before the rows, so that they are all there, and the result only `last`,
-        when the folder does not change any more.
+        when the folder does not change any more. Raises FileNotFoundError if a file goes meanwhile.
         """
-        for _ in range(LISTS):
-            with suppress(FileNotFoundError):
-                return self._listed(last)
-        return self._listed(last)
-
-    def _listed(self, last: bool) -> dict[str, File]:
         names = sorted(names_in(self._path), key=lambda name: not name.startswith(CHECKPOINT))
         files, num_before = dict(self._kept), self._num_uploaded
         for name in names:
