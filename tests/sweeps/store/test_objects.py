@@ -1,6 +1,8 @@
 """What only an object store can do wrong."""
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +18,7 @@ from sweeps.store.objects import ObjectStore
 from sweeps.store.store import SweepStore, TrialState
 from tests.support import small
 from tests.support.bucket import URL, Bucket
-from tests.support.stored import after, run, work
+from tests.support.stored import after, run, trial_of, work
 from tests.support.trials import rows
 from trainer.base.errors import LeaseLost, Stopped
 from trainer.folder.record import read_result
@@ -70,6 +72,38 @@ def test_a_killed_driver_costs_what_was_done_after_the_last_upload(
     assert rows(tmp_path / "whole") == rows(trial.folder)
     assert len(of_trials(server)) == 1, "the rows alone"
     assert not [*(tmp_path / "cache").rglob("work/trial-*")]
+
+
+AT_WORK = """
+import sys
+import time
+from pathlib import Path
+from analysis.objects import working
+from sweeps.store.objects import ObjectStore
+from tests.support.stored import run, trial_of
+
+working.UPLOAD_EVERY = 0.01
+store = ObjectStore(sys.argv[1])
+run(store, trial_of(store, Path(sys.argv[2])), lambda: time.sleep(0.5))
+"""
+
+
+@pytest.mark.usefixtures("moto_server")
+def test_the_next_driver_goes_on_where_a_killed_one_was(tmp_path: Path) -> None:
+    store, bucket = ObjectStore(URL), BucketClient(URL)
+    trial = trial_of(store, tmp_path)
+    with subprocess.Popen([sys.executable, "-c", AT_WORK, URL, str(tmp_path)]) as killed:
+        while not any("checkpoint-" in meta.key for meta in bucket.list("trials")):
+            assert killed.poll() is None
+            time.sleep(0.05)
+        killed.kill()
+    assert "ended" not in json.loads(bucket.read(KEY).content)
+    result = run(store, trial)
+    assert [attempt["attempt"] for attempt in result["attempts"]] in ([1, 2], [2])
+    store.pull()
+    run_trial(small.config(tmp_path, f"out={tmp_path / 'whole'}"))
+    assert rows(tmp_path / "whole") == rows(trial.folder)
+    assert len(bucket.list("trials")) == 1, "the rows alone"
 
 
 def dead(content: bytes) -> bytes:
