@@ -8,10 +8,10 @@ that the sweep's trials have done together, so that it comes while they are at w
 the machine is. If there was no process of the target just then, the moment does not count, and
 another one is tried.
 
-So many `drivers` run the sweep together; one of them is killed, and the others go on.
+So many `drivers` run the sweep together in a folder; one of them is killed, and the others go on.
 
 With `bucket` the store is a bucket, which the provider's usual variables lead to. A server for it
-on this machine, which prints these variables: `python -m tests.support.s3_server 9000`.
+on this machine: `.venv/moto/bin/moto_server -p 9000`, after `make moto`.
 """
 
 import random

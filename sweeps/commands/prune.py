@@ -1,6 +1,7 @@
 """Deletes checkpoints of selected trials, never of a trial that a process runs."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from pipegap.sweeps.commands.list import KEYS, select
@@ -26,12 +27,13 @@ def main(words: Sequence[str]) -> int:
 
     store = open_store(given.get("results", "results"))
     num_files, num_bytes, num_trials = 0, 0, 0
-    for spare in store.spare([Path(row["folder"]) for row in rows]):
-        num_trials += 1
-        num_files += spare.num_files
-        num_bytes += spare.num_bytes
-        if not dry_run:
-            spare.delete()
+    with nullcontext() if dry_run else store.driven():
+        for spare in store.spare([Path(row["folder"]) for row in rows]):
+            num_trials += 1
+            num_files += spare.num_files
+            num_bytes += spare.num_bytes
+            if not dry_run:
+                spare.delete()
     verb = "would delete" if dry_run else "deleted"
     print(f"{verb} {num_files} checkpoints of {num_trials} trials, {num_bytes / 1e6:,.1f} MB")
     return DONE

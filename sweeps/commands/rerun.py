@@ -57,7 +57,7 @@ def main(words: Sequence[str]) -> int:
         return FAILED if refused else DONE
     seen = Snapshot()
     require_ready(store, [trial for trial in chosen if seen.finished(trial) is None])
-    with session("rerun", store, gpus_per_trial, tracking) as here:
+    with store.driven(), session("rerun", store, gpus_per_trial, tracking) as here:
         stopped = _run(chosen, here, first_trial, seen)
     store.pull()
     exit_code = _report(chosen, seen.again())

@@ -27,8 +27,8 @@ def main(words: Sequence[str]) -> int:
     if request.dry_run:
         return DONE
     require_ready(now.store, now.todo)
-    sweep_record.write(now, now.sweeps)
-    with Ahead(len(now.planned)) as ahead:
+    with now.store.driven(), Ahead(len(now.planned)) as ahead:
+        sweep_record.write(now, now.sweeps)
         now, stopped = run_rounds(now, ahead.begin)
         sweep_record.write(now, now.sweeps)  # what is left is priced by what has finished
         if stopped:  # whoever asked will not wait for a report (Slurm kills after a minute)

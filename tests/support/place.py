@@ -11,10 +11,10 @@ from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import Trial
 from pipegap.trainer.base.errors import Stopped
 from pipegap.trainer.store.store import SweepStore
-from tests.support import s3_server, small
+from tests.support import small
+from tests.support.bucket import Bucket
 from tests.support.stored import after, run
 
-PREFIX = "a/store"
 SWEEP = {
     "base": small.SMALL,
     "grid": {"optimizer": ["adamw"]},
@@ -27,7 +27,7 @@ class Place(NamedTuple):
     """A store with the four trials of a sweep, of which the last one was stopped."""
 
     store: SweepStore
-    server: s3_server.ServedBucket
+    server: Bucket
     words: list[str]
     trials: list[Trial]
 
@@ -36,16 +36,13 @@ class Place(NamedTuple):
         return [trial.plan.trial_id for trial in self.trials]
 
     def register(self, trial_id: str) -> str:
-        return f"{PREFIX}/registers/{trial_id}.json"
+        return f"registers/{trial_id}.json"
 
     def objects(self, trial_id: str) -> list[str]:
-        return [key for key in self.server.objects if f"/trials/{trial_id}/" in key]
-
-    def write(self, key: str, content: bytes) -> None:
-        self.server.write(f"{PREFIX}/{key}", content)
+        return [key for key in self.server.objects if f"trials/{trial_id}/" in key]
 
 
-def made(store: SweepStore, server: s3_server.ServedBucket, folder: Path) -> Place:
+def made(store: SweepStore, server: Bucket, folder: Path) -> Place:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "a.yaml").write_text(yaml.dump(SWEEP))
     words = [f"sweep={folder / 'a.yaml'}", "scale=micro", f"data.path={small.corpus(folder)}"]

@@ -8,9 +8,7 @@ from pipegap.sweeps.request.expand import Trial
 from pipegap.trainer.config.plan import plan_trial
 from pipegap.trainer.store.store import SweepStore
 from pipegap.trainer.trial import run_trial
-from tests.support import s3_server, small
-
-URL = f"s3://{s3_server.BUCKET}/a/store"
+from tests.support import small
 
 
 def trial_of(store: SweepStore, folder: Path, *words: str) -> Trial:
@@ -19,6 +17,13 @@ def trial_of(store: SweepStore, folder: Path, *words: str) -> Trial:
 
 
 def run(store: SweepStore, trial: Trial, stop: Callable[[], bool] = lambda: False) -> Any:
+    """Runs a trial as a driver with nothing else to run."""
+    with store.driven():
+        return work(store, trial, stop)
+
+
+def work(store: SweepStore, trial: Trial, stop: Callable[[], bool] = lambda: False) -> Any:
+    """Runs a trial as a worker of the store's driver."""
     with store.running(trial.config, trial.plan.trial_id) as running:
         return run_trial(running.config, asked_to_stop=lambda: stop() or running.is_lost())
 

@@ -5,15 +5,30 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import s3_server
-from tests.support.bucket import served
+from tests.support import moto
+from tests.support.bucket import Bucket, served
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3_server.ServedBucket]:
-    """A server of buckets, to which the environment leads."""
-    with served(monkeypatch, tmp_path / "cache", num_tries=1) as bucket:
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """A bucket in memory."""
+    with served(monkeypatch, tmp_path / "cache") as bucket:
         yield bucket
+
+
+@pytest.fixture(scope="session")
+def moto_port() -> Iterator[int]:
+    with moto.serving() as port:
+        yield port
+
+
+@pytest.fixture
+def moto_server(moto_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The port of moto's server, with an empty bucket, to which the environment leads."""
+    moto.empty(moto_port)
+    moto.found(monkeypatch, moto_port)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return moto_port
 
 
 @pytest.fixture

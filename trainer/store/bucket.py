@@ -4,38 +4,40 @@ Every request has a limit of time and of repetitions. Credentials, region and en
 the provider's usual variables and roles (see docs/cluster.md): they are never read here.
 """
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from time import monotonic
 from typing import IO, Any, NamedTuple
+from urllib.parse import quote, urlsplit
 from uuid import uuid4
 
-from pipegap.trainer.base.errors import BadInput, Unavailable, short
+from pipegap.trainer.base.errors import NO_TEXT, BadInput, Unavailable, short
 from pipegap.trainer.base.places import path_problem
-from pipegap.trainer.store.provider import library_of, opened, reason
 
 SCHEMES = ("s3", "gs", "az")  # of the library; s3 alone is promised
+ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_S3_ENDPOINT")
+REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
+NEEDS = "needs the package obstore: pip install 'pipegap[objects]'"
 NO_BUCKET = "there is no such bucket"
-UNLISTED = "no listing goes past an object of such a name: delete it by hand: {}"
 NO_CREDENTIALS = "no credentials were found in the provider's usual variables and roles"
-UNREADABLE = re.compile(r'invalid path: (?:Error parsing )?Path "(.+?)"')
-"""What the library says of a key that it can neither list nor delete, as with `a//b`."""
 METADATA = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
 """Where the machines of a cloud ask for credentials, if they were given none."""
 DENIED = re.compile(r"status code: 40[13]\b|<Code>\w*(Token|AccessKeyId|SignatureDoesNotMatch)")
 """What the library passes on of wrong or expired keys, where it has no error of its own for it."""
+NUM_TRIES = 5
+"""How often a request is repeated."""
 CHUNK = 8 << 20
 """Bytes of a large object that one request carries."""
 REQUEST, ALL_TRIES = timedelta(seconds=8), timedelta(seconds=15)
 """Limits of a request without a large object, and of all its repetitions together."""
 LARGE_REQUEST, LARGE_TRIES = timedelta(seconds=60), timedelta(seconds=120)
 """Limits of a request with CHUNK bytes of a large object, and of its repetitions together."""
-CLOCK, CLOCK_HOLDS = ".clock/", 60.0
-"""Where the objects lie that ask for the server's time; seconds for which an answer counts."""
+CLOCK = ".clock/"
+"""Where the objects lie that ask for the server's time."""
 
 Version = dict[str, str]
 """What tells one content of an object from the next: its etag, or a generation."""
@@ -51,10 +53,6 @@ class StoreRefuses(StoreAway):
     exit_code = BadInput.exit_code
 
 
-class Torn(FileNotFoundError):
-    """The object does not have the size that it was written with: it counts as one that is gone."""
-
-
 class Changed(Exception):
     """Another process has written the object: what was to be written was not."""
 
@@ -65,11 +63,6 @@ class Meta(NamedTuple):
     key: str
     e_tag: str
     size: int
-
-    @property
-    def is_folder(self) -> bool:
-        """Whether it only marks a folder, for a console."""
-        return self.size == 0
 
 
 class Content(NamedTuple):
@@ -91,8 +84,7 @@ class BucketClient:
     def __init__(self, url: str) -> None:
         scheme, _, rest = url.partition("://")
         if scheme not in SCHEMES:
-            allowed = "must be a folder, or begin with s3://"
-            raise BadInput("results", url, allowed)
+            raise BadInput("results", url, "must be a folder, or begin with s3://")
         if (problem := path_problem(url)) is not None:
             raise BadInput("results", url, problem)
         name, _, prefix = rest.partition("/")
@@ -100,10 +92,9 @@ class BucketClient:
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name) or {".", ".."} & {*parts}:
             raise BadInput("results", url, f"must be {scheme}://BUCKET/PREFIX")
         self.url = f"{scheme}://{'/'.join([name, *parts])}"
-        self._asked_at, self._server_time = -CLOCK_HOLDS, 0.0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"url": self.url, "_asked_at": -CLOCK_HOLDS, "_server_time": 0.0}
+        return {"url": self.url}
 
     def read(self, key: str) -> Content:
         """Return a small object. Raises FileNotFoundError."""
@@ -112,16 +103,13 @@ class BucketClient:
             content, meta = bytes(response.bytes()), response.meta
         return Content(content, _version(meta), meta["last_modified"].timestamp())
 
-    def create(self, key: str, content: bytes) -> Version:
-        """Write an object that does not exist. Raises Changed if it does."""
-        return self._put(key, content, "create", self._refusal(NO_BUCKET))
+    def write(self, key: str, content: bytes, before: Version | None) -> Version:
+        """Write a small object in place of the version `before`, or where there is none.
 
-    def replace(self, key: str, content: bytes, version: Version) -> Version:
-        """Replace this version of an object. Raises Changed if it has another one, or is gone."""
-        return self._put(key, content, version, Changed(key))
-
-    def _put(self, key: str, content: bytes, mode: str | Version, absent: Exception) -> Version:
-        with self._request(absent) as library:
+        Raises Changed if the object has another version, is gone, or is there already.
+        """
+        mode = before or "create"
+        with self._request(Changed(key) if before else self._refusal(NO_BUCKET)) as library:
             made = library.put(self._small, key, content, mode=mode, use_multipart=False)
         return _version(made)
 
@@ -131,25 +119,19 @@ class BucketClient:
             library.put(self._large, key, content, chunk_size=CHUNK)
 
     def download(self, key: str, path: Path, size: int) -> None:
-        """Write the `size` bytes of an object to a new file. Raises FileNotFoundError, or Torn."""
+        """Write the `size` bytes of an object to a new file.
+
+        Raises FileNotFoundError, also for an object that is not as long.
+        """
+        with self._request() as library:
+            is_whole = library.head(self._small, key)["size"] == size
+        if not is_whole:
+            raise FileNotFoundError(key)
         with path.open("xb") as file:
             for start in range(0, size, CHUNK):
                 length = min(CHUNK, size - start)
-                try:
-                    with self._request() as library:
-                        part = library.get_range(self._large, key, start=start, length=length)
-                except StoreAway:
-                    if self._size(key) != size:
-                        raise Torn(key) from None
-                    raise
-                if len(part) != length:
-                    raise Torn(key)
-                file.write(part)
-
-    def _size(self, key: str) -> int:
-        with self._request() as library:
-            size: int = library.head(self._small, key)["size"]
-        return size
+                with self._request() as library:
+                    file.write(library.get_range(self._large, key, start=start, length=length))
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects, some of which may be gone."""
@@ -167,21 +149,18 @@ class BucketClient:
                 for meta in page
             ]
 
-    def now(self) -> float:
-        """Return the server's time in seconds since 1970, by an object that is written for it.
+    def age(self, seen: Content) -> float:
+        """Return how many seconds ago an object was written, by the server's clock alone.
 
-        For a minute after, this process counts the seconds itself.
+        An object is written to ask for the time, and deleted.
         """
-        if monotonic() - self._asked_at > CLOCK_HOLDS:
-            key, before = f"{CLOCK}{uuid4().hex}", monotonic()
-            self.create(key, b"")
-            try:
-                modified = self.read(key).modified
-            finally:
-                with suppress(StoreAway):  # `prune` finds it
-                    self.delete([key])
-            self._asked_at, self._server_time = before, modified
-        return self._server_time + monotonic() - self._asked_at
+        key = f"{CLOCK}{uuid4().hex}"
+        self.write(key, b"", None)
+        try:
+            return self.read(key).modified - seen.modified
+        finally:
+            with suppress(StoreAway):
+                self.delete([key])
 
     @contextmanager
     def _request(self, absent: Exception | None = None) -> Iterator[Any]:
@@ -190,25 +169,23 @@ class BucketClient:
         Raises `absent`, or FileNotFoundError, if there is no such object, Changed if a condition
         does not hold, StoreRefuses or StoreAway.
         """
-        library = library_of(self.url)
+        library = _library(self.url)
         errors = library.exceptions
         try:
             yield library
         except FileNotFoundError as error:
             raise absent or error from None
         except (errors.AlreadyExistsError, errors.PreconditionError) as error:
-            raise Changed(reason(error)) from None
+            raise Changed(_reason(error)) from None
         except errors.BaseError as error:
             denied = (errors.PermissionDeniedError, errors.UnauthenticatedError)
             if isinstance(error, denied) or DENIED.search(str(error)):
                 raise self._refusal(f"permission denied ({_code(error)})") from None
-            if unreadable := UNREADABLE.search(str(error)):
-                raise self._refusal(UNLISTED.format(short(unreadable[1]))) from None
             if "NoSuchBucket" in str(error):
                 raise self._refusal(NO_BUCKET) from None
             if any(host in str(error) for host in METADATA):
                 raise self._refusal(NO_CREDENTIALS) from None
-            raise StoreAway(f"results={self.url}: {reason(error)}") from None
+            raise StoreAway(f"results={self.url}: {_reason(error)}") from None
 
     def _refusal(self, why: str) -> StoreRefuses:
         return StoreRefuses(f"results={self.url}: {why}")
@@ -222,8 +199,72 @@ class BucketClient:
         return opened(self.url, LARGE_REQUEST, LARGE_TRIES)
 
 
+def opened(url: str, request: timedelta, all_tries: timedelta) -> Any:
+    """Return the library's store `url`, each of whose requests has these limits.
+
+    Raises BadInput.
+    """
+    _require_sound()
+    errors = _library(url).exceptions
+    from obstore.store import from_url
+
+    try:
+        return from_url(
+            quote(url, safe=":/"),  # it would end at # and ?, and lose white space at the end
+            client_options={
+                "timeout": request,
+                "connect_timeout": timedelta(seconds=3),
+                "allow_http": True,  # of an endpoint that the environment names by http://
+            },
+            retry_config={"max_retries": NUM_TRIES, "retry_timeout": all_tries},
+        )
+    except (errors.BaseError, ValueError) as error:
+        raise BadInput("results", url, f"cannot be opened ({_reason(error)})") from None
+
+
+def _require_sound() -> None:
+    """Raise BadInput for a variable that would end the library in a panic of a hundred lines.
+
+    No value of a key is shown.
+    """
+    for name, value in os.environ.items():
+        if name.startswith("AWS_") and (NO_TEXT.search(value) or not value.isascii()):
+            raise BadInput(name, "", "must be one line of ASCII without control characters")
+    for name in REGIONS:
+        if not re.fullmatch(r"[\w-]*", region := os.environ.get(name, "")):
+            raise BadInput(name, region, "must be the name of a region, such as us-east-1")
+    for name in ENDPOINTS:
+        if not _is_address(address := os.environ.get(name, "http://unset")):
+            shown = "" if "@" in address else address  # before it a password may stand
+            raise BadInput(name, shown, "must be http(s)://HOST[:PORT], or not be set")
+
+
+def _is_address(text: str) -> bool:
+    try:
+        port = urlsplit(text).port
+    except ValueError:
+        return False
+    return port != 0 and re.fullmatch(r"https?://[\w.-]+(:\d+)?(/[\w.~%/-]*)?", text) is not None
+
+
+def _library(url: str) -> Any:
+    """Return the library. Raises BadInput for `url` if it is not installed."""
+    try:
+        import obstore
+        import obstore.exceptions
+    except ImportError:
+        raise BadInput("results", url, NEEDS) from None
+    return obstore
+
+
 def _version(meta: Any) -> Version:
     return {name: meta[name] for name in ("e_tag", "version") if meta.get(name) is not None}
+
+
+def _reason(error: Exception) -> str:
+    """Return what the library says, in a line."""
+    text = str(error).partition("\n\nDebug source")[0]
+    return short(" ".join(text.partition(": <")[0].split()))
 
 
 def _code(error: Exception) -> str:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from uuid import uuid4
@@ -30,6 +30,10 @@ class FileStore:
     def require_usable(self) -> None:
         """Raise BadInput unless this machine can write there, and files are made exclusively."""
         require_writable(self.folder)
+
+    def driven(self) -> AbstractContextManager[None]:
+        """Do nothing: drivers share a folder by the leases of its trials."""
+        return nullcontext()
 
     def pull(self) -> None:
         """Do nothing."""

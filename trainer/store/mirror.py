@@ -11,34 +11,38 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from fcntl import LOCK_EX, flock
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.places import cache_folder
 from pipegap.trainer.folder.wellformed import Damaged, content, said
-from pipegap.trainer.store import register
-from pipegap.trainer.store.bucket import BucketClient, StoreAway, Torn
-from pipegap.trainer.store.provider import ENDPOINTS
-from pipegap.trainer.store.register import ARCHIVED, RESULT, Seen, fetch, names_in, see, write
+from pipegap.trainer.store import driver, register
+from pipegap.trainer.store.bucket import ENDPOINTS, BucketClient, StoreAway
+from pipegap.trainer.store.register import (
+    ARCHIVED,
+    RESULT,
+    Register,
+    fetch,
+    names_in,
+    see,
+    write,
+)
 
 WEIGHTS = (".pt", ".safetensors")
 """Endings of files that only a trial that goes on fetches."""
 AT_ONCE = 32
 """Requests at a time."""
 TRIES = 5
-"""How often an object is read again because it, or what it named, was replaced meanwhile."""
+"""How often a register is read again because what it named was replaced meanwhile."""
 SWEEPS = "sweeps"
 """The folder whose objects have no register: records of sweeps, which are written as a whole."""
-LISTED = (register.FOLDER, SWEEPS)
-"""The folders whose objects a pull lists."""
 AGAIN = "delete what is damaged, and its trial runs again with its sweep"
-GONE = "is gone, though the register of its trial names it"
-TORN = "is not as long as the register of its trial says"
+GONE = "is gone or not whole, though the register of its trial names it"
 NOT_OURS = "is no object of a store: move it away"
 NOTES = ".pulled.json"
 """The file of the copy that says what it has."""
@@ -47,17 +51,14 @@ NOTES = ".pulled.json"
 class Note(NamedTuple):
     """What the copy has of a register, or of a record of a sweep."""
 
-    e_tag: str
-    keys: dict[str, str]
+    e_tag: str = ""
+    """Empty if what the object says is damaged: it is looked at again by the next pull."""
+    keys: Mapping[str, str] = {}
     """Files that the register names with an object of their own → its key."""
-
-
-class Pulled(NamedTuple):
-    """What became of the copy of an object."""
-
-    keys: dict[str, str]
-    """Those of its note."""
-    damaged: Sequence[Damaged] = ()
+    attempt: str = ""
+    """The newest attempt's file."""
+    driver: str = ""
+    """The token of the driver whose worker holds the trial; empty if none does."""
 
 
 def folder_of(url: str) -> Path:
@@ -75,80 +76,82 @@ class Mirror:
 
     def __init__(self, bucket: BucketClient) -> None:
         self.bucket, self.path = bucket, folder_of(bucket.url) / "copy"
+        self._damaged: list[Damaged] = []
 
     def pull(self) -> None:
-        """Fetch what changed: one request for each 1,000 trials, one or two for each that did.
+        """Fetch what changed: one request for each 1,000 trials, one or two for each that did, and
+        four for the age of the driver's last sign, if trials run.
 
-        Warns of registers that are damaged. Raises StoreAway, and BadInput if this machine has no
-        place for the copy.
+        Warns of what is damaged, or out of place. Raises StoreAway, and BadInput if this machine
+        has no place for the copy.
         """
+        self._damaged = []
         try:
             (self.path / "trials").mkdir(parents=True, exist_ok=True)
             with (self.path / ".lock").open("w") as lock:
                 flock(lock, LOCK_EX)  # one process at a time writes the copy
-                damaged = self._pull()
+                self._pull()
         except OSError as error:
             allowed = f"must be a folder that can be written ({error.strerror})"
             raise BadInput("XDG_CACHE_HOME", self.path, allowed) from None
-        if damaged:
-            say = f"left out: {said(damaged)}: {AGAIN}"
-            warnings.warn(say, stacklevel=2)
+        if self._damaged:
+            warnings.warn(
+                f"left out: {said(sorted(self._damaged, key=str))}: {AGAIN}", stacklevel=2
+            )
 
-    def _pull(self) -> list[Damaged]:
-        """Return what is damaged, or out of place."""
-        notes = self._read_notes()
-        before = json.dumps(notes)
-        metas = [m for folder in LISTED for m in self.bucket.list(folder)]
-        listed = {meta.key: meta.e_tag for meta in metas if is_known(meta.key)}
-        for gone in notes.keys() - listed.keys():
+    def _pull(self) -> None:
+        before = self._read_notes()
+        metas = [m for folder in (register.FOLDER, SWEEPS) for m in self.bucket.list(folder)]
+        listed = {meta.key: meta.e_tag for meta in metas if _is_known(meta.key)}
+        for gone in before.keys() - listed.keys():
             self._delete(gone)
-            del notes[gone]
-        known = {key: notes.get(key, Note("", {})) for key in listed}
-        changed = [key for key, e_tag in listed.items() if known[key].e_tag != e_tag]
+        notes = {key: before.get(key, Note()) for key in listed}
+        changed = [key for key, e_tag in listed.items() if notes[key].e_tag != e_tag]
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            outcomes = [*pool.map(lambda key: self._update(key, known[key].keys), changed)]
-        for key, outcome in zip(changed, outcomes, strict=True):
-            # What is damaged is looked at again by the next pull.
-            notes[key] = Note("" if outcome.damaged else listed[key], outcome.keys)
-        if json.dumps(notes) != before:
+            updated = pool.map(lambda key: self._update(key, listed[key], notes[key]), changed)
+            notes |= zip(changed, updated, strict=True)
+        if notes != before:
             write(self.path / NOTES, json.dumps(notes).encode())
-        aliens = [meta for meta in metas if not is_known(meta.key) and not meta.is_folder]
-        damaged = [damage for outcome in outcomes for damage in outcome.damaged]
-        return [*damaged, *(Damaged(Path(meta.key), NOT_OURS) for meta in aliens)]
+        self._date(notes)
+        for meta in metas:
+            if not _is_known(meta.key) and meta.size:  # an empty one marks a console's folder
+                self._damaged.append(Damaged(Path(meta.key), NOT_OURS))
 
-    def _update(self, key: str, known: dict[str, str]) -> "Pulled":
-        """Bring the copy up to date with the object `key`.
+    def _update(self, key: str, e_tag: str, known: Note) -> Note:
+        """Bring the copy up to date with the object `key`; return its note.
 
-        `known`: the keys of the note before. What a damaged register said before stays.
+        What a damaged register said before stays.
         """
-        for _ in range(TRIES):
-            try:
-                if _is_record(key):
-                    write(self._path(key), self.bucket.read(key).content)
-                    return Pulled({})
-                if (seen := see(self.bucket, _trial_id(key))) is None:
-                    return Pulled({})  # the next pull sees that it is gone
-                update = self._fill(self._path(key), seen, known)
-                if not update.damaged or see(self.bucket, _trial_id(key)) == seen:
-                    return update
-            except FileNotFoundError:
-                return Pulled({})
-            except Damaged as error:
-                return Pulled(known, [error])
-        raise StoreAway(f"results={self.bucket.url}: {key} changes too often to be read")
+        try:
+            if not _is_record(key):
+                return self._update_trial(Path(key).stem, e_tag, known.keys)
+            write(self.path / key, self.bucket.read(key).content)
+        except FileNotFoundError:  # the next pull sees that it is gone
+            return known._replace(e_tag="")
+        except Damaged as error:
+            self._damaged.append(error)
+            return known._replace(e_tag="")
+        return Note(e_tag)
 
-    def _fill(self, folder: Path, seen: Seen, known: dict[str, str]) -> "Pulled":
-        """Make a trial's folder as its register says, without the objects that are gone.
+    def _update_trial(self, trial_id: str, e_tag: str, known: Mapping[str, str]) -> Note:
+        """Make a trial's folder as its register says, without the objects that are gone."""
+        for _ in range(TRIES):
+            now = see(self.bucket, trial_id).register
+            missing = self._fill(self.path / register.objects(trial_id), now, known)
+            if not missing or see(self.bucket, trial_id).register == now:
+                self._damaged += missing
+                keys = {name: file["key"] for name, file in _wanted(now).items() if "key" in file}
+                held_by = (now.holder or {}).get("driver", "")
+                return Note("" if missing else e_tag, keys, now.newest_attempt, held_by)
+        changes = f"{register.key(trial_id)} changes too often to be read"
+        raise StoreAway(f"results={self.bucket.url}: {changes}")
+
+    def _fill(self, folder: Path, now: Register, known: Mapping[str, str]) -> Sequence[Damaged]:
+        """Return what is missing. `known`: the keys of the note before.
 
         A result is the first that goes, and the last that comes: it says that the rest stays.
         """
-        missing = []
-        wanted = {
-            name: file
-            for name, file in seen.register.files.items()
-            if not name.endswith(WEIGHTS) and not name.startswith(ARCHIVED)
-        }
-        there = {*names_in(folder)}
+        missing, wanted, there = [], _wanted(now), {*names_in(folder)}
         for name in sorted(there - {*wanted}, key=_result_first):
             (folder / name).unlink(missing_ok=True)
         for name in sorted(wanted, key=_result_first, reverse=True):
@@ -156,30 +159,28 @@ class Mirror:
             if "text" in file or known.get(name) != file["key"] or name not in there:
                 try:
                     fetch(self.bucket, file, folder / name)
-                except Torn:
-                    missing.append(Damaged(Path(file["key"]), TORN))
                 except FileNotFoundError:
                     missing.append(Damaged(Path(file["key"]), GONE))
-        if seen.register.holder is not None:
-            self._date(folder / seen.register.attempt_file, seen)
-        return Pulled({name: f["key"] for name, f in wanted.items() if "key" in f}, missing)
+        with suppress(OSError):  # without an end it would seem to be of a process that runs
+            os.utime(folder / now.newest_attempt, (0, 0))
+        return missing
 
-    def _date(self, attempt: Path, seen: Seen) -> None:
-        """Give the attempt's file the age of the holder's last heartbeat, on the server's clock.
+    def _date(self, notes: Mapping[str, Note]) -> None:
+        """Give the files of attempts whose driver lives the age of its last sign.
 
         By that age a folder says whether its holder is stale.
         """
-        try:
-            age = self.bucket.now() - seen.modified
-        except StoreAway:  # who may only read asks for no time
-            age = 0.0
-        with suppress(FileNotFoundError):
-            heard = time.time() - max(0.0, age)
-            os.utime(attempt, (heard, heard))
+        held = {key: note for key, note in notes.items() if note.driver}
+        now = driver.current(self.bucket) if held else None
+        for key, note in held.items():
+            is_driven = now is not None and note.driver == now.token
+            heard = time.time() - max(0.0, now.age) if now and is_driven else 0.0
+            with suppress(OSError):
+                os.utime(self._path(key) / note.attempt, (heard, heard))
 
     def _path(self, key: str) -> Path:
         """Return what the copy has of an object: a record of a sweep, or the folder of a trial."""
-        return self.path / (key if _is_record(key) else register.objects(_trial_id(key)))
+        return self.path / (key if _is_record(key) else register.objects(Path(key).stem))
 
     def _delete(self, key: str) -> None:
         if _is_record(key):
@@ -195,17 +196,22 @@ class Mirror:
         return {}
 
 
-def is_known(key: str) -> bool:
+def _wanted(now: Register) -> dict[str, Any]:
+    """Return the files of a register that commands read."""
+    return {
+        name: file
+        for name, file in now.files.items()
+        if not name.endswith(WEIGHTS) and not name.startswith(ARCHIVED)
+    }
+
+
+def _is_known(key: str) -> bool:
     """Return whether an object is a register, or the record of a sweep."""
     return _is_record(key) or register.trial_of(key) is not None
 
 
 def _is_record(key: str) -> bool:
     return Path(key).match(f"{SWEEPS}/*.json")
-
-
-def _trial_id(key: str) -> str:
-    return Path(key).stem
 
 
 def _result_first(name: str) -> bool:

@@ -1,10 +1,10 @@
-"""The register of a trial: the one object that says what is true of it.
+"""The register of a trial: the one object that says which files the trial has.
 
-`registers/<id>.json` is only ever written by compare and swap: created if it is not there, or
-replaced if it still has the version that was read. It names the attempt, who holds the trial, and
-the files that the trial's folder has now. Small documents stand in it; of other files it has the
-key of an object that was written before. So whatever an attempt has uploaded counts only once a
-swap of the register names it, and a process that was taken over cannot swap any more.
+`registers/<id>.json` names the attempt, the process that runs the trial, and the files that the
+trial's folder has now. Small documents stand in it; of other files it has the key of an object that
+was written before. So whatever an attempt has uploaded counts only once its register names it, all
+at once. Each write takes the place of the version that the process has read or written last. Hence
+a worker that another one has replaced, as of a driver that was killed, cannot write any more.
 """
 
 import json
@@ -13,20 +13,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal
 from uuid import uuid4
 
 from pydantic import AfterValidator, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
-from pipegap.trainer.folder.lease import attempt_name
+from pipegap.trainer.base.errors import LeaseLost
+from pipegap.trainer.folder.lease import NAME
 from pipegap.trainer.folder.wellformed import KEYS, Count, Damaged, Form, parse
-from pipegap.trainer.store.bucket import BucketClient, Version
+from pipegap.trainer.store.bucket import BucketClient, Changed, Version
 
 FOLDER = "registers"
 """Where the registers lie: a listing shows which trials have been started, and which changed."""
 KEY = re.compile(rf"{FOLDER}/(\w+)\.json")
-FORMAT = 1
 RESULT, CHECKPOINT, ARCHIVED = "result.json", "checkpoint-", "earlier-"
 """The file that ends a trial; how the names of checkpoints begin, and those of the folders that
 keep what a trial made before it ran again."""
@@ -37,23 +37,15 @@ File = dict[str, Any]
 
 @dataclass(frozen=True)
 class Register:
-    """What is true of a trial. Its fields are the keys of the object, after `format`."""
+    """What is true of a trial. Its fields are keys of the object."""
 
     trial_id: str
     attempt: int = 0
     """The number of attempts so far."""
-    writer: str = ""
-    """The token of the process that wrote this version."""
-    beat: int = 0
-    """Grows with each write, so that no two writes of a process are the same."""
     holder: Mapping[str, Any] | None = None
-    """The process that runs the trial, as in an attempt's file; None if none does."""
+    """The process that runs the trial, with the token of its driver; None if none does."""
     files: Mapping[str, File] = field(default_factory=dict)
     """By their names in the trial's folder."""
-
-    def json(self) -> bytes:
-        """Return the content of the object."""
-        return json.dumps({"format": FORMAT, **vars(self)}, indent=1).encode()
 
     @property
     def status(self) -> str | None:
@@ -70,23 +62,55 @@ class Register:
         return {file["key"] for file in self.files.values() if "key" in file}
 
     @property
-    def attempt_file(self) -> str:
-        """The name of the newest attempt's file."""
-        return attempt_name(self.attempt)
-
-    def written_by(self, writer: str, **changes: Any) -> "Register":
-        """Return what the process `writer` writes next."""
-        return replace(self, writer=writer, beat=self.beat + 1, **changes)
+    def newest_attempt(self) -> str:
+        """The name of the newest attempt's file; empty if there is none."""
+        return max(filter(NAME.fullmatch, self.files), default="")
 
 
-@dataclass(frozen=True)
+class Written:
+    """An object that this process writes, each time in place of the version that it knows."""
+
+    def __init__(self, bucket: BucketClient, key: str, version: Version | None) -> None:
+        """`version`: what was read; None if there was no such object."""
+        self._bucket, self._key, self._version = bucket, key, version
+        self.token, self._beat = uuid4().hex, 0
+
+    def write(self, document: Mapping[str, Any]) -> None:
+        """Write a document, with this process's token.
+
+        Raises LeaseLost if another process has written the object, or StoreAway if it is not known
+        whether it was written: the next write finds that out.
+        """
+        self._beat += 1  # no two contents are the same, even for a provider whose etags are digests
+        whole = {"format": 1, **document, "writer": self.token, "beat": self._beat}
+        content = json.dumps(whole, indent=1).encode()
+        try:
+            try:
+                self._version = self._bucket.write(self._key, content, self._version)
+            except Changed:  # it may be an own write whose answer was lost
+                there = self._bucket.read(self._key)
+                if json.loads(there.content).get("writer") != self.token:
+                    raise
+                self._version = there.version
+                if there.content != content:
+                    self._version = self._bucket.write(self._key, content, self._version)
+        except (Changed, FileNotFoundError, ValueError, AttributeError):
+            lost = f"{self._key} of {self._bucket.url} was written by another process"
+            raise LeaseLost(lost) from None
+
+
+@dataclass
 class Seen:
-    """A register as it was read."""
+    """A register as this process has read it, or written it last."""
 
     register: Register
-    version: Version
-    modified: float
-    """By the server's clock."""
+    _written: Written
+
+    def write(self, **changes: Any) -> None:
+        """Write the register with `changes`. Raises LeaseLost or StoreAway, as `Written` does."""
+        new = replace(self.register, **changes)
+        self._written.write(vars(new))
+        self.register = new
 
 
 def key(trial_id: str) -> str:
@@ -105,22 +129,22 @@ def objects(trial_id: str) -> str:
     return f"trials/{trial_id}"
 
 
-def see(bucket: BucketClient, trial_id: str) -> Seen | None:
-    """Return the register of a trial; None if it has none. Raises Damaged, StoreAway."""
+def see(bucket: BucketClient, trial_id: str) -> Seen:
+    """Read the register of a trial, an empty one if it has none. Raises Damaged, StoreAway."""
+    path = Path(key(trial_id))
     try:
-        content, version, modified = bucket.read(key(trial_id))
-        document = parse(content, REGISTER)
-        if document["trial_id"] != trial_id:
-            why = f"is a copy of the register of trial {document['trial_id']}: move it away"
-            raise Damaged(Path(key(trial_id)), why)
-        values = {field.name: document[field.name] for field in fields(Register)}
-        return Seen(Register(**values), version, modified)
+        content, version, _ = bucket.read(str(path))
     except FileNotFoundError:
-        return None
-    except Damaged:
-        raise
+        return Seen(Register(trial_id), Written(bucket, str(path), None))
+    try:
+        document = parse(content, REGISTER)
     except ValueError as error:
-        raise Damaged(Path(key(trial_id)), str(error)) from None
+        raise Damaged(path, str(error)) from None
+    if document["trial_id"] != trial_id:
+        why = f"is a copy of the register of trial {document['trial_id']}: move it away"
+        raise Damaged(path, why)
+    register = Register(**{field.name: document[field.name] for field in fields(Register)})
+    return Seen(register, Written(bucket, str(path), version))
 
 
 def fetch(bucket: BucketClient, file: File, path: Path) -> None:
@@ -164,16 +188,14 @@ def _is_inside(name: str) -> str:
 
 
 @with_config(KEYS)
-class _File(TypedDict):
-    text: NotRequired[str]
-    key: NotRequired[str]
-    size: NotRequired[Count]
+class _Text(TypedDict):
+    text: str
 
 
-def _has_content(file: File) -> File:
-    if ("text" in file) == ({"key", "size"} <= {*file}):
-        raise ValueError("must have a text, or the key and the size of an object")
-    return file
+@with_config(KEYS)
+class _Object(TypedDict):
+    key: str
+    size: Count
 
 
 @with_config(KEYS)
@@ -181,12 +203,8 @@ class _Register(TypedDict):
     format: Literal[1]
     trial_id: str
     attempt: Count
-    writer: str
-    beat: Count
     holder: dict[str, Any] | None
-    files: dict[
-        Annotated[str, AfterValidator(_is_inside)], Annotated[_File, AfterValidator(_has_content)]
-    ]
+    files: dict[Annotated[str, AfterValidator(_is_inside)], _Text | _Object]
 
 
 REGISTER: Form = TypeAdapter(_Register)

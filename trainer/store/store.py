@@ -73,6 +73,12 @@ class SweepStore(Protocol):
     def require_usable(self) -> None:
         """Raise BadInput if it cannot be written, or cannot hold a lease."""
 
+    def driven(self) -> AbstractContextManager[None]:
+        """Be the store's driver while the context lasts: whoever writes to it is.
+
+        Several drivers may share a folder; a bucket has one: raises BadInput if another one lives.
+        """
+
     def pull(self) -> None:
         """Bring `folder` up to date."""
 

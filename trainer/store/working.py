@@ -1,7 +1,7 @@
 """The folder in which a trial of an object store is trained, and what of it reaches the store.
 
-Files are uploaded first, each to a key of its own below the attempt's, and count once a swap of the
-trial's register names them. The objects that it no longer names are deleted after.
+Files are uploaded first, each to a key of its own below the attempt's, and count once the trial's
+register names them. The objects that it no longer names are deleted after.
 """
 
 import json
@@ -10,19 +10,25 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import IO, Any
 
 from pipegap.trainer.base.children import repeated
 from pipegap.trainer.base.errors import LeaseLost
-from pipegap.trainer.base.status import Status
-from pipegap.trainer.folder.lease import HEARTBEAT_EVERY, NAME
-from pipegap.trainer.store import register
+from pipegap.trainer.folder.lease import NAME, new_attempt
 from pipegap.trainer.store.bucket import BucketClient, StoreAway, StoreRefuses
-from pipegap.trainer.store.lease import RegisterLease
-from pipegap.trainer.store.register import ARCHIVED, CHECKPOINT, RESULT, File, fetch, names_in, see
+from pipegap.trainer.store.register import (
+    ARCHIVED,
+    CHECKPOINT,
+    RESULT,
+    File,
+    Register,
+    Seen,
+    fetch,
+    names_in,
+    objects,
+)
 
 CONFIG, METRICS = "config.json", "metrics.jsonl"
 DOCUMENTS = (".json", "trial_id")
@@ -35,8 +41,8 @@ GROWTH = 1.2
 together then are at most six times their size."""
 NOT_NEEDED = (".safetensors",)
 """Endings of files that no attempt at the trial reads."""
-LISTS = 5
-"""How often a folder is listed again because a file had gone."""
+UPLOAD_EVERY = 10.0
+"""Seconds between two uploads of what is new."""
 TRY_EVERY, TRY_FOR = 1.0, 600.0
 """Seconds between two tries to give a trial back, and after which an upload has failed for good."""
 
@@ -44,15 +50,16 @@ Stamp = tuple[int, int, int]
 
 
 class WorkingFolder:
-    """The folder `path` in which the trial that `lease` holds is trained.
+    """The folder `path` in which the trial is trained whose register is `seen`.
 
     `config` is what the store has of the trial's config: it names no folder of this machine.
+    `driver`: the token of this process's driver.
     """
 
     def __init__(
-        self, bucket: BucketClient, lease: RegisterLease, path: Path, config: Mapping[str, Any]
+        self, bucket: BucketClient, seen: Seen, path: Path, config: Mapping[str, Any], driver: str
     ) -> None:
-        self._bucket, self._lease, self._path = bucket, lease, path
+        self._bucket, self._seen, self._path, self._driver = bucket, seen, path, driver
         self._config: File = {"text": json.dumps(config, indent=1) + "\n"}
         self._known: dict[Stamp, File] = {}
         """Content of a file here → where the store has it. A renamed file has the same stamp."""
@@ -61,36 +68,34 @@ class WorkingFolder:
         self._num_uploaded = 0
         self._rows: tuple[int, File] | None = None
         """Bytes of the rows that were uploaded last, and where."""
+        self._is_lost = False
+
+    def is_lost(self) -> bool:
+        """Return whether another process has the trial: this one must stop."""
+        return self._is_lost
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Hold the trial while the context lasts, with what was there before and what is made.
 
-        Raises LeaseLost if another process took the trial, or may have.
+        While the store is away the trial goes on. Raises LeaseLost if another process has it.
         """
-        with self._lease.heartbeat():
-            try:
-                self._fetch()
-            except BaseException as error:
-                with suppress(LeaseLost, StoreAway):
-                    files = self._lease.register.files
-                    self._lease.swap(
-                        files={**files, **_ended(files, type(error).__name__)}, holder=None
-                    )
-                raise
-            try:
-                with repeated(self._push_new, HEARTBEAT_EVERY, "upload"):
-                    yield
-            except BaseException as error:
-                if self._lease.is_lost():
-                    raise LeaseLost("the trial was, or may be, taken over") from error
-                self._give_back(type(error).__name__)
-                raise
-            self._give_back(Status.FAILED)
+        before = self._seen.register
+        attempt = before.attempt + 1
+        self._seen.write(attempt=attempt, holder={**new_attempt(attempt), "driver": self._driver})
+        self._fetch(before)
+        try:
+            with repeated(self._push_new, UPLOAD_EVERY, "upload"):
+                yield
+        except BaseException as error:
+            if self._is_lost:
+                raise LeaseLost("another process has the trial") from error
+            self._give_back()
+            raise
+        self._give_back()
 
-    def _fetch(self) -> None:
+    def _fetch(self, before: Register) -> None:
         """Fetch what the attempts before left, and delete what they uploaded in vain."""
-        before = self._lease.before
         for name, file in before.files.items():
             if name.startswith(ARCHIVED) or name.endswith(NOT_NEEDED):
                 self._kept[name] = file
@@ -106,7 +111,7 @@ class WorkingFolder:
             if "key" in file:
                 self._known[_stamp(self._path / name)] = file
         if before.holder is not None:
-            there = {meta.key for meta in self._bucket.list(register.objects(before.trial_id))}
+            there = {meta.key for meta in self._bucket.list(objects(before.trial_id))}
             self._bucket.delete(sorted(there - before.keys))
 
     def _push_new(self) -> bool:
@@ -114,22 +119,20 @@ class WorkingFolder:
         try:
             self._push(self._files())
         except LeaseLost:
-            return False
-        except (StoreAway, OSError):  # later, or at the end
+            self._is_lost = True
+        except (StoreAway, OSError):  # a file went, as old checkpoints do: later, or at the end
             pass
-        return True
+        return not self._is_lost
 
-    def _give_back(self, how: str) -> None:
-        """Upload the folder as it is now, and free the trial, in one swap.
+    def _give_back(self) -> None:
+        """Upload the folder as it is now, and free the trial, in one write.
 
-        `how` the attempt ended is recorded unless its file says so. Tries again while the store is
-        away and the trial is still this process's. Raises LeaseLost, and StoreAway in the end.
+        Tries again while the store is away. Raises LeaseLost, and StoreAway in the end.
         """
         deadline = monotonic() + TRY_FOR
         while True:
             try:
-                files = self._files(last=True)
-                self._push(files | _ended(files, how), holder=None)
+                self._push(self._files(last=True), holder=None)
                 return
             except StoreRefuses:
                 raise
@@ -139,40 +142,22 @@ class WorkingFolder:
                 time.sleep(TRY_EVERY)
 
     def _push(self, files: dict[str, File], **changes: Any) -> None:
-        """Swap the register for one that names `files`; delete what it no longer names."""
-        before = self._lease.register
+        """Write a register that names `files`; delete what it no longer names."""
+        before = self._seen.register
         if files == before.files and not changes:
             return
-        numbers = [int(match[1]) for name in files if (match := NAME.fullmatch(name))]
-        try:
-            attempt = max([before.attempt, *numbers])
-            self._lease.swap(files=files, attempt=attempt, **changes)
-            unnamed = before.keys - self._lease.register.keys
-        except LeaseLost:  # what was uploaded in vain goes, unless the heir has taken it over
-            with suppress(StoreAway):
-                seen = see(self._bucket, before.trial_id)
-                if seen is not None:
-                    mine = replace(before, files=files).keys
-                    self._bucket.delete(sorted(mine - seen.register.keys))
-            raise
+        self._seen.write(files=files, **changes)
         with suppress(StoreAway):  # `prune` finds them
-            self._bucket.delete(sorted(unnamed))
+            self._bucket.delete(sorted(before.keys - self._seen.register.keys))
 
     def _files(self, last: bool = False) -> dict[str, File]:
         """Return what the register shall name, uploaded.
 
         A checkpoint comes before the rows, so that they are all there, and the result only `last`,
-        when the folder does not change any more.
+        when the folder does not change any more. Raises FileNotFoundError if a file goes meanwhile.
         """
-        for _ in range(LISTS):
-            with suppress(FileNotFoundError):
-                return self._listed(last)
-        return self._listed(last)
-
-    def _listed(self, last: bool) -> dict[str, File]:
         names = sorted(names_in(self._path), key=lambda name: not name.startswith(CHECKPOINT))
-        newest, num_before = self._lease.register.attempt_file, self._num_uploaded
-        files = {**self._kept, newest: self._lease.register.files[newest]}
+        files, num_before = dict(self._kept), self._num_uploaded
         for name in names:
             if name == METRICS:
                 files[name] = self._metrics(at_once=last or self._num_uploaded > num_before)
@@ -208,24 +193,11 @@ class WorkingFolder:
 
     def _upload(self, name: str, content: bytes | IO[bytes], size: int) -> File:
         self._num_uploaded += 1
-        now = self._lease.register
-        folder = f"{register.objects(now.trial_id)}/{now.attempt:06d}/{self._num_uploaded:06d}"
+        now = self._seen.register
+        folder = f"{objects(now.trial_id)}/{now.attempt:06d}/{self._num_uploaded:06d}"
         key = f"{folder}/{name}"
         self._bucket.upload(key, content)
         return {"key": key, "size": size}
-
-
-def _ended(files: Mapping[str, File], how: str) -> dict[str, File]:
-    """Return the newest attempt's file with its end; nothing if it tells the end already."""
-    newest = max(filter(NAME.fullmatch, files))
-    try:
-        content = json.loads(files[newest]["text"])
-    except (LookupError, ValueError):
-        return {}
-    if "ended" in content:
-        return {}
-    ended = {**content, "ended": how, "ended_at": time.time()}
-    return {newest: {"text": json.dumps(ended, indent=1) + "\n"}}
 
 
 def _stamp(path: Path) -> Stamp:

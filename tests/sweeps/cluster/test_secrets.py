@@ -13,7 +13,7 @@ from tempfile import mkdtemp
 
 import pytest
 
-from tests.support import s3_server, small
+from tests.support import moto, small
 from tests.support.keys import leaks, new_keys
 from tests.support.ray_head import head
 from tests.support.small_sweep import LENGTH, SWEEP, BucketSweep, SmallSweep
@@ -37,10 +37,8 @@ def sweep(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SmallSweep
     if request.param == "folder":
         yield SmallSweep(tmp_path / "store", words)
         return
-    with s3_server.serving() as (_, port), pytest.MonkeyPatch.context() as patch:
-        for name, value in s3_server.credentials(port).items():
-            patch.setenv(name, value)
-        yield BucketSweep(tmp_path / "store", words, bucket=f"s3://{s3_server.BUCKET}")
+    request.getfixturevalue("moto_server")
+    yield BucketSweep(tmp_path / "store", words, bucket=f"s3://{moto.BUCKET}")
 
 
 @pytest.fixture

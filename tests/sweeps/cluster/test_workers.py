@@ -1,5 +1,6 @@
 """What a worker tells its driver of a trial in an object store."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,9 @@ from pipegap.sweeps.tracking import choice
 from pipegap.trainer.base.status import Status
 from pipegap.trainer.config.plan import plan_trial
 from pipegap.trainer.folder.result import read_result
-from pipegap.trainer.store import bucket as requests
-from pipegap.trainer.store.lease import RegisterLease
 from pipegap.trainer.store.objects import ObjectStore
-from tests.support import s3_server, small
+from tests.support import small
+from tests.support.bucket import URL, Bucket
 
 Told = list[dict[str, Any]]
 
@@ -28,8 +28,11 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
 
 
 @pytest.fixture
-def store() -> ObjectStore:
-    return ObjectStore(f"s3://{s3_server.BUCKET}/store")
+def store(server: Bucket) -> Iterator[ObjectStore]:
+    """With this process as its driver."""
+    made = ObjectStore(URL)
+    with made.driven():
+        yield made
 
 
 def train(store: ObjectStore, folder: Path, *words: str) -> Trial:
@@ -40,7 +43,7 @@ def train(store: ObjectStore, folder: Path, *words: str) -> Trial:
 
 
 def test_a_trial_is_trained_once(
-    server: s3_server.ServedBucket, store: ObjectStore, told: Told, tmp_path: Path
+    server: Bucket, store: ObjectStore, told: Told, tmp_path: Path
 ) -> None:
     trial = train(store, tmp_path)
     train(store, tmp_path)
@@ -51,25 +54,24 @@ def test_a_trial_is_trained_once(
     assert [path.name for path in trial.folder.glob("attempt-*")] == ["attempt-000001.json"]
 
 
-def test_a_trial_that_another_machine_has_is_left_to_it(
-    server: s3_server.ServedBucket, store: ObjectStore, told: Told, tmp_path: Path
+def test_a_trial_of_a_driver_that_was_taken_over_is_left_to_the_next(
+    server: Bucket, store: ObjectStore, told: Told, tmp_path: Path
 ) -> None:
-    config = small.config(tmp_path, f"results={store.folder}")
-    RegisterLease(requests.BucketClient(store.name), None, plan_trial(config).trial_id)
+    server.write("driver.json", b'{"writer": "the next"}')
     train(store, tmp_path)
     assert told[-1]["status"] == Status.ELSEWHERE
 
 
 def test_a_store_that_is_away_is_no_failure(
-    server: s3_server.ServedBucket, store: ObjectStore, told: Told, tmp_path: Path
+    server: Bucket, store: ObjectStore, told: Told, tmp_path: Path
 ) -> None:
-    server.fault = lambda method, key: "503"
+    server.fault = lambda method, key: "away"
     train(store, tmp_path)
     assert told[-1]["status"] == Status.ELSEWHERE
 
 
 def test_what_no_attempt_can_mend_is_recorded(
-    server: s3_server.ServedBucket, store: ObjectStore, told: Told, tmp_path: Path
+    server: Bucket, store: ObjectStore, told: Told, tmp_path: Path
 ) -> None:
     trial = train(store, tmp_path, f"resume_from={tmp_path / 'checkpoint-1.pt'}")
     assert told[-1]["status"] == Status.FAILED

@@ -3,14 +3,14 @@
 from pathlib import Path
 
 import pytest
+from pipegap.sweeps.store.opened import FileStore
+from pipegap.sweeps.store.results import require_ready
 
 from pipegap.sweeps.plan import sweep_record
 from pipegap.sweeps.plan.pricing import Prices
 from pipegap.sweeps.plan.sweep_plan import SweepPlan, plan_sweeps
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.files import STUDIES
-from pipegap.sweeps.store.opened import FileStore
-from pipegap.sweeps.store.results import require_ready
 from pipegap.trainer.base.errors import BadInput
 from tests.support import small
 

@@ -1,4 +1,4 @@
-"""Buckets for the stores of this room, ours, which fails when it is told to, and moto's; stores."""
+"""Buckets for the stores of this room, and stores."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -10,27 +10,14 @@ from pipegap.sweeps.request.expand import Trial
 from pipegap.trainer.store.objects import ObjectStore
 from pipegap.trainer.store.opened import open_store
 from pipegap.trainer.store.store import SweepStore
-from tests.support import moto, s3_server
-from tests.support.bucket import found, served
+from tests.support.bucket import URL, Bucket, served
 from tests.support.place import Place, made
 from tests.support.reports import with_figures
-from tests.support.stored import URL, trial_of
-
-
-@pytest.fixture(scope="session")
-def moto_port() -> Iterator[int]:
-    with moto.serving() as port:
-        yield port
+from tests.support.stored import trial_of
 
 
 @pytest.fixture
-def other_server(moto_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    moto.empty(moto_port)
-    found(monkeypatch, moto_port, tmp_path / "cache", num_tries=1)
-
-
-@pytest.fixture
-def objects(server: s3_server.ServedBucket) -> SweepStore:
+def objects(server: Bucket) -> SweepStore:
     """An empty store in the bucket."""
     return ObjectStore(URL)
 
@@ -47,19 +34,18 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
     here, kept = tmp_path_factory.mktemp("places"), tmp_path_factory.mktemp("kept") / "places"
     with (
         pytest.MonkeyPatch.context() as patch,
-        served(patch, here / "cache", num_tries=1) as server,
+        served(patch, here / "cache") as server,
         with_figures(("final_losses",)),
     ):
         urls = {"folder": str(here / "folder" / "results"), "bucket": URL}
         each = {kind: made(open_store(url), server, here / kind) for kind, url in urls.items()}
         shutil.copytree(here, kept)
-        objects = dict(server.objects)
+        objects = server.objects
 
         def again(kind: str) -> Place:
             shutil.rmtree(here)
             shutil.copytree(kept, here)
-            server.objects.clear()
-            server.objects.update(objects)
+            server.restore(objects)
             return each[kind]._replace(store=open_store(urls[kind]))
 
         yield again

@@ -1,6 +1,8 @@
 """What only an object store can do wrong."""
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,41 +11,47 @@ import pytest
 
 from pipegap.sweeps.request.expand import Trial
 from pipegap.trainer.base.errors import LeaseLost, Stopped
-from pipegap.trainer.folder.lease import Held
 from pipegap.trainer.folder.result import read_result
-from pipegap.trainer.store import lease as leases
-from pipegap.trainer.store import provider, working
+from pipegap.trainer.store import working
 from pipegap.trainer.store.bucket import BucketClient, StoreAway
+from pipegap.trainer.store.driver import KEY
+from pipegap.trainer.store.objects import ObjectStore
+from pipegap.trainer.store.register import see
 from pipegap.trainer.store.store import SweepStore, TrialState
 from pipegap.trainer.trial import run_trial
-from tests.support import s3_server, small
-from tests.support.stored import URL, after, run
+from tests.support import small
+from tests.support.bucket import URL, Bucket
+from tests.support.stored import after, run, trial_of, work
 from tests.support.trials import rows
 
 
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is new is uploaded all the time."""
+    monkeypatch.setattr(working, "UPLOAD_EVERY", 0.01)
+
+
+def of_trials(server: Bucket) -> list[str]:
+    return [key for key in server.objects if key.startswith("trials/")]
+
+
 def test_what_the_store_says_names_no_folder_of_a_machine(
-    objects: SweepStore, trial: Trial, tmp_path: Path, server: s3_server.ServedBucket
+    objects: SweepStore, trial: Trial, tmp_path: Path, server: Bucket
 ) -> None:
     run(objects, trial)
-    [key] = [key for key in server.objects if "registers/" in key]
-    text = server.objects[key].content.decode()
+    text = server.objects[f"registers/{trial.plan.trial_id}.json"].decode()
     config = json.loads(json.loads(text)["files"]["config.json"]["text"])
     assert (config["results"], config["out"]) == (URL, None)
     assert str(tmp_path / "cache") not in text
-    assert s3_server.credentials(0)["AWS_SECRET_ACCESS_KEY"] not in text
-    assert sum("/trials/" in key for key in server.objects) == 1, "the rows alone"
+    assert len(of_trials(server)) == 1, "the rows alone"
 
 
-def test_a_killed_process_costs_what_it_did_after_its_last_upload(
-    objects: SweepStore,
-    trial: Trial,
-    tmp_path: Path,
-    server: s3_server.ServedBucket,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.usefixtures("often")
+def test_a_killed_driver_costs_what_was_done_after_the_last_upload(
+    objects: SweepStore, trial: Trial, tmp_path: Path, server: Bucket
 ) -> None:
     """As a kill leaves it: no end, uploads that no register names, a folder full of files."""
-    monkeypatch.setattr(working, "HEARTBEAT_EVERY", 0.01)
-    copies = dict(server.objects)
+    copies: dict[str, bytes] = {}
 
     def kill() -> bool:
         if checkpoints(server) and not copies:
@@ -52,25 +60,59 @@ def test_a_killed_process_costs_what_it_did_after_its_last_upload(
 
     run(objects, trial, slowly(kill))
     assert copies
-    [key] = [key for key in copies if "registers/" in key]
-    left = json.loads(copies[key].content)
-    left["holder"]["process_started"] = "0"  # of a process that is dead
-    server.objects.clear()
-    server.objects.update(copies)
-    server.write(key, json.dumps(left).encode())
-    server.write("a/store/trials/" + trial.plan.trial_id + "/000001/999999/in_vain.pt", b"x")
-    result = run(objects, trial)
+    for key in (KEY, f"registers/{trial.plan.trial_id}.json"):  # of processes that are dead
+        copies[key] = dead(copies[key])
+    server.restore(copies)
+    server.write(f"trials/{trial.plan.trial_id}/000001/999999/in_vain.pt", b"x")
+    result = run(ObjectStore(URL), trial)
     assert [attempt["attempt"] for attempt in result["attempts"]] in ([1, 2], [2])
     objects.pull()
     whole = small.config(tmp_path, f"out={tmp_path / 'whole'}")
     assert run_trial(whole)["final_val_loss"] == result["final_val_loss"]
     assert rows(tmp_path / "whole") == rows(trial.folder)
-    assert sum("/trials/" in key for key in server.objects) == 1, "the rows alone"
+    assert len(of_trials(server)) == 1, "the rows alone"
     assert not [*(tmp_path / "cache").rglob("work/trial-*")]
 
 
-def checkpoints(server: s3_server.ServedBucket) -> dict[str, bytes]:
-    return {key: stored.content for key, stored in server.objects.items() if "checkpoint-" in key}
+AT_WORK = """
+import sys
+import time
+from pathlib import Path
+from pipegap.trainer.store import working
+from pipegap.trainer.store.objects import ObjectStore
+from tests.support.stored import run, trial_of
+
+working.UPLOAD_EVERY = 0.01
+store = ObjectStore(sys.argv[1])
+run(store, trial_of(store, Path(sys.argv[2])), lambda: time.sleep(0.5))
+"""
+
+
+@pytest.mark.usefixtures("moto_server")
+def test_the_next_driver_goes_on_where_a_killed_one_was(tmp_path: Path) -> None:
+    store, bucket = ObjectStore(URL), BucketClient(URL)
+    trial = trial_of(store, tmp_path)
+    with subprocess.Popen([sys.executable, "-c", AT_WORK, URL, str(tmp_path)]) as killed:
+        while not any("checkpoint-" in meta.key for meta in bucket.list("trials")):
+            assert killed.poll() is None
+            time.sleep(0.05)
+        killed.kill()
+    assert "ended" not in json.loads(bucket.read(KEY).content)
+    result = run(store, trial)
+    assert [attempt["attempt"] for attempt in result["attempts"]] in ([1, 2], [2])
+    store.pull()
+    run_trial(small.config(tmp_path, f"out={tmp_path / 'whole'}"))
+    assert rows(tmp_path / "whole") == rows(trial.folder)
+    assert len(bucket.list("trials")) == 1, "the rows alone"
+
+
+def dead(content: bytes) -> bytes:
+    """As if the process that it tells of had ended."""
+    return content.replace(b'"process_started": "', b'"process_started": "before ')
+
+
+def checkpoints(server: Bucket) -> dict[str, bytes]:
+    return {key: content for key, content in server.objects.items() if "checkpoint-" in key}
 
 
 def slowly(ask: Callable[[], bool]) -> Callable[[], bool]:
@@ -83,43 +125,35 @@ def slowly(ask: Callable[[], bool]) -> Callable[[], bool]:
     return asks
 
 
-def test_rows_that_grew_by_little_come_with_a_checkpoint(
-    server: s3_server.ServedBucket, tmp_path: Path
-) -> None:
+def test_rows_that_grew_by_little_come_with_a_checkpoint(server: Bucket, tmp_path: Path) -> None:
     """A checkpoint knows its rows: without them it would be no use to who goes on."""
     bucket, folder = BucketClient(URL), tmp_path / "work"
     folder.mkdir()
-    at_work = working.WorkingFolder(bucket, leases.RegisterLease(bucket, None, "a"), folder, {})
-    rows = b"many rows\n" * 100
+    at_work = working.WorkingFolder(bucket, see(bucket, "a"), folder, {}, "")
+    content = b"many rows\n" * 100
 
     def uploaded() -> bytes:
         at_work._push_new()
-        [(_, register)] = ((k, v) for k, v in server.objects.items() if "registers/" in k)
-        key = json.loads(register.content)["files"]["metrics.jsonl"]["key"]
-        return server.objects[f"a/store/{key}"].content
+        return server.objects[see(bucket, "a").register.files["metrics.jsonl"]["key"]]
 
-    (folder / "metrics.jsonl").write_bytes(rows)
-    assert uploaded() == rows
-    (folder / "metrics.jsonl").write_bytes(rows + b"one more\n")
-    assert uploaded() == rows
+    (folder / "metrics.jsonl").write_bytes(content)
+    assert uploaded() == content
+    (folder / "metrics.jsonl").write_bytes(content + b"one more\n")
+    assert uploaded() == content
     (folder / "checkpoint-000100.pt").write_bytes(b"weights")
-    assert uploaded() == rows + b"one more\n"
-    (folder / "metrics.jsonl").write_bytes(rows * 2)
-    assert uploaded() == rows * 2, "that is a lot"
+    assert uploaded() == content + b"one more\n"
+    (folder / "metrics.jsonl").write_bytes(content * 2)
+    assert uploaded() == content * 2, "that is a lot"
 
 
 def test_what_was_saved_outlives_an_attempt_that_could_not_fetch_it(
-    objects: SweepStore,
-    trial: Trial,
-    server: s3_server.ServedBucket,
-    monkeypatch: pytest.MonkeyPatch,
+    objects: SweepStore, trial: Trial, server: Bucket
 ) -> None:
     with pytest.raises(Stopped):
         run(objects, trial, after(1))
     before = checkpoints(server)
     assert before
-    monkeypatch.setattr(provider, "NUM_TRIES", 0)
-    server.fault = lambda method, key: "503" if "checkpoint-" in key else None
+    server.fault = lambda method, key: "away" if "checkpoint-" in key else None
     with pytest.raises(StoreAway):
         run(objects, trial)
     server.fault = lambda method, key: None
@@ -127,64 +161,80 @@ def test_what_was_saved_outlives_an_attempt_that_could_not_fetch_it(
     assert run(objects, trial)["attempts"][0]["attempt"] == 1
 
 
-def test_a_zombies_result_is_rejected(
-    objects: SweepStore,
-    trial: Trial,
-    server: s3_server.ServedBucket,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.usefixtures("often")
+def test_a_stale_worker_changes_nothing_of_what_the_next_one_makes(
+    objects: SweepStore, trial: Trial, server: Bucket, tmp_path: Path
 ) -> None:
+    """The driver was taken over while its worker was cut off: it still trains, and uploads."""
     heirs: list[object] = []
 
     def taken_over() -> bool:
-        if not heirs:
-            with monkeypatch.context() as patched:
-                patched.setattr(leases, "is_dead", lambda holder: True)
-                heirs.append(None)
-                heirs[0] = run(objects, trial)
+        if not heirs and checkpoints(server):
+            heirs.append(None)
+            now = server.objects
+            server.write(
+                KEY, now[KEY].replace(b'"process_started": "', b'"process_started": "dead')
+            )
+            server.fault = lambda method, key: None
+            heirs[0] = run(ObjectStore(URL), trial)
         return False
 
-    with pytest.raises(LeaseLost):
-        run(objects, trial, taken_over)
+    with objects.driven(), pytest.raises(LeaseLost):
+        work(objects, trial, slowly(taken_over))
     objects.pull()
     assert read_result(trial.folder) == heirs[0]
-    assert [*objects.spare([trial.folder])] == [], "it takes back what it uploaded"
+    whole = small.config(tmp_path, f"out={tmp_path / 'whole'}")
+    run_trial(whole)
+    assert rows(tmp_path / "whole") == rows(trial.folder)
+    with objects.driven():
+        for spare in objects.spare([trial.folder]):
+            spare.delete()
+    assert len(of_trials(server)) == 1, "what it uploaded in vain is pruned"
 
 
-def test_a_network_that_is_cut_for_long_ends_the_trial_and_loses_nothing(
-    objects: SweepStore,
-    trial: Trial,
-    server: s3_server.ServedBucket,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_worker_whose_driver_was_taken_over_begins_no_trial(
+    objects: SweepStore, trial: Trial, server: Bucket
 ) -> None:
+    with objects.driven():
+        server.write(KEY, b'{"writer": "the heir"}')
+        before = server.objects
+        with pytest.raises(LeaseLost, match="has another driver"):
+            work(objects, trial)
+        assert server.objects == before
+
+
+@pytest.mark.usefixtures("often")
+def test_a_network_that_is_cut_for_long_costs_no_work(
+    objects: SweepStore, trial: Trial, server: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(working, "TRY_EVERY", 0.01)
+    failed = iter(range(20))
+
     def cut() -> bool:
-        server.fault = lambda method, key: "cut"
+        server.fault = lambda method, key: None if next(failed, None) is None else "away"
         return False
 
-    monkeypatch.setattr(leases, "STOP_AFTER", 0.3)
-    monkeypatch.setattr(provider, "NUM_TRIES", 0)
-    with pytest.raises(LeaseLost):
-        run(objects, trial, slowly(cut))
-    server.fault = lambda method, key: None
-    monkeypatch.setattr(leases, "STOP_AFTER", 60.0)
-    with pytest.raises(Held):
-        run(objects, trial)
-    monkeypatch.setattr(leases, "STALE_AFTER", -1.0)
-    monkeypatch.setattr(leases, "is_dead", lambda holder: False)
-    assert run(objects, trial)["status"] == "completed"
-
-
-def test_a_store_that_is_throttled_now_and_then_is_no_trouble(
-    objects: SweepStore,
-    trial: Trial,
-    server: s3_server.ServedBucket,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(provider, "NUM_TRIES", 5)
-    numbers = iter(range(10**6))
-    server.fault = lambda method, key: "503" if next(numbers) % 3 == 0 else None
-    run(objects, trial)
+    result = run(objects, trial, slowly(cut))
+    assert [attempt["attempt"] for attempt in result["attempts"]] == [1]
     objects.pull()
-    assert read_result(trial.folder) is not None
+    assert read_result(trial.folder) == result
+
+
+def test_a_store_that_stays_away_ends_the_trial(
+    objects: SweepStore, trial: Trial, server: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(working, "TRY_EVERY", 0.01)
+    monkeypatch.setattr(working, "TRY_FOR", 0.1)
+
+    def cut() -> bool:
+        server.fault = lambda method, key: "away"
+        return False
+
+    with objects.driven():
+        with pytest.raises(StoreAway):
+            work(objects, trial, cut)
+        server.fault = lambda method, key: None
+        assert work(objects, trial)["status"] == "completed"
 
 
 def test_a_long_result_ends_a_trial_too(
@@ -197,12 +247,10 @@ def test_a_long_result_ends_a_trial_too(
     assert run(objects, trial) == first
 
 
-def test_a_result_is_told_last(
-    objects: SweepStore, trial: Trial, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("often")
+def test_a_result_is_told_last(objects: SweepStore, trial: Trial) -> None:
     """With all that belongs to it: others take its trial for ended."""
-    monkeypatch.setattr(working, "HEARTBEAT_EVERY", 0.01)
-    with objects.running(trial.config, trial.plan.trial_id) as running:
+    with objects.driven(), objects.running(trial.config, trial.plan.trial_id) as running:
         out = Path(running.config["out"])
         (out / "result.json").write_text('{"status": "completed"}')
         (out / "attempt-000001.json").write_text('{"attempt": 1, "ended": "completed"}')
@@ -212,12 +260,14 @@ def test_a_result_is_told_last(
             assert time.monotonic() < deadline
             objects.pull()
         assert not (trial.folder / "result.json").exists()
-        assert objects.state_of(trial) == TrialState.HELD
+        assert objects.state_of(trial) == TrialState.FREE
     assert objects.state_of(trial) == TrialState.ENDED
 
 
-def test_a_trial_costs_few_requests(
-    objects: SweepStore, trial: Trial, server: s3_server.ServedBucket
-) -> None:
-    run(objects, trial)
-    assert server.requests == {"GET": 1, "PUT": 3}, "register: read, taken, given back; rows"
+def test_a_trial_costs_few_requests(objects: SweepStore, trial: Trial, server: Bucket) -> None:
+    with objects.driven():
+        server.requests.clear()
+        work(objects, trial)
+    # The driver and the register are read; the register is taken and given back; the rows. And
+    # the driver has ended.
+    assert server.requests == {"get": 2, "put": 3 + 1}

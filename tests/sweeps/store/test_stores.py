@@ -1,6 +1,6 @@
 """One suite for both kinds of store, a folder and an object store: what sweeps ask of each.
 
-An object store is served by our server, and by one that this project did not write.
+An object store is one in memory, or of a server that this project did not write.
 """
 
 import os
@@ -26,11 +26,12 @@ from pipegap.trainer.store.opened import open_store
 from pipegap.trainer.store.store import SweepStore, TrialState
 from pipegap.trainer.trial import run_trial
 from tests.support import small
-from tests.support.stored import URL, after, run, trial_of
+from tests.support.bucket import URL
+from tests.support.stored import after, run, trial_of
 from tests.support.trials import rows
 
 
-@pytest.fixture(params=["folder", "server", "other_server"])
+@pytest.fixture(params=["folder", "server", "moto_server"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> SweepStore:
     if request.param == "folder":
         return open_store(str(tmp_path / "results"))
@@ -70,8 +71,9 @@ def test_a_trial_runs_stops_goes_on_and_is_read(
     assert rows(tmp_path / "whole") == rows(trial.folder)
 
 
-def test_a_trial_that_runs_is_held(store: SweepStore, trial: Trial) -> None:
-    seen: list[Any] = []
+def test_a_trial_that_runs_is_held(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "results"))
+    trial, seen = trial_of(store, tmp_path), list[Any]()
 
     def look() -> bool:
         if not seen:
@@ -146,7 +148,7 @@ def test_records_and_reports_reach_others(store: SweepStore, tmp_path: Path) -> 
 
 def test_another_machine_sees_a_probe(store: SweepStore) -> None:
     store.require_usable()
-    with store.probe() as sees:
+    with store.driven(), store.probe() as sees:
         assert sees()
     assert not sees()
 

@@ -1,0 +1,159 @@
+"""Who drives a bucket's prefix: one process at a time, by the object `driver.json`.
+
+It is created if absent, or replaced if it still has the version that was read. The driver writes it
+again every HEARTBEAT_EVERY. Another driver takes it over if it says that the driver has ended, if
+the driver is known to be dead, or if it was last written more than STALE_AFTER ago. Ages are those
+of the server's clock and of one process's own seconds: clocks of machines are never compared. A
+driver that was taken over by mistake, as after its machine slept, cannot write it again, and stops.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from time import monotonic
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from pipegap.trainer.base.children import repeated
+from pipegap.trainer.base.errors import BadInput, LeaseLost
+from pipegap.trainer.folder.lease import HEARTBEAT_EVERY, STALE_AFTER, is_dead, new_attempt
+from pipegap.trainer.store.bucket import BucketClient, Changed, Content, StoreAway
+from pipegap.trainer.store.register import Written
+
+KEY = "driver.json"
+POLL_EVERY = 2.0
+"""Seconds between two looks at whether another driver is alive."""
+TAKEN_OVER = "was taken over by another driver: this one stops"
+CONDITIONAL = (
+    "must be of a provider with conditional writes (create if absent, replace if the etag "
+    "matches): an object was written that must not be"
+)
+
+
+class Driver(NamedTuple):
+    """The driver of a prefix, as a reader sees it."""
+
+    token: str
+    """Of the object's writer: the registers of trials that it runs have it too."""
+    age: float
+    """Seconds since its last sign, by the server's clock; 0 for one who may only read."""
+
+
+def current(bucket: BucketClient) -> Driver | None:
+    """Return who drives the prefix, or died while it did; None if none does."""
+    seen = _read(bucket)
+    if seen is None or "ended" in (who := _who(seen)):
+        return None
+    try:
+        age = bucket.age(seen)
+    except StoreAway:
+        age = 0.0
+    return Driver(str(who.get("writer")), age)
+
+
+def drives(bucket: BucketClient, token: str) -> bool:
+    """Return whether the prefix is still that of the driver with this token."""
+    seen = _read(bucket)
+    return seen is not None and _who(seen).get("writer") == token and "ended" not in _who(seen)
+
+
+@contextmanager
+def driving(bucket: BucketClient) -> Iterator[str]:
+    """Drive the prefix while the context lasts; yield this driver's token.
+
+    Raises BadInput if a living driver does, or if the provider has no conditional writes. A driver
+    that is taken over says so and stops this process as SIGTERM does.
+    """
+    before = _left(bucket)
+    facts, own = new_attempt(1), Written(bucket, KEY, before and before.version)
+    try:
+        own.write(facts)
+    except LeaseLost:
+        raise _refusal(bucket, _read(bucket)) from None
+    _require_conditional(bucket)
+
+    def beat() -> bool:
+        try:
+            own.write(facts)
+        except LeaseLost:
+            print(f"results={bucket.url} {TAKEN_OVER}", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return False
+        except StoreAway:  # for a moment, or until another driver takes over
+            pass
+        return True
+
+    try:
+        with repeated(beat, HEARTBEAT_EVERY, "driver"):
+            yield own.token
+    finally:
+        with suppress(LeaseLost, StoreAway):  # in the end it is stale
+            own.write({**facts, "ended": time.time()})
+
+
+def _left(bucket: BucketClient) -> Content | None:
+    """Return the object that no living driver has; None if there is none.
+
+    Waits until the driver is stale. Raises BadInput once it gives a sign.
+    """
+    first = _read(bucket)
+    if first is None or "ended" in _who(first) or is_dead(_who(first)):
+        return first
+    left = STALE_AFTER - bucket.age(first)
+    if left > 0:
+        says = f"waiting {left:.0f} s for a sign of {_process(first)}, which drives {bucket.url}"
+        print(says, flush=True)
+    deadline = monotonic() + left
+    while monotonic() < deadline:
+        time.sleep(POLL_EVERY)
+        now = _read(bucket)
+        if now is None or "ended" in _who(now):
+            return now
+        if now.version != first.version:
+            raise _refusal(bucket, now)
+    return first
+
+
+def _refusal(bucket: BucketClient, seen: Content | None) -> BadInput:
+    who = {} if seen is None else _who(seen)
+    since = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(who.get("started_at", 0)))
+    fix = "wait for its end, or give another prefix"
+    allowed = f"{_process(seen)} drives this prefix since {since}: {fix}"
+    return BadInput("results", bucket.url, allowed)
+
+
+def _process(seen: Content | None) -> str:
+    who = {} if seen is None else _who(seen)
+    return f"process {who.get('pid', '?')} on {who.get('host', '?')}"
+
+
+def _require_conditional(bucket: BucketClient) -> None:
+    """Raise BadInput if the provider writes what is there already, or has another version."""
+    seen = bucket.read(KEY)
+    # A version that the object never had; a generation is a number.
+    other = {name: "1" if name == "version" else f'"{uuid4().hex}"' for name in seen.version}
+    for version in (None, other):
+        write = partial(bucket.write, KEY, seen.content, version)
+        with suppress(Changed):
+            write()
+            raise BadInput("results", bucket.url, CONDITIONAL)
+
+
+def _read(bucket: BucketClient) -> Content | None:
+    with suppress(FileNotFoundError):
+        return bucket.read(KEY)
+    return None
+
+
+def _who(seen: Content) -> dict[str, Any]:
+    """Return what the object says of its driver: nothing if it is damaged."""
+    with suppress(ValueError):
+        who = json.loads(seen.content)
+        if isinstance(who, dict):
+            return who
+    return {}
