@@ -1,24 +1,34 @@
 """Mutants of `Schedule2BW` and of a loop around it, which the equations must notice."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
 
+import torch.distributed as dist
 from torch import Tensor
 
 from tests.support.torch_pipeline import Training, as_rank
 from trainer.corrections.error_feedback import ErrorFeedback
+from trainer.ranks.groups import Heartbeat
 from trainer.torch_pipelining.sums import LateSums
 from trainer.torch_pipelining.twins import Twins
 
 
-def as_mutant(mutant: str, *rest: Any) -> None:
-    """Like `as_rank`, with one thing replaced."""
-    with ExitStack() as stack:
-        for owner, name, replacement in MUTANTS[mutant]:
-            stack.enter_context(patch.object(owner, name, replacement))
-        as_rank(*rest)
+def as_mutants(
+    mutants: Sequence[str],
+    store: dist.Store,
+    heartbeat: Heartbeat,
+    send: Callable[[object], None],
+    *rest: Any,
+) -> None:
+    """Like `as_rank`, once for each mutant, with what it replaces."""
+    for i, mutant in enumerate(mutants):
+        with ExitStack() as stack:
+            for owner, name, replacement in MUTANTS[mutant]:
+                stack.enter_context(patch.object(owner, name, replacement))
+            own = dist.PrefixStore(mutant, store)
+            as_rank(own, heartbeat, lambda message, i=i: send((i, *message[1:])), *rest)
 
 
 def _norm_of_the_batch_before(self: LateSums, batch: int) -> Tensor:

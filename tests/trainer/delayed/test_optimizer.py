@@ -16,12 +16,10 @@ from tests.support.delayed import ADAMW, PHASES, T
 from tests.support.own_loop import KEEP, Loop
 from tests.support.sharded_loop import as_rank
 from tests.support.trials import rows
-from trainer.base.errors import BadInput
 from trainer.corrections.error_feedback import ErrorFeedback
 from trainer.corrections.none import NoCorrection
 from trainer.delayed import DelayedOptimizer
 from trainer.models.loss import cross_entropy
-from trainer.optimizers.averaging import schedule_free_adamw
 from trainer.optimizers.routing import kinds
 from trainer.parts import build_parts
 from trainer.ranks.spawn import run_gang
@@ -111,43 +109,6 @@ def test_equals_a_trial(optimizer: str, tmp_path: Path) -> None:
     assert float(total / num_tokens) == result["final_val_loss"]
 
 
-def test_a_delay_of_0_is_the_bare_optimizer() -> None:
-    """Also in what it takes: no tensor beside those of the optimizer."""
-    loop = Loop(ADAMW, delay=0)
-    loop.run(range(3), clip_norm=0.5)
-    module = toy.modules(1)[0]
-    kind = kinds(module)
-    bare = ADAMW([(kind[name], p) for name, p in module.named_parameters()])
-    scheduler = LambdaLR(bare, toy.lr_factor)
-    for t in range(3):
-        bare.zero_grad()
-        rows_of_batch = toy.batch(t)
-        toy.loss(module(rows_of_batch[:, :-1]), rows_of_batch[:, 1:]).backward()
-        clip_grad_norm_(module.parameters(), 0.5)
-        bare.step()
-        scheduler.step()
-    assert all(map(torch.equal, loop.module.parameters(), module.parameters()))
-    states = zip(module.parameters(), loop.module.parameters(), strict=True)
-    assert all(bare.state[a].keys() == loop.delayed.state[b].keys() for a, b in states)
-
-
-def test_schedule_free_is_evaluated_at_its_average() -> None:
-    make = partial(
-        schedule_free_adamw,
-        **{"lr": 0.02, "momentum": 0.9, "variance_decay": 0.95, "eps": 1e-8, "weight_decay": 0.1},
-    )
-    schedule = pipedream_2bw(T, num_stages=1, num_microbatches=1, **PHASES)
-    executor = toy.emulated(schedule, make)
-    toy.run(executor, (0, T))
-    loop = Loop(make, error_feedback=0)
-    loop.run(range(T))
-    expected = executor.weights()
-    with loop.delayed.newest():
-        assert all(torch.equal(w, expected[n]) for n, w in loop.module.named_parameters())
-    with pytest.raises(BadInput, match="error_feedback"):
-        Loop(make)
-
-
 NUM = 6
 
 
@@ -174,17 +135,6 @@ def test_two_ranks_equal_one_process() -> None:
         differences[name, keep, delay, what] = max(float((a - b).abs().max()) for a, b in pairs)
         wrong += [differences] if differences[name, keep, delay, what] > tolerance else []
     assert not wrong, wrong[-1]
-
-
-@pytest.mark.parametrize("keep", ["weights", "gradients"])
-def test_corrections_do_not_mix_weights_that_are_not_alike(keep: str) -> None:
-    """Weights of another dtype have a correction of their own."""
-    loop, mixed = Loop(ADAMW, keep=keep), Loop(ADAMW, keep=keep)
-    extra = torch.nn.Parameter(torch.ones(2, dtype=torch.float32))
-    mixed.delayed.add_param_group({"params": [extra], "initial_lr": 0.02})
-    mixed.scheduler.base_lrs.append(0.02)
-    mixed.scheduler.lr_lambdas.append(lambda _: 1.0)
-    assert loop.run(range(4)) == mixed.run(range(4))
 
 
 def test_groups_of_one_weight_each_may_have_one_shape() -> None:
