@@ -23,12 +23,11 @@ def as_mutants(
     *rest: Any,
 ) -> None:
     """Like `as_rank`, once for each mutant, with what it replaces."""
-    for i, mutant in enumerate(mutants):
+    for mutant in mutants:
         with ExitStack() as stack:
             for owner, name, replacement in MUTANTS[mutant]:
                 stack.enter_context(patch.object(owner, name, replacement))
-            own = dist.PrefixStore(mutant, store)
-            as_rank(own, heartbeat, lambda message, i=i: send((i, *message[1:])), *rest)
+            as_rank(dist.PrefixStore(mutant, store), heartbeat, send, *rest)
 
 
 def _norm_of_the_batch_before(self: LateSums, batch: int) -> Tensor:

@@ -2,8 +2,6 @@
 own Schedule1F1B makes of the same stages with `DelayedOptimizer`, by another clip."""
 
 import copy
-import pickle
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import torch
@@ -16,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from tests.support import toy
+from tests.support.gangs import sent
 from tests.support.torch_expected import expected
 from tests.support.torch_optimizers import adamw
 from tests.support.torch_pipeline import TIGHT, Case, T, batch, modules
@@ -23,8 +22,6 @@ from tests.support.torch_wrapped import SETTINGS, Setting
 from trainer.base.resources import rank_device
 from trainer.delayed import DelayedOptimizer
 from trainer.ranks.groups import Heartbeat, joined
-from trainer.ranks.spawn import run_gang
-from trainer.ranks.supervisor import Parent
 from trainer.torch_pipelining import Schedule2BW
 
 MICROBATCHES = 4
@@ -168,21 +165,7 @@ def as_rank(
         mesh = init_device_mesh(device.type, (2, *shape), mesh_dim_names=axes)
         for name in names:
             ours, emulated = (Training(SETTINGS[name], mesh, device) for _ in range(2))
-            results = ours.delayed(), emulated.emulated()
-            send((name, heartbeat.rank, pickle.dumps(results)))
-
-
-def on_ranks(names: Sequence[str], device_name: str = "cpu") -> dict[str, list[list[Weights]]]:
-    """Setting → what each rank of one gang sent of it."""
-    [shape] = {(SETTINGS[name].data, SETTINGS[name].tensor) for name in names}
-    trained: dict[str, list[list[Weights]]] = defaultdict(list)
-
-    def on_message(message: tuple[str, int, bytes]) -> None:
-        trained[message[0]].append(pickle.loads(message[2]))
-
-    parent = Parent(on_message, timeout=300)
-    run_gang(as_rank, (names, device_name), 2 * shape[0] * shape[1], parent)
-    return trained
+            send((ours.delayed(), emulated.emulated()))
 
 
 OWN_EQUATIONS = ("two tensors", "fsdp2, bf16", "autocast")
@@ -198,11 +181,12 @@ def assert_close(weights: Weights, right: Weights) -> None:
 
 def assert_alike(names: Sequence[str], device_name: str = "cpu") -> None:
     """Both ways of a delay on ranks end alike, and where the equations end."""
-    trained = on_ranks(names, device_name)
+    [shape] = {(SETTINGS[name].data, SETTINGS[name].tensor) for name in names}
+    by_rank = sent(as_rank, 2 * shape[0] * shape[1], names, device_name, timeout=300)
     reference, _ = expected(Case(MICROBATCHES, error_feedback=1.0), 2, torch.float64)
-    for name in names:
-        assert {key for ours, *_ in trained[name] for key in ours} == set(reference)
-        for ours, emulated in trained[name]:
+    for name, *trained in zip(names, *by_rank, strict=True):
+        assert {key for ours, _ in trained for key in ours} == set(reference)
+        for ours, emulated in trained:
             assert_close(ours, emulated)
             if name not in OWN_EQUATIONS:
                 assert_close(ours, reference)

@@ -3,7 +3,7 @@
 import pickle
 import shutil
 import tempfile
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -19,14 +19,13 @@ from torch.distributed.pipelining import PipelineStage
 from torch.optim.lr_scheduler import LambdaLR
 
 from tests.support import every_correction, toy
+from tests.support.gangs import sent
 from tests.support.lazy_kernels import lazy_kernels
 from tests.support.nccl_like import nccl_like
 from tests.support.torch_optimizers import OPTIMIZERS
 from trainer.base.resources import rank_device
 from trainer.executors.channel import AHEAD
 from trainer.ranks.groups import Heartbeat, joined
-from trainer.ranks.spawn import run_gang
-from trainer.ranks.supervisor import Parent
 from trainer.torch_pipelining import Schedule2BW
 
 T = 8
@@ -199,9 +198,8 @@ def as_rank(
     torch.set_num_threads(1)
     device = rank_device(cases[0].device, heartbeat.rank, num_stages)
     with joined(store, heartbeat.rank, num_stages, 1, device, heartbeat, 60):
-        for i, case in enumerate(cases):
-            trained = Training(case, heartbeat.rank, num_stages).run()
-            send((i, heartbeat.rank, pickle.dumps(trained)))
+        for case in cases:
+            send(Training(case, heartbeat.rank, num_stages).run())
 
 
 def as_nccl_rank(store: dist.Store, heartbeat: Heartbeat, *rest: Any, **late: Any) -> None:
@@ -221,16 +219,10 @@ def on_ranks(
     num_stages: int, cases: Sequence[Case], program: Callable[..., None] = as_rank
 ) -> list[Trained]:
     """What the ranks of one gang make of each case, one after the other."""
-    messages: dict[int, dict[int, Trained]] = defaultdict(dict)
-
-    def on_message(message: tuple[int, int, bytes]) -> None:
-        messages[message[0]][message[1]] = pickle.loads(message[2])
-
     # Ranks that share a GPU take turns, and free their communicators one after the other.
     timeout = (60 if cases[0].device == "cpu" else 240) + 5 * len(cases)
-    run_gang(program, (num_stages, cases), num_stages, Parent(on_message, timeout))
-    every = [[ranks[rank] for rank in range(num_stages)] for _, ranks in sorted(messages.items())]
+    by_rank = sent(program, num_stages, num_stages, cases, timeout=timeout)
     return [
         ({name: w for weights, _ in ranks for name, w in weights.items()}, ranks[-1][1])
-        for ranks in every
+        for ranks in zip(*by_rank, strict=True)
     ]

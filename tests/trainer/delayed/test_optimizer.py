@@ -1,7 +1,6 @@
 """A loop of one's own makes the numbers of a trial, and of the bare optimizer, to the bit."""
 
 import math
-import pickle
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from tests.support import every_correction, every_optimizer, small, toy
 from tests.support.delayed import ADAMW, PHASES, T
+from tests.support.gangs import sent
 from tests.support.own_loop import KEEP, Loop
 from tests.support.sharded_loop import as_rank
 from tests.support.trials import rows
@@ -22,8 +22,6 @@ from trainer.delayed import DelayedOptimizer
 from trainer.models.loss import cross_entropy
 from trainer.optimizers.routing import kinds
 from trainer.parts import build_parts
-from trainer.ranks.spawn import run_gang
-from trainer.ranks.supervisor import Parent
 from trainer.schedules.recipes import constant_delay, pipedream_2bw, sync
 from trainer.trial import run_trial
 
@@ -114,16 +112,9 @@ NUM = 6
 
 def test_two_ranks_equal_one_process() -> None:
     """DDP to the bit: halves are averaged as two microbatches are. FSDP2 sums a norm by shards."""
-    messages: dict[tuple[str, str, int, str], Any] = {}
-
-    def on_message(message: tuple[str, str, int, str, bytes]) -> None:
-        messages[message[:4]] = pickle.loads(message[4])
-
-    run_gang(as_rank, (NUM,), 2, Parent(on_message, timeout=600))
+    messages, _ = sent(as_rank, 2, NUM, timeout=600)
     assert len(messages) == 5
-    differences: dict[tuple[str, str, int, str], float] = {}
-    wrong: list[dict[tuple[str, str, int, str], float]] = []
-    for (name, keep, delay, what), weights in messages.items():
+    for name, keep, delay, what, weights in messages:
         loop = Loop(ADAMW, keep=keep, delay=delay)
         loop.scheduler.lr_lambdas = [lambda _: 1.0] * 3
         for group in loop.delayed.param_groups:
@@ -131,10 +122,8 @@ def test_two_ranks_equal_one_process() -> None:
         loop.run(range(NUM), microbatches=2, clip_norm=0.5)
         loop.delayed.finish()
         tolerance = 0.0 if name == "ddp" else 1e-12
-        pairs = zip(weights, loop.weights(), strict=True)
-        differences[name, keep, delay, what] = max(float((a - b).abs().max()) for a, b in pairs)
-        wrong += [differences] if differences[name, keep, delay, what] > tolerance else []
-    assert not wrong, wrong[-1]
+        for ours, theirs in zip(weights, loop.weights(), strict=True):
+            assert (ours - theirs).abs().max() <= tolerance, (name, keep, delay, what)
 
 
 def test_groups_of_one_weight_each_may_have_one_shape() -> None:

@@ -1,6 +1,5 @@
 """What one rank alone can know ends the training of every rank, at the same update."""
 
-from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,11 +9,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
+from tests.support.gangs import sent
 from trainer.corrections.taylor import Taylor
 from trainer.executors.gradients import Diverged
 from trainer.ranks.groups import Heartbeat, joined
-from trainer.ranks.spawn import run_gang
-from trainer.ranks.supervisor import Parent
 from trainer.torch_pipelining import Schedule2BW
 
 RANKS, BAD_BATCH = 3, 1
@@ -70,7 +68,7 @@ def as_rank(store: dist.Store, heartbeat: Heartbeat, send: Callable[[object], No
     for name, (bad_loss, stage_of, _) in CASES.items():
         own = dist.PrefixStore(name, store)
         with joined(own, heartbeat.rank, RANKS, 1, CPU, heartbeat, 60):
-            send((name, *stopped(heartbeat.rank, bad_loss, stage_of)))
+            send(stopped(heartbeat.rank, bad_loss, stage_of))
 
 
 def stopped(
@@ -99,15 +97,8 @@ def stopped(
 
 
 def test_every_rank_refuses_alike() -> None:
-    ends = defaultdict[str, list[tuple[int, int, str]]](list)
-
-    def on_message(message: tuple[str, int, int, str]) -> None:
-        ends[message[0]].append(message[1:])
-
-    run_gang(as_rank, (), RANKS, Parent(on_message, timeout=60))
-    for name, (_, _, says) in CASES.items():
-        assert len(ends[name]) == RANKS, name
-        assert len({*ends[name]}) == 1, ends[name]
-        _, num_made, said = ends[name][0]
+    for (_, _, says), *ends in zip(CASES.values(), *sent(as_rank, RANKS), strict=True):
+        assert len({*ends}) == 1, ends
+        _, num_made, said = ends[0]
         assert num_made <= BAD_BATCH
         assert says in said
