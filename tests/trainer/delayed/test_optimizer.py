@@ -12,9 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from tests.support import every_correction, every_optimizer, small, toy
 from tests.support.delayed import ADAMW, PHASES, T
-from tests.support.gangs import sent
 from tests.support.own_loop import KEEP, Loop
-from tests.support.sharded_loop import as_rank
 from tests.support.trials import rows
 from trainer.corrections.error_feedback import ErrorFeedback
 from trainer.corrections.none import NoCorrection
@@ -105,25 +103,6 @@ def test_equals_a_trial(optimizer: str, tmp_path: Path) -> None:
             total += cross_entropy(module(inputs), targets).double() * targets.numel()
             num_tokens += targets.numel()
     assert float(total / num_tokens) == result["final_val_loss"]
-
-
-NUM = 6
-
-
-def test_two_ranks_equal_one_process() -> None:
-    """DDP to the bit: halves are averaged as two microbatches are. FSDP2 sums a norm by shards."""
-    messages, _ = sent(as_rank, 2, NUM, timeout=600)
-    assert len(messages) == 5
-    for name, keep, delay, what, weights in messages:
-        loop = Loop(ADAMW, keep=keep, delay=delay)
-        loop.scheduler.lr_lambdas = [lambda _: 1.0] * 3
-        for group in loop.delayed.param_groups:
-            group["lr"] = group["initial_lr"]
-        loop.run(range(NUM), microbatches=2, clip_norm=0.5)
-        loop.delayed.finish()
-        tolerance = 0.0 if name == "ddp" else 1e-12
-        for ours, theirs in zip(weights, loop.weights(), strict=True):
-            assert (ours - theirs).abs().max() <= tolerance, (name, keep, delay, what)
 
 
 def test_groups_of_one_weight_each_may_have_one_shape() -> None:
