@@ -165,22 +165,19 @@ def test_a_clip_by_stage_equals_the_equations(make: partial[Schedule], num_stage
 
 
 def trained_alike(*words: str) -> bool:
-    """Whether one, two and four stages make the same numbers of a model with its own head. The norm
+    """Whether one stage and four make the same numbers of a model with its own head. The norm
     counts the weights in one order, whatever the number of stages."""
     shape = ("model.num_layers=4", "model.tied_embeddings=false", "batch_size=4", "seq_len=16")
     delayed = ("pipeline=pipedream_2bw", "pipeline.num_microbatches=4")
     seen = []
     with reproducible(0, 1):
-        for p in (1, 2, 4):
+        for p in (1, 4):
             config = resolved([*shape, *delayed, *words, f"pipeline.num_stages={p}"])
             stages, updates = executor(config), list[Update]()
             stages.run(0, 3, updates.append)
             seen.append((updates, stages.weights()))
-    (updates, weights), *others = seen
-    return all(
-        of_stages == updates and all(torch.equal(its[name], weights[name]) for name in weights)
-        for of_stages, its in others
-    )
+    (updates, weights), (of_stages, its) = seen
+    return of_stages == updates and all(torch.equal(its[name], weights[name]) for name in weights)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What every optimizer of conf/optimizer/ must do, whatever its rule."""
 
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
@@ -109,9 +110,21 @@ def test_the_delayed_update_is_its_equation(name: str, tau: int, coefficient: fl
     delayed.assert_equal(executor, history[-1])
 
 
-def test_the_true_pipeline_gives_the_emulations_numbers(tmp_path: Path) -> None:
+SPECIAL = ("dion", "kron", "mars", "muonh", "schedule_free_adamw", "soap")
+"""Optimizers that draw, average, keep norms, or renew bases."""
+
+
+@pytest.mark.parametrize(
+    "names",
+    [SPECIAL, pytest.param({*NAMES} - {*SPECIAL}, marks=pytest.mark.slow)],
+    ids=["special", "the others"],
+)
+def test_the_true_pipeline_gives_the_emulations_numbers(
+    tmp_path: Path, names: Collection[str]
+) -> None:
     words = ("pipeline=pipedream_2bw", "pipeline.num_stages=2", "pipeline.num_microbatches=2")
     configs = [
-        small.config(tmp_path, *words, f"optimizer={name}", "num_updates=4") for name in NAMES
+        small.config(tmp_path, *words, f"optimizer={name}", "num_updates=4")
+        for name in sorted(names)
     ]
-    assert [len(numbers.updates) for numbers in gangs.all_equal(configs)] == [4] * len(NAMES)
+    assert [len(numbers.updates) for numbers in gangs.all_equal(configs)] == [4] * len(names)
