@@ -6,10 +6,10 @@ import torch
 
 from tests.oracles import corrections, semantics
 from tests.support import every_correction, every_optimizer, toy
-from tests.support.torch_optimizers import OPTIMIZERS
 from tests.support.torch_pipeline import (
     EMBEDDING,
     HEAD,
+    OPTIMIZERS,
     Case,
     T,
     Trained,

@@ -23,8 +23,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from tests.support import toy
 from tests.support.gangs import sent
 from tests.support.torch_expected import expected
-from tests.support.torch_optimizers import adamw
-from tests.support.torch_pipeline import TIGHT, Case, T, batch, modules
+from tests.support.torch_pipeline import TIGHT, Case, T, adamw, batch, modules
 from trainer.base.resources import rank_device
 from trainer.delayed import DelayedOptimizer
 from trainer.ranks.groups import Heartbeat, joined

@@ -6,6 +6,7 @@ import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,63 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from tests.support import every_correction, toy
+from tests.support import every_correction, every_optimizer, toy
 from tests.support.gangs import sent
 from tests.support.lazy_kernels import lazy_kernels
 from tests.support.nccl_like import nccl_like
-from tests.support.torch_optimizers import OPTIMIZERS
 from trainer.base.resources import rank_device
 from trainer.executors.channel import AHEAD
+from trainer.optimizers.routing import kinds
+from trainer.optimizers.together import Together
 from trainer.ranks.groups import Heartbeat, joined
 from trainer.torch_pipelining import Schedule2BW
+
+
+def sgd(stage: nn.Module) -> Optimizer:
+    return torch.optim.SGD(stage.parameters(), lr=0.3, momentum=0.9)
+
+
+def adamw(stage: nn.Module) -> Optimizer:
+    return torch.optim.AdamW(stage.parameters(), lr=0.02)
+
+
+def torch_muon(stage: nn.Module) -> Optimizer:
+    matrices = [w for w in stage.parameters() if w.ndim == 2]
+    rest = [w for w in stage.parameters() if w.ndim != 2]
+    parts: list[Optimizer] = [torch.optim.Muon(matrices, lr=0.02)]
+    return Together([*parts, torch.optim.AdamW(rest, lr=0.02)] if rest else parts)
+
+
+def of_torch(name: str, stage: nn.Module) -> Optimizer:
+    optimizer: Optimizer = getattr(torch.optim, name)(stage.parameters(), lr=0.01)
+    return optimizer
+
+
+def ours(name: str, stage: nn.Module) -> Optimizer:
+    kind = kinds(stage)
+    weights = [(kind[n], w) for n, w in stage.named_parameters()]
+    optimizer: Optimizer = every_optimizer.maker(name, lr=0.02)(weights)
+    return optimizer
+
+
+OF_TORCH = sorted(
+    name
+    for name, made in vars(torch.optim).items()
+    if isinstance(made, type) and issubclass(made, Optimizer) and made is not Optimizer
+    # LBFGS needs a closure, SparseAdam sparse gradients, and Muon is beside AdamW in `torch_muon`.
+    if name not in ("LBFGS", "SparseAdam", "Muon")
+)
+OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
+    "sgd": sgd,
+    "adamw": adamw,
+    "torch_muon": torch_muon,
+    **{f"torch_{name}": partial(of_torch, name) for name in OF_TORCH},
+    **{f"our_{name}": partial(ours, name) for name in every_optimizer.NAMES},
+}
+
 
 T = 8
 LOOSE, TIGHT = 1e9, 0.5

@@ -1,24 +1,38 @@
 """`Schedule2BW` on true ranks makes the numbers of the naive equations, to the last bit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
 from tests.support import every_correction, every_optimizer
 from tests.support.lazy_kernels import OF_2BW
 from tests.support.torch_expected import differences, expected, of_our_pipeline
-from tests.support.torch_mutants import MUTANTS, as_mutants
-from tests.support.torch_optimizers import OF_TORCH
-from tests.support.torch_pipeline import LOOSE, Case, T, as_nccl_rank, on_ranks
+from tests.support.torch_pipeline import (
+    LOOSE,
+    OF_TORCH,
+    Case,
+    T,
+    Training,
+    as_nccl_rank,
+    as_rank,
+    on_ranks,
+)
 from trainer.base.errors import GangFailed
+from trainer.corrections.error_feedback import ErrorFeedback
+from trainer.ranks.groups import Heartbeat
 from trainer.torch_pipelining import Schedule2BW
+from trainer.torch_pipelining.sums import LateSums
+from trainer.torch_pipelining.twins import Twins
 
 DAILY: dict[int, list[Case]] = {
     2: [
@@ -90,6 +104,46 @@ def test_gradients_of_summed_losses() -> None:
     with pytest.raises(RuntimeError, match="made no optimizer step"), schedule.drained():
         pass
     torch.testing.assert_close(seen, right)
+
+
+def as_mutants(
+    mutants: Sequence[str],
+    store: dist.Store,
+    heartbeat: Heartbeat,
+    send: Callable[[object], None],
+    *rest: Any,
+) -> None:
+    """Like `as_rank`, once for each mutant, with what it replaces."""
+    for mutant in mutants:
+        with ExitStack() as stack:
+            for owner, name, replacement in MUTANTS[mutant]:
+                stack.enter_context(patch.object(owner, name, replacement))
+            as_rank(dist.PrefixStore(mutant, store), heartbeat, send, *rest)
+
+
+def _norm_of_the_batch_before(self: LateSums, batch: int) -> Tensor:
+    norm = TAKE(self, batch)
+    before = getattr(self, "before", norm)
+    self.before = norm  # type: ignore[attr-defined]
+    return before
+
+
+def _scheduler_first(self: Training) -> None:
+    self.schedule.clip_grad_norm_(self.case.clip_norm)
+    self.scheduler.step()
+    self.optimizer.step()
+
+
+TAKE, FACTORS, MODULE = LateSums.take, ErrorFeedback._factors, Twins.module
+MUTANTS: dict[str, list[tuple[type, str, Callable[..., Any]]]] = {
+    "one version": [(Twins, "module", lambda self, _: MODULE(self, 0))],
+    "versions swapped": [(Twins, "module", lambda self, t: MODULE(self, t + 1))],
+    "a twin updated in place": [(Twins, "make_room", lambda self, t: self.weights(t + 1))],
+    "the norm of another batch": [(LateSums, "take", _norm_of_the_batch_before)],
+    "the other sign": [(ErrorFeedback, "_factors", lambda *given: -FACTORS(*given))],
+    "a learning rate one off": [(Training, "update", _scheduler_first)],
+}
+"""By name: what each replaces, and by what."""
 
 
 BY_AUTOGRAD = [name for name in MUTANTS if "version" in name]
