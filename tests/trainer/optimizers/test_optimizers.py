@@ -124,7 +124,7 @@ def test_the_true_pipeline_gives_the_emulations_numbers(
 ) -> None:
     words = ("pipeline=pipedream_2bw", "pipeline.num_stages=2", "pipeline.num_microbatches=2")
     configs = [
-        small.config(tmp_path, *words, f"optimizer={name}", "num_updates=4")
+        small.config(tmp_path, *words, f"optimizer={name}", "num_updates=4", "model.num_layers=4")
         for name in sorted(names)
     ]
     assert [len(numbers.updates) for numbers in gangs.all_equal(configs)] == [4] * len(names)
