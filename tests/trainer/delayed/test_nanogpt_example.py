@@ -22,7 +22,7 @@ from examples.nanogpt.train import (
 )
 from trainer.data.bins import Bins
 
-LENGTH, ROWS, UPDATES = 16, 2, 4
+LENGTH, ROWS, UPDATES = 16, 2, 3
 
 
 @pytest.fixture
