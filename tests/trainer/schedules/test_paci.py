@@ -141,18 +141,6 @@ def test_drains_change_no_number(recompute: bool) -> None:
     assert _equal(toy.weights(whole), toy.weights(parts))
 
 
-@pytest.mark.parametrize("a", [1, 2, 3, 5, 8, 16])
-@pytest.mark.parametrize("p", [1, 2, 3, 4, 8])
-def test_its_versions_are_those_of_full_workers(p: int, a: int) -> None:
-    """By hand they were compared with those that the loop of the public code's workers sees
-    (github.com/ItayElam/PACI, commit 3e45e71, `DistPACI/Workers.py`), simulated event by event."""
-    phases = {"synchronous_start": 0, "synchronous_cooldown": 0}
-    made = paci(T, num_stages=p, num_microbatches=a, **phases)
-    for op in (op for ops in made.operations(0, T) for op in ops if op.kind != "U"):
-        ahead = p - 1 - op.stage if op.kind == "F" else 0
-        assert op.version == max(0, (op.batch * a + op.microbatch - ahead) // a)
-
-
 def test_a_fresh_gradient_is_of_the_newest_weights() -> None:
     ops = [op for ops in schedule(2).undelayed(4) for op in ops if op.kind in "FB"]
     assert {op.version for op in ops} == {4}

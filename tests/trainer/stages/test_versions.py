@@ -6,7 +6,7 @@ from torch import nn
 
 from tests.support import toy
 from tests.support.delayed import ADAMW, PHASES
-from trainer.schedules.recipes import pipedream_2bw
+from trainer.schedules.recipes import pipedream_2bw, sync
 from trainer.stages.versions import Versions
 
 
@@ -65,6 +65,16 @@ def test_a_tied_weight_is_bound_in_both_places() -> None:
     versions = Versions(module, [1], torch.float32)
     [leaf] = versions.bind([0], 0)
     assert module["a"].weight is leaf is module["b"].weight
+
+
+def test_a_schedule_that_reads_too_far_back_cannot_run() -> None:
+    """The lists say one version behind, the stages hold only the newest."""
+    schedule = pipedream_2bw(4, num_stages=2, num_microbatches=1, **PHASES)
+    narrow = sync(4, num_stages=2, num_microbatches=1)
+    executor = toy.emulated(narrow, ADAMW)
+    executor._schedule = schedule
+    with pytest.raises(LookupError, match="version 0 is not there"):
+        executor.run(0, 4, lambda update: None)
 
 
 def test_nothing_stays_in_flight() -> None:
