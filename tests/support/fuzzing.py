@@ -122,14 +122,6 @@ def require_one_line(found: Ended, program: str, known: Iterable[str]) -> None:
     assert any(key in found.err for key in shown), found
 
 
-def require_few_lines(found: Ended, most: int) -> None:
-    """It ended with an exit code that is documented, and at most so many lines on stderr."""
-    assert found.code in (0, 1, 2), found
-    assert found.err.count("\n") <= most, found
-    assert found.code != 2 or found.err, found
-    assert "Traceback" not in found.err, found
-
-
 def tree(folder: Path) -> Tree:
     """Every file below a folder with its content, but for an index, which may be made again."""
     found: Tree = {}

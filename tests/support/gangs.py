@@ -27,6 +27,32 @@ CPU = torch.device("cpu")
 Config = dict[str, Any]
 
 
+def sent(
+    program: Callable[..., None], num_ranks: int, *arguments: object, timeout: float = 60
+) -> list[list[Any]]:
+    """What each rank of a new gang sends. It runs `program(store, heartbeat, send, *arguments)`."""
+    by_rank: list[list[Any]] = [[] for _ in range(num_ranks)]
+
+    def on_message(message: tuple[int, bytes]) -> None:
+        by_rank[message[0]].append(pickle.loads(message[1]))
+
+    run_gang(_as_rank, (program, arguments), num_ranks, Parent(on_message, timeout))
+    return by_rank
+
+
+def _as_rank(
+    store: dist.Store,
+    heartbeat: Heartbeat,
+    send: Callable[[object], None],
+    program: Callable[..., None],
+    arguments: Sequence[object],
+) -> None:
+    def pickled(what: object) -> None:  # tensors would be passed by memory that ends with the rank
+        send((heartbeat.rank, pickle.dumps(what)))
+
+    program(store, heartbeat, pickled, *arguments)
+
+
 @dataclass
 class Numbers:
     """All that two executions must agree on, to the last bit."""
@@ -73,11 +99,9 @@ def as_rank(
     device = rank_device(configs[0]["device"], heartbeat.rank, p * replicas)
     group = joined(store, heartbeat.rank, p, replicas, device, heartbeat, 60)
     with reproducible(0, 1), group as gang:
-        for i, config in enumerate(configs):
+        for config in configs:
             parts = build_parts(config, config["num_updates"])
-            numbers = train(build_pipelined(config, parts, gang), parts)
-            # Pickled: tensors would be passed by memory that ends with the rank.
-            send((i, heartbeat.rank, pickle.dumps(numbers)))
+            send(train(build_pipelined(config, parts, gang), parts))
 
 
 def as_rank_of_many(
@@ -96,7 +120,7 @@ def as_rank_of_many(
             nccl_like(dist.PrefixStore("nccl", inner), heartbeat.rank),
             lazy_kernels(PASSES, [] if is_wpipe else BETWEEN_PASSES),
         ):
-            as_rank(inner, heartbeat, lambda message, i=i: send((i, *message[1:])), [config])
+            as_rank(inner, heartbeat, send, [config])
 
 
 def pipelined(
@@ -104,13 +128,7 @@ def pipelined(
 ) -> list[list[Numbers]]:
     """One gang for all configs, which share its shape; for each what every rank found."""
     world = configs[0]["pipeline"]["num_stages"] * configs[0]["num_replicas"]
-    messages: dict[tuple[int, int], Numbers] = {}
-
-    def on_message(message: tuple[int, int, bytes]) -> None:
-        messages[message[0], message[1]] = pickle.loads(message[2])
-
-    run_gang(program, (configs,), world, Parent(on_message, timeout=60))
-    return [[messages[i, rank] for rank in range(world)] for i in range(len(configs))]
+    return [[*of_config] for of_config in zip(*sent(program, world, configs), strict=True)]
 
 
 def all_equal(configs: Sequence[Config], program: Callable[..., None] = as_rank) -> list[Numbers]:

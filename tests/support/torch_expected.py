@@ -9,10 +9,10 @@ from pipegap.trainer.corrections.error_feedback import ErrorFeedback
 from pipegap.trainer.schedules.recipes import pipedream_2bw
 from tests.oracles import corrections, semantics
 from tests.support import every_correction, every_optimizer, toy
-from tests.support.torch_optimizers import OPTIMIZERS
 from tests.support.torch_pipeline import (
     EMBEDDING,
     HEAD,
+    OPTIMIZERS,
     Case,
     T,
     Trained,

@@ -1,36 +1,127 @@
-"""The toy pipeline on several ranks per stage, wrapped as users wrap their stages; and what torch's
-own Schedule1F1B makes of the same stages with `DelayedOptimizer`, by another clip."""
+"""The toy pipeline on several ranks per stage, wrapped as users wrap their stages (sharded, cut,
+compiled, …); and what torch's own Schedule1F1B makes of the same stages with `DelayedOptimizer`, by
+another clip."""
 
 import copy
-import pickle
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from pipegap.trainer.base.resources import rank_device
 from pipegap.trainer.delayed import DelayedOptimizer
 from pipegap.trainer.ranks.groups import Heartbeat, joined
-from pipegap.trainer.ranks.spawn import run_gang
-from pipegap.trainer.ranks.supervisor import Parent
 from pipegap.trainer.torch_pipelining import Schedule2BW
 from tests.support import toy
+from tests.support.gangs import sent
 from tests.support.torch_expected import expected
-from tests.support.torch_optimizers import adamw
-from tests.support.torch_pipeline import TIGHT, Case, T, batch, modules
-from tests.support.torch_wrapped import SETTINGS, Setting
+from tests.support.torch_pipeline import TIGHT, Case, T, adamw, batch, modules
 
 MICROBATCHES = 4
 EVALUATED_BEFORE, CALLED_BEFORE = 3, (5, 6)
 """Batches."""
 Weights = dict[str, Tensor]
+
+
+def blocks(module: nn.Module) -> list[nn.Module]:
+    return [block for block in module.modules() if isinstance(block, toy.Block)]
+
+
+def fsdp(module: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Module:
+    for block in blocks(module):
+        fully_shard(block, mesh=mesh["data"], **options)
+    return fully_shard(module, mesh=mesh["data"], **options)
+
+
+def ddp(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return DistributedDataParallel(module, process_group=mesh["data"].get_group())
+
+
+def tensor_parallel(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Blocks are cut; norms, embedding and head stay whole on both ranks."""
+    for block in blocks(module):
+        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        parallelize_module(block, mesh["tensor"], plan)
+    return module
+
+
+def both(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return fsdp(tensor_parallel(module, mesh), mesh)
+
+
+def checkpointed(module: nn.Module, _: DeviceMesh, **options: Any) -> nn.Module:
+    for block in blocks(module):
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, **options)
+    return module
+
+
+def compiled(module: nn.Module, _: DeviceMesh, **options: Any) -> nn.Module:
+    module.compile(**options)
+    return module
+
+
+def autocast(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    module.forward = torch.autocast(mesh.device_type, torch.bfloat16)(module.forward)
+    return module
+
+
+class TwoTensors(nn.Module):
+    """A stage that takes and gives two tensors, and a keyword argument for each row."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor, side: Tensor | None = None, *, gain: Tensor) -> Any:
+        gain = gain[:, None, None]
+        if side is None:
+            h = self.inner(x)
+            return h, torch.tanh(h * gain)
+        return self.inner(x + gain * side)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How stages are wrapped, on how many ranks per stage, and whether `data` divides batches."""
+
+    wrap: Callable[[nn.Module, DeviceMesh], nn.Module]
+    data: int = 1
+    tensor: int = 1
+    keywords: Mapping[str, Tensor] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float64
+
+
+GAIN = {"gain": torch.linspace(0.5, 1.5, len(batch(0)[0]), dtype=torch.float64)}
+
+MIXED = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+SAVE_PRODUCTS = partial(create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default])
+
+SETTINGS: dict[str, Setting] = {
+    "fsdp2": Setting(fsdp, data=2),
+    "fsdp2, bf16": Setting(partial(fsdp, mp_policy=MIXED), data=2, dtype=torch.float32),
+    "ddp": Setting(ddp, data=2),
+    "tp": Setting(tensor_parallel, tensor=2),
+    "fsdp2 and tp": Setting(both, data=2, tensor=2),
+    "autocast": Setting(autocast, dtype=torch.float32),
+    "full checkpointing": Setting(checkpointed),
+    "selective checkpointing": Setting(partial(checkpointed, context_fn=SAVE_PRODUCTS)),
+    "aot_eager": Setting(partial(compiled, backend="aot_eager")),
+    "inductor": Setting(compiled),
+    "two tensors": Setting(lambda module, _: TwoTensors(module), keywords=GAIN),
+}
 
 
 class Training:
@@ -168,21 +259,7 @@ def as_rank(
         mesh = init_device_mesh(device.type, (2, *shape), mesh_dim_names=axes)
         for name in names:
             ours, emulated = (Training(SETTINGS[name], mesh, device) for _ in range(2))
-            results = ours.delayed(), emulated.emulated()
-            send((name, heartbeat.rank, pickle.dumps(results)))
-
-
-def on_ranks(names: Sequence[str], device_name: str = "cpu") -> dict[str, list[list[Weights]]]:
-    """Setting → what each rank of one gang sent of it."""
-    [shape] = {(SETTINGS[name].data, SETTINGS[name].tensor) for name in names}
-    trained: dict[str, list[list[Weights]]] = defaultdict(list)
-
-    def on_message(message: tuple[str, int, bytes]) -> None:
-        trained[message[0]].append(pickle.loads(message[2]))
-
-    parent = Parent(on_message, timeout=300)
-    run_gang(as_rank, (names, device_name), 2 * shape[0] * shape[1], parent)
-    return trained
+            send((ours.delayed(), emulated.emulated()))
 
 
 OWN_EQUATIONS = ("two tensors", "fsdp2, bf16", "autocast")
@@ -198,11 +275,12 @@ def assert_close(weights: Weights, right: Weights) -> None:
 
 def assert_alike(names: Sequence[str], device_name: str = "cpu") -> None:
     """Both ways of a delay on ranks end alike, and where the equations end."""
-    trained = on_ranks(names, device_name)
+    [shape] = {(SETTINGS[name].data, SETTINGS[name].tensor) for name in names}
+    by_rank = sent(as_rank, 2 * shape[0] * shape[1], names, device_name, timeout=300)
     reference, _ = expected(Case(MICROBATCHES, error_feedback=1.0), 2, torch.float64)
-    for name in names:
-        assert {key for ours, *_ in trained[name] for key in ours} == set(reference)
-        for ours, emulated in trained[name]:
+    for name, *trained in zip(names, *by_rank, strict=True):
+        assert {key for ours, _ in trained for key in ours} == set(reference)
+        for ours, emulated in trained:
             assert_close(ours, emulated)
             if name not in OWN_EQUATIONS:
                 assert_close(ours, reference)

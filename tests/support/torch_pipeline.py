@@ -3,9 +3,10 @@
 import pickle
 import shutil
 import tempfile
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,18 +17,63 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from pipegap.trainer.base.resources import rank_device
 from pipegap.trainer.executors.channel import POSTED_EARLY
+from pipegap.trainer.optimizers.chained import Chained
+from pipegap.trainer.optimizers.routing import kinds
 from pipegap.trainer.ranks.groups import Heartbeat, joined
-from pipegap.trainer.ranks.spawn import run_gang
-from pipegap.trainer.ranks.supervisor import Parent
 from pipegap.trainer.torch_pipelining import Schedule2BW
-from tests.support import every_correction, toy
+from tests.support import every_correction, every_optimizer, toy
+from tests.support.gangs import sent
 from tests.support.lazy_kernels import lazy_kernels
 from tests.support.nccl_like import nccl_like
-from tests.support.torch_optimizers import OPTIMIZERS
+
+
+def sgd(stage: nn.Module) -> Optimizer:
+    return torch.optim.SGD(stage.parameters(), lr=0.3, momentum=0.9)
+
+
+def adamw(stage: nn.Module) -> Optimizer:
+    return torch.optim.AdamW(stage.parameters(), lr=0.02)
+
+
+def torch_muon(stage: nn.Module) -> Optimizer:
+    matrices = [w for w in stage.parameters() if w.ndim == 2]
+    rest = [w for w in stage.parameters() if w.ndim != 2]
+    parts: list[Optimizer] = [torch.optim.Muon(matrices, lr=0.02)]
+    return Chained([*parts, torch.optim.AdamW(rest, lr=0.02)] if rest else parts)
+
+
+def of_torch(name: str, stage: nn.Module) -> Optimizer:
+    optimizer: Optimizer = getattr(torch.optim, name)(stage.parameters(), lr=0.01)
+    return optimizer
+
+
+def ours(name: str, stage: nn.Module) -> Optimizer:
+    kind = kinds(stage)
+    weights = [(kind[n], w) for n, w in stage.named_parameters()]
+    optimizer: Optimizer = every_optimizer.maker(name, lr=0.02)(weights)
+    return optimizer
+
+
+OF_TORCH = sorted(
+    name
+    for name, made in vars(torch.optim).items()
+    if isinstance(made, type) and issubclass(made, Optimizer) and made is not Optimizer
+    # LBFGS needs a closure, SparseAdam sparse gradients, and Muon is beside AdamW in `torch_muon`.
+    if name not in ("LBFGS", "SparseAdam", "Muon")
+)
+OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
+    "sgd": sgd,
+    "adamw": adamw,
+    "torch_muon": torch_muon,
+    **{f"torch_{name}": partial(of_torch, name) for name in OF_TORCH},
+    **{f"our_{name}": partial(ours, name) for name in every_optimizer.NAMES},
+}
+
 
 T = 8
 LOOSE, TIGHT = 1e9, 0.5
@@ -199,9 +245,8 @@ def as_rank(
     torch.set_num_threads(1)
     device = rank_device(cases[0].device, heartbeat.rank, num_stages)
     with joined(store, heartbeat.rank, num_stages, 1, device, heartbeat, 60):
-        for i, case in enumerate(cases):
-            trained = Training(case, heartbeat.rank, num_stages).run()
-            send((i, heartbeat.rank, pickle.dumps(trained)))
+        for case in cases:
+            send(Training(case, heartbeat.rank, num_stages).run())
 
 
 def as_nccl_rank(store: dist.Store, heartbeat: Heartbeat, *rest: Any, **late: Any) -> None:
@@ -221,16 +266,10 @@ def on_ranks(
     num_stages: int, cases: Sequence[Case], program: Callable[..., None] = as_rank
 ) -> list[Trained]:
     """What the ranks of one gang make of each case, one after the other."""
-    messages: dict[int, dict[int, Trained]] = defaultdict(dict)
-
-    def on_message(message: tuple[int, int, bytes]) -> None:
-        messages[message[0]][message[1]] = pickle.loads(message[2])
-
     # Ranks that share a GPU take turns, and free their communicators one after the other.
     timeout = (60 if cases[0].device == "cpu" else 240) + 5 * len(cases)
-    run_gang(program, (num_stages, cases), num_stages, Parent(on_message, timeout))
-    every = [[ranks[rank] for rank in range(num_stages)] for _, ranks in sorted(messages.items())]
+    by_rank = sent(program, num_stages, num_stages, cases, timeout=timeout)
     return [
         ({name: w for weights, _ in ranks for name, w in weights.items()}, ranks[-1][1])
-        for ranks in every
+        for ranks in zip(*by_rank, strict=True)
     ]

@@ -11,21 +11,20 @@ from torch import Tensor
 from pipegap.trainer.base.resources import on_cpu, reproducible
 from pipegap.trainer.config.memory import peak_bytes
 from pipegap.trainer.executors.emulated import Emulated
-from tests.support.fake_cuda.gpu import FakeGPU, place
+from tests.support.fake_cuda.gpu import FakeGPU
 from tests.support.steps import executor, resolved
 
 UPDATES = 100_000
 Facts = dict[str, Any]
 
 
-def looked_at(words: Sequence[str], updates: int, whole: bool, places: bool = False) -> Facts:
+def looked_at(words: Sequence[str], updates: int, whole: bool) -> Facts:
     """What `updates` updates of a trial with these `words` do on a GPU: see `facts_of`.
 
     A `whole` trial also evaluates, compares an update with its fresh one, and restores a
-    checkpoint. `places`: where the bytes at the peak were made.
+    checkpoint.
     """
     gpu = FakeGPU()
-    gpu.memory.names = place if places else None
     config = resolved([*words, "device=cuda"])
     error = None
     try:
@@ -51,7 +50,6 @@ def facts_of(gpu: FakeGPU) -> Facts:
         "peaks": gpu.peaks,
         "mixed": dict(gpu.mixed),
         "refused": dict(gpu.refused),
-        "at_peak": dict(gpu.memory.at_peak.most_common(20)),
     }
 
 

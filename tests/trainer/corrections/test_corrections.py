@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from pipegap.trainer.base.flat import Flat, Layout
-from pipegap.trainer.corrections.compensation import LearningRate, Taylor, WeightPrediction
+from pipegap.trainer.corrections.compensation import WeightPrediction
 from pipegap.trainer.corrections.error_feedback import (
     AdaptiveErrorFeedback,
     ErrorFeedback,
-    GradientErrorFeedback,
 )
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.schedules.recipes import pipedream_2bw
@@ -85,32 +84,6 @@ def test_an_update_of_a_part_of_a_weight_is_one() -> None:
     assert weights.wholes[0].tolist() == [6.0, 4.0]
 
 
-@pytest.mark.parametrize(
-    ("make", "batches", "gradients"),
-    [
-        # 1; 3 + 0.5 (3 − 1); 2 + 0.5 (2 − 3): what is stored are raw gradients.
-        (
-            partial(GradientErrorFeedback, coefficient=0.5),
-            [(1, 0, 0), (3, 0, 1), (2, 0, 1)],
-            [1, 4, 1.5],
-        ),
-        # 2 at W(0) = 10 for W(1) = 7: 2 + 0.1 D (7 − 10), D = 2² or 0.75 · 1² + 0.25 · 2².
-        (partial(Taylor, coefficient=0.1, decay=0.0), [(1, 10, 0), (2, 7, 1)], [1, 0.8]),
-        (partial(Taylor, coefficient=0.1, decay=0.75), [(1, 10, 0), (2, 7, 1)], [1, 1.475]),
-    ],
-)
-def test_corrected_gradients_by_hand(
-    make: partial[NoCorrection], batches: list[tuple[float, float, int]], gradients: list[float]
-) -> None:
-    """`batches` are gradient, weight and delay."""
-    correction, corrected = make(T, [1]), []
-    for value, weight, delay in batches:
-        gradient = torch.tensor([float(value)])
-        correction.gradient([gradient], [torch.tensor([float(weight)])], [delay])
-        corrected.append(float(gradient))
-    assert corrected == pytest.approx(gradients)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_error_feedback_rounds_as_its_equation_does(dtype: torch.dtype) -> None:
     """To the last bit: the difference, then λ times it, then the weight; no product is fused."""
@@ -135,46 +108,6 @@ def test_a_restored_correction_leaves_the_state_alone_that_it_was_given() -> Non
     second.restore(first.state())
     assert apply(second, other, 3.0, delay=1) == 9.0 - 3.0 - (3.0 - 1.0)
     assert apply(first, weight, 2.0, delay=1) == 9.0 - 2.0 - (2.0 - 1.0)
-
-
-def test_only_delayed_weights_are_corrected() -> None:
-    correction = FEEDBACK(T, [0, 1])
-    weights = [torch.tensor([10.0]), torch.tensor([10.0])]
-    for update in (1.0, 2.0):
-        torch._foreach_sub_(weights, update)
-        correction.apply(weights, [torch.full_like(weight, update) for weight in weights], [0, 1])
-    assert [float(weight) for weight in weights] == [7.0, 6.0]
-
-
-def test_weight_prediction_by_hand() -> None:
-    """10 → 9 by u = 1: with a lag of 2 and horizon 0.5, late reads see 9 − 0.5 · 2 · 1 = 8."""
-    correction, weight = WeightPrediction(T, [2], horizon=0.5), torch.tensor([9.0])
-    ahead = correction.ahead([weight], [torch.tensor([1.0])])
-    assert [float(weight) for weight in ahead] == [8.0]
-    assert float(weight) == 9.0, "what is evaluated is not what is predicted"
-
-
-def test_learning_rate_by_hand() -> None:
-    """PipeMare, K = 4: τ = 9 → 1/9 at k = 0, 1/3 at k = 2, 1 from k = 4 on; τ ≤ 1 → 1."""
-    for anneal in (4, 0.4):
-        correction = LearningRate(10, [9], anneal=anneal)
-        assert [correction.lr_factor(k, 9) for k in (0, 2, 4, 7)] == pytest.approx(
-            [1 / 9, 1 / 3, 1, 1]
-        )
-        assert [correction.lr_factor(0, delay) for delay in (0, 1)] == [1.0, 1.0]
-
-
-def test_a_coefficient_of_zero_is_the_plain_delay() -> None:
-    schedule = pipedream_2bw(T, num_stages=2, num_microbatches=3, **PHASES)
-    plain = toy.run(toy.emulated(schedule, ADAMW), (0, T))
-    for zero in (
-        partial(ErrorFeedback, coefficient=0.0, lag=1),
-        partial(AdaptiveErrorFeedback, coefficient=0.0, decay=0.5),
-        partial(GradientErrorFeedback, coefficient=0.0),
-        partial(Taylor, coefficient=0.0, decay=0.5),
-        partial(WeightPrediction, horizon=0.0),
-    ):
-        assert toy.run(toy.emulated(schedule, ADAMW, zero), (0, T)) == plain
 
 
 class Anchored(WeightPrediction):

@@ -16,7 +16,6 @@ from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.delayed import DelayedOptimizer
 from tests.support import toy
 from tests.support.delayed import ADAMW, T
-from tests.support.markdown import ROOT
 from tests.support.own_loop import KEEP, Loop
 
 
@@ -56,12 +55,6 @@ def test_a_scaler_skips_what_overflowed_and_no_version_is_made(keep: str) -> Non
     assert all(map(torch.equal, loop.weights(), clean.weights()))
 
 
-def test_a_scheduler_of_the_wrapped_optimizer_counts_too() -> None:
-    loop, other = Loop(ADAMW), Loop(ADAMW)
-    other.scheduler = LambdaLR(other.delayed.optimizer, toy.lr_factor)
-    assert loop.run(range(4)) == other.run(range(4))
-
-
 def test_weights_that_somebody_else_changed_are_not_lost_in_silence() -> None:
     loop = Loop(ADAMW)
     loop.run(range(2))
@@ -85,7 +78,7 @@ def test_writes_that_were_not_noticed_yet_are_noticed_by_a_copy() -> None:
             copied.step()
 
 
-def test_a_write_to_data_is_lost_as_the_documents_say() -> None:
+def test_a_write_to_data_is_lost() -> None:
     """torch counts none, so nobody can notice it."""
     found = []
     for writes in (False, True):
@@ -100,8 +93,6 @@ def test_a_write_to_data_is_lost_as_the_documents_say() -> None:
         delayed.finish()
         found.append(weight.detach())
     assert torch.equal(*found)
-    for text in (DelayedOptimizer.__doc__, (ROOT / "docs" / "delayed.md").read_text()):
-        assert ".data`" in str(text)
 
 
 def test_a_step_that_failed_is_not_taken_for_none() -> None:
@@ -117,16 +108,6 @@ def test_a_step_that_failed_is_not_taken_for_none() -> None:
     failing.remove()
     with pytest.raises(RuntimeError, match="changed since the last step"):
         delayed.step()
-
-
-def test_an_unused_weight_is_left_alone() -> None:
-    loop = Loop(ADAMW)
-    loop.module.register_parameter("unused", unused := nn.Parameter(torch.ones(3)))
-    loop.delayed.add_param_group({"params": [unused]})
-    loop.scheduler.base_lrs.append(0.02)
-    loop.scheduler.lr_lambdas.append(toy.lr_factor)
-    loop.run(range(3))
-    assert torch.equal(unused, torch.ones(3))
 
 
 WRONG: dict[str, dict[str, Any]] = {

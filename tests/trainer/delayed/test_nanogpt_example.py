@@ -22,7 +22,7 @@ from examples.nanogpt.train import (
 from pipegap.analysis import load
 from pipegap.trainer.data.bins import Bins
 
-LENGTH, ROWS, UPDATES = 16, 2, 4
+LENGTH, ROWS, UPDATES = 16, 2, 3
 
 
 @pytest.fixture
@@ -52,15 +52,6 @@ def test_the_first_late_update_has_the_loss_of_the_first_weights(data: Path) -> 
     assert sync[1] < sync[0]
     assert late[2] < late[1]
     assert {*load(data / "results")["final_val_loss"].notna()} == {True}
-
-
-def test_the_paper_size_is_that_of_track_3() -> None:
-    with torch.device("meta"):
-        model = GPT(VOCABULARY, 12, 768)
-    matrices = 12 * 12 * 768**2 + 2 * VOCABULARY * 768
-    vectors = 12 * (4 * 768 + 5 * 768 + 2 * 768) + VOCABULARY + 2 * 768
-    assert sum(weight.numel() for weight in model.parameters()) == matrices + vectors
-    assert arguments().parse_args(["data"]).updates == 3375
 
 
 def test_the_published_log_stands_beside_runs_of_its_sizes_alone(data: Path) -> None:

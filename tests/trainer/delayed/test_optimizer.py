@@ -1,7 +1,6 @@
 """A loop of one's own makes the numbers of a trial, and of the bare optimizer, to the bit."""
 
 import math
-import pickle
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,22 +10,17 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import LambdaLR
 
-from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.corrections.error_feedback import ErrorFeedback
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.delayed import DelayedOptimizer
 from pipegap.trainer.models.loss import cross_entropy
-from pipegap.trainer.optimizers.averaging import schedule_free_adamw
 from pipegap.trainer.optimizers.routing import kinds
 from pipegap.trainer.parts import build_parts
-from pipegap.trainer.ranks.spawn import run_gang
-from pipegap.trainer.ranks.supervisor import Parent
 from pipegap.trainer.schedules.recipes import constant_delay, pipedream_2bw, sync
 from pipegap.trainer.trial import run_trial
 from tests.support import every_correction, every_optimizer, small, toy
 from tests.support.delayed import ADAMW, PHASES, T
 from tests.support.own_loop import KEEP, Loop
-from tests.support.sharded_loop import as_rank
 from tests.support.trials import rows
 
 OPTIMIZERS = {"adamw": ADAMW, "muon": every_optimizer.maker("muon", lr=0.02)}
@@ -109,82 +103,6 @@ def test_equals_a_trial(optimizer: str, tmp_path: Path) -> None:
             total += cross_entropy(module(inputs), targets).double() * targets.numel()
             num_tokens += targets.numel()
     assert float(total / num_tokens) == result["final_val_loss"]
-
-
-def test_a_delay_of_0_is_the_bare_optimizer() -> None:
-    """Also in what it takes: no tensor beside those of the optimizer."""
-    loop = Loop(ADAMW, delay=0)
-    loop.run(range(3), clip_norm=0.5)
-    module = toy.modules(1)[0]
-    kind = kinds(module)
-    bare = ADAMW([(kind[name], p) for name, p in module.named_parameters()])
-    scheduler = LambdaLR(bare, toy.lr_factor)
-    for t in range(3):
-        bare.zero_grad()
-        rows_of_batch = toy.batch(t)
-        toy.loss(module(rows_of_batch[:, :-1]), rows_of_batch[:, 1:]).backward()
-        clip_grad_norm_(module.parameters(), 0.5)
-        bare.step()
-        scheduler.step()
-    assert all(map(torch.equal, loop.module.parameters(), module.parameters()))
-    states = zip(module.parameters(), loop.module.parameters(), strict=True)
-    assert all(bare.state[a].keys() == loop.delayed.state[b].keys() for a, b in states)
-
-
-def test_schedule_free_is_evaluated_at_its_average() -> None:
-    make = partial(
-        schedule_free_adamw,
-        **{"lr": 0.02, "momentum": 0.9, "variance_decay": 0.95, "eps": 1e-8, "weight_decay": 0.1},
-    )
-    schedule = pipedream_2bw(T, num_stages=1, num_microbatches=1, **PHASES)
-    executor = toy.emulated(schedule, make)
-    toy.run(executor, (0, T))
-    loop = Loop(make, error_feedback=0)
-    loop.run(range(T))
-    expected = executor.weights()
-    with loop.delayed.newest():
-        assert all(torch.equal(w, expected[n]) for n, w in loop.module.named_parameters())
-    with pytest.raises(BadInput, match="error_feedback"):
-        Loop(make)
-
-
-NUM = 6
-
-
-def test_two_ranks_equal_one_process() -> None:
-    """DDP to the bit: halves are averaged as two microbatches are. FSDP2 sums a norm by shards."""
-    messages: dict[tuple[str, str, int, str], Any] = {}
-
-    def on_message(message: tuple[str, str, int, str, bytes]) -> None:
-        messages[message[:4]] = pickle.loads(message[4])
-
-    run_gang(as_rank, (NUM,), 2, Parent(on_message, timeout=600))
-    assert len(messages) == 5
-    differences: dict[tuple[str, str, int, str], float] = {}
-    wrong: list[dict[tuple[str, str, int, str], float]] = []
-    for (name, keep, delay, what), weights in messages.items():
-        loop = Loop(ADAMW, keep=keep, delay=delay)
-        loop.scheduler.lr_lambdas = [lambda _: 1.0] * 3
-        for group in loop.delayed.param_groups:
-            group["lr"] = group["initial_lr"]
-        loop.run(range(NUM), microbatches=2, clip_norm=0.5)
-        loop.delayed.finish()
-        tolerance = 0.0 if name == "ddp" else 1e-12
-        pairs = zip(weights, loop.weights(), strict=True)
-        differences[name, keep, delay, what] = max(float((a - b).abs().max()) for a, b in pairs)
-        wrong += [differences] if differences[name, keep, delay, what] > tolerance else []
-    assert not wrong, wrong[-1]
-
-
-@pytest.mark.parametrize("keep", ["weights", "gradients"])
-def test_corrections_do_not_mix_weights_that_are_not_alike(keep: str) -> None:
-    """Weights of another dtype have a correction of their own."""
-    loop, mixed = Loop(ADAMW, keep=keep), Loop(ADAMW, keep=keep)
-    extra = torch.nn.Parameter(torch.ones(2, dtype=torch.float32))
-    mixed.delayed.add_param_group({"params": [extra], "initial_lr": 0.02})
-    mixed.scheduler.base_lrs.append(0.02)
-    mixed.scheduler.lr_lambdas.append(lambda _: 1.0)
-    assert loop.run(range(4)) == mixed.run(range(4))
 
 
 def test_groups_of_one_weight_each_may_have_one_shape() -> None:

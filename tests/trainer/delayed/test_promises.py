@@ -215,6 +215,8 @@ def test_what_is_seen_is_the_wrapped_optimizers(wrap: str) -> None:
     assert optimizer.state is inner.state
     assert optimizer.defaults is inner.defaults
     assert {*optimizer.state} == {*own}
+    if wrap in ("bare", "0"):  # no tensor beside those of the optimizer
+        assert {*optimizer.state[own[0]]} == {"step", "exp_avg", "exp_avg_sq"}
     assert str(optimizer).split("\n")[1:] == str(inner).split("\n")[1:]
     own[0].grad = torch.ones_like(own[0])
     optimizer.zero_grad(set_to_none=False)

@@ -3,7 +3,6 @@
 One gang trains every config with our pipeline, then with torch's, in the same processes.
 """
 
-import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ import torch.distributed as dist
 from pipegap.trainer.base.resources import reproducible
 from pipegap.trainer.parts import build_parts, build_pipelined
 from pipegap.trainer.ranks.groups import Heartbeat, joined
-from pipegap.trainer.ranks.spawn import run_gang
-from pipegap.trainer.ranks.supervisor import Parent
 from tests.oracles import torch_runtime
 from tests.support import gangs, small
 
@@ -57,21 +54,10 @@ def as_rank(
 ) -> None:
     p = cases[0][0]["pipeline"]["num_stages"]
     with reproducible(0, 1), joined(store, heartbeat.rank, p, 1, gangs.CPU, heartbeat, 60) as gang:
-        for i, (config, theirs) in enumerate(cases):
+        for config, theirs in cases:
             parts = build_parts(config, config["num_updates"])
             ours = gangs.train(build_pipelined(config, parts, gang), parts)
-            send((i, gang.place, pickle.dumps((ours, theirs(config, parts, gang.place)))))
-
-
-def both(cases: Sequence[Case], p: int) -> list[list[Both]]:
-    """For each case what every rank found, by our pipeline and by torch's."""
-    messages: dict[tuple[int, int], Both] = {}
-
-    def on_message(message: tuple[int, int, bytes]) -> None:
-        messages[message[0], message[1]] = pickle.loads(message[2])
-
-    run_gang(as_rank, (cases,), p, Parent(on_message, timeout=60))
-    return [[messages[i, rank] for rank in range(p)] for i in range(len(cases))]
+            send((ours, theirs(config, parts, gang.place)))
 
 
 def assert_equal(config: Config, ranks: Sequence[Both]) -> list[float]:
@@ -91,9 +77,9 @@ def test_torch_trains_alike(tmp_path: Path, p: int) -> None:
     """The flushed 1F1B against torch's own schedule, the others against torch running our list."""
     stages = f"pipeline.num_stages={p}"
     cases = [(small.config(tmp_path, *WORDS, stages, *words), run) for run, words in CASES[p]]
+    by_rank = gangs.sent(as_rank, p, cases)
     losses = [
-        assert_equal(config, ranks)
-        for (config, _), ranks in zip(cases, both(cases, p), strict=True)
+        assert_equal(config, ranks) for (config, _), *ranks in zip(cases, *by_rank, strict=True)
     ]
     shows = [abs(losses_of_rank[1] - losses[0][1]) > 1e-3 for losses_of_rank in losses]
     assert shows == ["pipedream" in config["pipeline"]["_target_"] for config, _ in cases]

@@ -38,11 +38,10 @@ def apart(tensors: Mapping[Kind, Tensor]) -> list[tuple[Kind, Tensor]]:
     return [(kind, part.clone()) for kind in tensors for part in parts_of(kind, tensors[kind])]
 
 
-def stacked(name: str, with_bias: bool = False) -> tuple[Named, Optimizer]:
+def stacked(name: str) -> tuple[Named, Optimizer]:
     factory = maker(name, precondition_every=3)
     weights: Named = [(kind, nn.Parameter(w)) for kind, w in drawn(99).items()]
-    if with_bias:
-        weights.append(("balance", nn.Parameter(torch.zeros(4))))
+    weights.append(("balance", nn.Parameter(torch.zeros(4))))
     optimizer = optimizer_in_parts(factory, weights, is_entrywise=is_entrywise(factory.func))
     return weights, optimizer
 
@@ -84,15 +83,13 @@ def parts_of(kind: Kind, weight: Tensor) -> list[Tensor]:
 
 
 @every
-@pytest.mark.parametrize("with_bias", [False, True])
-def test_a_stack_is_stepped_matrix_by_matrix(name: str, with_bias: bool) -> None:
+def test_a_stack_is_stepped_matrix_by_matrix(name: str) -> None:
     """Balance biases step by the sign, and change nothing else."""
-    weights, optimizer = stacked(name, with_bias)
+    weights, optimizer = stacked(name)
     for t in range(UPDATES):
         step(weights, optimizer, t)
     stepped, expected = values(weights, optimizer), by_itself(name)
-    if with_bias:
-        assert stepped.pop().tolist() == [UPDATES, 0, -UPDATES, -UPDATES]
+    assert stepped.pop().tolist() == [UPDATES, 0, -UPDATES, -UPDATES]
     assert len(stepped) == len(expected)
     assert all(map(torch.equal, stepped, expected))
     members = {id(w) for group in optimizer.param_groups for w in group["params"]}
@@ -102,7 +99,7 @@ def test_a_stack_is_stepped_matrix_by_matrix(name: str, with_bias: bool) -> None
 @every
 def test_a_resumed_optimizer_goes_on_to_the_last_bit(name: str) -> None:
     """Through a file that holds plain data and tensors alone; a dry update changes nothing."""
-    whole, stopped, resumed = (stacked(name, with_bias=True) for _ in range(3))
+    whole, stopped, resumed = (stacked(name) for _ in range(3))
     for t in range(UPDATES):
         step(*whole, t)
     for t in range(3):

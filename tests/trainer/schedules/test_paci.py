@@ -141,27 +141,6 @@ def test_drains_change_no_number(recompute: bool) -> None:
     assert _equal(toy.weights(whole), toy.weights(parts))
 
 
-def test_the_microbatches_past_a_stage_at_its_update_were_there_before_it() -> None:
-    """The last stage always does, and every stage in the synchronous phases."""
-    made = schedule(4, start=2, cooldown=1)
-    late = {
-        (op.stage, op.batch, op.microbatch)
-        for first, last in ((0, 2), (2, 5), (5, 6))
-        for ops in made.operations(first, last)
-        for op in ops
-        if op.kind == "F" and op.version < op.batch
-    }
-    assert late == {
-        (stage, batch, microbatch)
-        for stage in range(STAGES)
-        for batch in (3, 4)
-        for microbatch in range(STAGES - 1 - stage)
-    }
-    assert all(
-        op.version == op.batch for ops in made.operations(2, 5) for op in ops if op.kind == "B"
-    )
-
-
 def test_a_fresh_gradient_is_of_the_newest_weights() -> None:
     ops = [op for ops in schedule(2).undelayed(4) for op in ops if op.kind in "FB"]
     assert {op.version for op in ops} == {4}

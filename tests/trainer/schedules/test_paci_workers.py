@@ -108,12 +108,6 @@ def test_full_workers_see_what_the_schedule_says(times: str, p: int, a: int) -> 
     }
 
 
-def test_a_stage_that_waits_may_go_forward_at_newer_weights() -> None:
-    """A long first stage keeps the others waiting: what the schedule says is the oldest then."""
-    seen, oldest = Workers(3, 2, lambda kind, stage: 3.0 - stage).seen(), ours(3, 2)
-    assert any(seen[place] > oldest[place] for place in seen)
-
-
 @given(p=st.integers(1, 5), a=st.integers(1, 6), jitter=st.randoms(use_true_random=False))
 def test_whatever_the_times_no_worker_sees_older_weights(p: int, a: int, jitter: Random) -> None:
     """And a backward always sees what the schedule says."""

@@ -1,6 +1,7 @@
 """Schedules name only versions that exist, and their counted delays are those of the design."""
 
 from collections.abc import Callable
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -23,9 +24,11 @@ from pipegap.trainer.schedules.recipes import (
     dualpipe_v,
     gpipe,
     interleaved_1f1b,
+    paci,
     pipedream,
     pipedream_2bw,
     sync,
+    wpipe,
     zero_bubble_h1,
     zero_bubble_v,
 )
@@ -37,21 +40,18 @@ TORCHS = {FORWARD: "F", BACKWARD_INPUT: "I", BACKWARD_WEIGHT: "W", FULL_BACKWARD
 STAGES, MICROBATCHES = st.integers(1, 8), st.integers(1, 16)
 
 
-@given(p=STAGES, m=MICROBATCHES)
-def test_flushed_schedules_have_no_delay(p: int, m: int) -> None:
-    for schedule in (sync, gpipe, zero_bubble_h1):
-        assert counted(schedule(T, num_stages=p, num_microbatches=m)) == [[0] * T] * p
-    in_a_v = zero_bubble_v(T, num_stages=p, num_microbatches=m)
-    assert counted(in_a_v) == [[0] * T] * (2 * p)
-    assert in_a_v.ranks == (*range(p), *reversed(range(p)))
-
-
-@settings(max_examples=20)
-@given(p=STAGES, more=st.integers(0, 4))
-def test_pairs_in_a_v_have_no_delay(p: int, more: int) -> None:
-    schedule = dualpipe_v(2, num_stages=p, num_microbatches=2 * p + more)
-    assert counted(schedule) == [[0] * 2] * (2 * p)
-    assert schedule.ranks == (*range(p), *reversed(range(p)))
+@settings(max_examples=50)
+@given(p=STAGES, m=MICROBATCHES, v=st.integers(1, 4))
+def test_flushed_schedules_have_no_delay(p: int, m: int, v: int) -> None:
+    for make in (sync, gpipe, zero_bubble_h1):
+        assert counted(make(T, num_stages=p, num_microbatches=m)) == [[0] * T] * p
+    in_turns = interleaved_1f1b(T, num_stages=p, num_chunks=v, num_microbatches=p * ceil(m / p))
+    assert counted(in_turns) == [[0] * T] * (p * v)
+    assert in_turns.ranks == (*range(p),) * v
+    for make, least in ((zero_bubble_v, 1), (dualpipe_v, 2 * p)):
+        in_a_v = make(2, num_stages=p, num_microbatches=max(m, least))
+        assert counted(in_a_v) == [[0] * 2] * (2 * p)
+        assert in_a_v.ranks == (*range(p), *reversed(range(p)))
 
 
 ZB_V = (ScheduleZBVZeroBubble, zero_bubble_v)
@@ -84,48 +84,45 @@ def test_two_chunks_in_a_v_are_in_the_order_of_torchs(
         assert [(op.kind, op.stage, op.microbatch) for op in ops if op.kind != "U"] == expected
 
 
-@given(p=STAGES, groups=st.integers(1, 4), v=st.integers(1, 4))
-def test_interleaving_chunks_makes_no_delay(p: int, groups: int, v: int) -> None:
-    schedule = interleaved_1f1b(T, num_stages=p, num_chunks=v, num_microbatches=groups * p)
-    assert [list(schedule.stages(rank)) for rank in range(p)] == [
-        [chunk * p + rank for chunk in range(v)] for rank in range(p)
-    ]
-    assert counted(schedule) == [[0] * T] * (p * v)
+Lag = Callable[[int, int, int], int]
+"""(stage, p, m) → how many updates old its gradients are at most."""
+LATE: dict[str, tuple[Callable[..., Schedule], Lag]] = {
+    "constant delay": (partial(constant_delay, delay=3), lambda s, p, m: 3),
+    "2BW": (pipedream_2bw, lambda s, p, m: 1),
+    "2BW with slack": (partial(pipedream_2bw, slack=True), lambda s, p, m: 1),
+    "PipeDream": (pipedream, lambda s, p, m: ceil((p - 1 - s) / m)),
+    "PACI": (paci, lambda s, p, m: ceil((p - 1 - s) / m)),
+    "WPipe": (wpipe, lambda s, p, m: int(s < p)),
+}
+LEAST = {"2BW": 1, "2BW with slack": 2}
+"""Microbatches that it needs for each stage but one."""
 
 
-@given(
-    p=STAGES,
-    m=MICROBATCHES,
-    start=st.integers(0, 5),
-    cooldown=st.integers(0, 5),
-    slack=st.booleans(),
-)
-def test_two_buffered_weights_delay_every_stage_by_one(
-    p: int, m: int, start: int, cooldown: int, slack: bool
+@pytest.mark.parametrize("name", LATE)
+@settings(max_examples=50)
+@given(p=STAGES, m=MICROBATCHES, start=st.integers(0, 5), cooldown=st.integers(0, 5))
+def test_stages_are_as_late_as_their_paper_says(
+    name: str, p: int, m: int, start: int, cooldown: int
 ) -> None:
-    options = {"synchronous_start": start, "synchronous_cooldown": cooldown, "slack": slack}
-    if m < (2 if slack else 1) * (p - 1):
+    make, lag = LATE[name]
+    phases = {"synchronous_start": start, "synchronous_cooldown": cooldown}
+    if m < LEAST.get(name, 0) * (p - 1):
         with pytest.raises(BadInput, match="num_microbatches"):
-            pipedream_2bw(T, num_stages=p, num_microbatches=m, **options)
+            make(T, num_stages=p, num_microbatches=m, **phases)
         return
-    schedule = pipedream_2bw(T, num_stages=p, num_microbatches=m, **options)
-    delayed = T - start - cooldown
-    expected = [0] * start + [min(t, 1) for t in range(delayed)] + [0] * cooldown
-    assert counted(schedule) == [expected] * p
+    for stage, of_stage in enumerate(counted(make(T, num_stages=p, num_microbatches=m, **phases))):
+        late = [min(t, lag(stage, p, m)) for t in range(T - start - cooldown)]
+        assert of_stage == [0] * start + late + [0] * cooldown
 
 
-@given(p=STAGES, m=MICROBATCHES)
-def test_weight_stashing_delays_a_stage_by_its_depth(p: int, m: int) -> None:
-    schedule = pipedream(T, num_stages=p, num_microbatches=m, **PHASES)
-    for stage, delay_of_batch in enumerate(counted(schedule)):
-        depth = ceil((p - 1 - stage) / m)
-        assert delay_of_batch == [min(t, depth) for t in range(T)]
-
-
-@given(p=STAGES, m=MICROBATCHES, tau=st.integers(0, 5))
-def test_constant_delay(p: int, m: int, tau: int) -> None:
-    schedule = constant_delay(T, delay=tau, num_stages=p, num_microbatches=m, **PHASES)
-    assert counted(schedule) == [[min(t, tau) for t in range(T)]] * p
+@pytest.mark.parametrize("p", [1, 2, 4])
+def test_wpipe_begins_the_next_batch_before_this_one_comes_back(p: int) -> None:
+    """In its first group of stages, and not in the second."""
+    for ops in wpipe(6, num_stages=p, num_microbatches=3, **PHASES).operations(0, 6):
+        at = {op[:4]: i for i, op in enumerate(ops)}
+        for (kind, stage, batch, microbatch), i in at.items():
+            if kind == "F" and batch > 0:
+                assert (at["B", stage, batch - 1, microbatch] < i) == (stage >= p)
 
 
 @given(p=STAGES, m=MICROBATCHES)
@@ -137,11 +134,6 @@ def test_at_most_one_update_is_pending(p: int, m: int) -> None:
             assert complete - updated <= (2 if op.kind == "U" else 1)
             complete += op.kind == "B" and op.microbatch == m - 1
             updated += op.kind == "U"
-
-
-def test_only_zero_bubble_splits_the_backward() -> None:
-    assert zero_bubble_h1(T, num_stages=2, num_microbatches=2).splits_backward
-    assert not sync(T, num_stages=2, num_microbatches=2).splits_backward
 
 
 def test_without_a_delay_there_is_one_phase() -> None:

@@ -30,33 +30,16 @@ def timeline(schedule: Schedule) -> Timeline:
 
 
 @given(p=STAGES, m=MICROBATCHES, k=BATCHES)
-def test_two_buffered_weights_flush_once(p: int, m: int, k: int) -> None:
-    m = max(m, p - 1)
-    schedule = pipedream_2bw(k, num_stages=p, num_microbatches=m, **PHASES)
-    assert timeline(schedule).makespan == (k * m + p - 1) * (FORWARD + BACKWARD)
-
-
-@given(p=STAGES, m=MICROBATCHES, k=BATCHES)
-def test_1f1b_flushes_every_batch(p: int, m: int, k: int) -> None:
-    schedule = sync(k, num_stages=p, num_microbatches=m)
-    simulated = timeline(schedule)
-    assert simulated.makespan == k * (m + p - 1) * (FORWARD + BACKWARD)
-    assert simulated.bubble == pytest.approx((p - 1) / (m + p - 1))
-
-
-@given(p=STAGES, m=MICROBATCHES)
-def test_a_stage_keeps_the_microbatches_ahead_of_it(p: int, m: int) -> None:
-    schedule = sync(2, num_stages=p, num_microbatches=m)
-    simulated = timeline(schedule)
-    assert [simulated.peak_activations(s) for s in range(p)] == [min(m, p - s) for s in range(p)]
-
-
-@given(p=STAGES, m=MICROBATCHES)
-def test_gpipe_takes_as_long_as_1f1b_and_keeps_every_activation(p: int, m: int) -> None:
-    schedule = gpipe(2, num_stages=p, num_microbatches=m)
-    simulated = timeline(schedule)
-    assert simulated.makespan == 2 * (m + p - 1) * (FORWARD + BACKWARD)
-    assert [simulated.peak_activations(s) for s in range(p)] == [m] * p
+def test_when_pipelines_end_and_what_they_keep(p: int, m: int, k: int) -> None:
+    """2BW flushes once, the others every batch; 1F1B keeps the microbatches ahead of a stage."""
+    shape, microbatch = {"num_stages": p, "num_microbatches": m}, FORWARD + BACKWARD
+    plain, all_first = timeline(sync(k, **shape)), timeline(gpipe(k, **shape))
+    assert plain.makespan == all_first.makespan == k * (m + p - 1) * microbatch
+    assert plain.bubble == pytest.approx((p - 1) / (m + p - 1))
+    assert [plain.peak_activations(s) for s in range(p)] == [min(m, p - s) for s in range(p)]
+    assert [all_first.peak_activations(s) for s in range(p)] == [m] * p
+    shape["num_microbatches"] = m = max(m, p - 1)
+    assert timeline(pipedream_2bw(k, **shape, **PHASES)).makespan == (k * m + p - 1) * microbatch
 
 
 @given(p=STAGES, groups=st.integers(1, 4), v=st.integers(1, 4))
@@ -88,6 +71,9 @@ def test_a_v_leaves_a_rank_no_bubble_and_costs_no_activations(p: int, m: int) ->
     """ZB-V (arXiv 2401.10241, section 6), with halves that take as long as a forward: 6 steps per
     microbatch without a gap on every rank, and the activations of 2p chunks, which are p whole
     microbatches. Ranks start up to p − 1 steps late, and wait that long for the gradient's norm."""
+    few = timeline(zero_bubble_v(2, num_stages=p, num_microbatches=m))
+    assert few.makespan >= 2 * (6 * m + p - 1)
+    assert max(few.peak_activations(rank) for rank in range(p)) <= 2 * min(p, m)
     m = max(m, 2 * p - 1)
     simulated = timeline(zero_bubble_v(2, num_stages=p, num_microbatches=m))
     assert simulated.makespan == 2 * (6 * m + p - 1)
@@ -96,13 +82,6 @@ def test_a_v_leaves_a_rank_no_bubble_and_costs_no_activations(p: int, m: int) ->
         assert steps[0][0] == rank
         assert steps[-1][1] - steps[0][0] == 6 * m
         assert simulated.peak_activations(rank) == 2 * p
-
-
-@given(p=STAGES, m=MICROBATCHES)
-def test_few_microbatches_in_a_v_keep_no_more(p: int, m: int) -> None:
-    simulated = timeline(zero_bubble_v(2, num_stages=p, num_microbatches=m))
-    assert max(simulated.peak_activations(rank) for rank in range(p)) <= 2 * min(p, m)
-    assert simulated.makespan >= 2 * (6 * m + p - 1)
 
 
 @settings(max_examples=25)

@@ -1,6 +1,5 @@
 """Stages that differ: without gradients or weights, of other dtypes, sparse, or one that fails."""
 
-import pickle
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -11,9 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
 from pipegap.trainer.ranks.groups import Heartbeat, joined
-from pipegap.trainer.ranks.spawn import run_gang
-from pipegap.trainer.ranks.supervisor import Parent
 from pipegap.trainer.torch_pipelining import Schedule2BW
+from tests.support.gangs import sent
 from tests.support.torch_naive import (
     BATCHES,
     MICROBATCHES,
@@ -130,19 +128,13 @@ def as_rank(store: dist.Store, heartbeat: Heartbeat, send: Callable[[object], No
             if FAILING.get(name) == rank:
                 module.register_forward_pre_hook(FailsOnce())
             train(rank, module)
-            send((name, rank, pickle.dumps(module.state_dict())))
+            send(module.state_dict())
 
 
 def test_odd_stages_train_by_the_equation() -> None:
-    trained: dict[str, dict[int, Any]] = {name: {} for name in CASES}
-
-    def on_message(message: tuple[str, int, bytes]) -> None:
-        trained[message[0]][message[1]] = pickle.loads(message[2])
-
-    run_gang(as_rank, (), 2, Parent(on_message, timeout=60))
-    for name, makes in CASES.items():
+    for (name, makes), *trained in zip(CASES.items(), *sent(as_rank, 2), strict=True):
         right, made = stages_of(*makes), stages_of(*makes)
         naive(right, {}, clip_norm=CLIP_NORM)
-        for rank, stage in enumerate(made):
-            stage.load_state_dict(trained[name][rank])
+        for stage, state in zip(made, trained, strict=True):
+            stage.load_state_dict(state)
         assert_equal(made, right, atol=1e-6 if name == "other dtypes" else 1e-12)

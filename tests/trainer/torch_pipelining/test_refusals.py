@@ -64,8 +64,41 @@ def test_a_captured_graph(monkeypatch: pytest.MonkeyPatch) -> None:
         refusals.require_eager(torch.device("cuda"))
 
 
+def stage_of(module: nn.Module) -> PipelineStage:
+    return PipelineStage(module, 0, 1, torch.device("cpu"))
+
+
 @pytest.mark.usefixtures("one_rank")
-def test_no_trace_without_times(tmp_path: Path) -> None:
-    stage = PipelineStage(nn.Linear(2, 2), 0, 1, torch.device("cpu"))
+def test_what_a_schedule_refuses(tmp_path: Path) -> None:
+    stage, x = stage_of(nn.Linear(2, 2)), torch.ones(1, 2)
+    with pytest.raises(BadInput, match=r"tied=\['wieght'\]: must name weights of equal shapes"):
+        Schedule2BW(stage, 1, LOSS, tied=["wieght"])
+    schedule = Schedule2BW(stage, 1, LOSS, update=print)
     with pytest.raises(BadInput, match="trace=False: must be True"):
-        Schedule2BW(stage, 1, LOSS).write_trace(tmp_path)
+        schedule.write_trace(tmp_path)
+    schedule.step(x, target=x)
+    with pytest.raises(RuntimeError, match="belongs into update"):
+        schedule.clip_grad_norm_(1.0)
+    with pytest.raises(RuntimeError, match="inside `with"):
+        schedule.eval(x, target=x)
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_disabled_grad_scaler_is_none() -> None:
+    """Loops for several dtypes have such a one; test_alike.py has one that scales."""
+    module, scaler, x = (
+        nn.Linear(2, 2),
+        torch.amp.GradScaler("cpu", enabled=False),
+        torch.ones(1, 2),
+    )
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    schedule = Schedule2BW(
+        stage_of(module),
+        1,
+        lambda *given: scaler.scale(LOSS(*given)),
+        update=lambda: scaler.step(optimizer),
+    )
+    schedule.step(x, target=x)
+    with schedule.drained():
+        assert schedule.num_made == 1
+    assert torch.amp.GradScaler("cpu").scale(torch.ones(())) == 2**16, "nothing of torch's is left"

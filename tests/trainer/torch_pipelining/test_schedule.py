@@ -1,24 +1,38 @@
 """`Schedule2BW` on true ranks makes the numbers of the naive equations, to the last bit."""
 
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
+from pipegap.trainer.torch_pipelining.twins import Twins
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
 from pipegap.trainer.base.errors import GangFailed
+from pipegap.trainer.corrections.error_feedback import ErrorFeedback
+from pipegap.trainer.ranks.groups import Heartbeat
 from pipegap.trainer.torch_pipelining import Schedule2BW
+from pipegap.trainer.torch_pipelining.sums import LateSums
 from tests.support import every_correction, every_optimizer
 from tests.support.lazy_kernels import OF_2BW
 from tests.support.torch_expected import differences, expected, of_our_pipeline
-from tests.support.torch_mutants import MUTANTS, as_mutant
-from tests.support.torch_optimizers import OF_TORCH
-from tests.support.torch_pipeline import LOOSE, Case, T, as_nccl_rank, on_ranks
+from tests.support.torch_pipeline import (
+    LOOSE,
+    OF_TORCH,
+    Case,
+    T,
+    Training,
+    as_nccl_rank,
+    as_rank,
+    on_ranks,
+)
 
 DAILY: dict[int, list[Case]] = {
     2: [
@@ -59,11 +73,6 @@ def test_equals_our_own_pipeline(num_stages: int) -> None:
 
 
 @pytest.mark.slow
-def test_every_optimizer_of_torch() -> None:
-    assert_all_equal(2, [Case(2, f"torch_{name}", error_feedback=1.0) for name in OF_TORCH])
-
-
-@pytest.mark.slow
 def test_every_correction() -> None:
     ends = {1: "save in parts", 3: "save", 5: "save in parts"}
     cases = [Case(2, correction=name, drains=ends) for name in every_correction.NAMES]
@@ -97,20 +106,63 @@ def test_gradients_of_summed_losses() -> None:
     torch.testing.assert_close(seen, right)
 
 
-DAILY_MUTANTS = ("a twin updated in place", "the norm of another batch")
+def as_mutants(
+    mutants: Sequence[str],
+    store: dist.Store,
+    heartbeat: Heartbeat,
+    send: Callable[[object], None],
+    *rest: Any,
+) -> None:
+    """Like `as_rank`, once for each mutant, with what it replaces."""
+    for mutant in mutants:
+        with ExitStack() as stack:
+            for owner, name, replacement in MUTANTS[mutant]:
+                stack.enter_context(patch.object(owner, name, replacement))
+            as_rank(dist.PrefixStore(mutant, store), heartbeat, send, *rest)
 
 
-@pytest.mark.parametrize(
-    "mutant",
-    [pytest.param(m, marks=[] if m in DAILY_MUTANTS else pytest.mark.slow) for m in MUTANTS],
-)
-def test_a_mutant_is_noticed(mutant: str) -> None:
-    """By its numbers, or by autograd: weights that a backward needs were changed in place."""
-    autograd = pytest.raises(GangFailed, match="Failed to run stage backward")
+def _norm_of_the_batch_before(self: LateSums, batch: int) -> Tensor:
+    norm = TAKE(self, batch)
+    before = getattr(self, "before", norm)
+    self.before = norm  # type: ignore[attr-defined]
+    return before
+
+
+def _scheduler_first(self: Training) -> None:
+    self.schedule.clip_grad_norm_(self.case.clip_norm)
+    self.scheduler.step()
+    self.optimizer.step()
+
+
+TAKE, FACTORS, MODULE = LateSums.take, ErrorFeedback._factors, Twins.module
+MUTANTS: dict[str, list[tuple[type, str, Callable[..., Any]]]] = {
+    "one version": [(Twins, "module", lambda self, _: MODULE(self, 0))],
+    "versions swapped": [(Twins, "module", lambda self, t: MODULE(self, t + 1))],
+    "a twin updated in place": [(Twins, "make_room", lambda self, t: self.weights(t + 1))],
+    "the norm of another batch": [(LateSums, "take", _norm_of_the_batch_before)],
+    "the other sign": [(ErrorFeedback, "_factors", lambda *given: -FACTORS(*given))],
+    "a learning rate one off": [(Training, "update", _scheduler_first)],
+}
+"""By name: what each replaces, and by what."""
+
+
+BY_AUTOGRAD = [name for name in MUTANTS if "version" in name]
+"""Mutants at which autograd raises: weights that a backward needs were changed in place."""
+
+
+def test_mutants_are_noticed() -> None:
+    mutants = [name for name in MUTANTS if name not in BY_AUTOGRAD]
     case = Case(2, error_feedback=1.0)
-    with autograd if "version" in mutant else nullcontext():
-        [trained] = on_ranks(2, [case], partial(as_mutant, mutant))
-        assert differences(trained, expected(case, 2))
+    right = expected(case, 2)
+    trained = on_ranks(2, [case], partial(as_mutants, mutants))
+    assert [bool(differences(of, right)) for of in trained] == [True] * len(mutants)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", BY_AUTOGRAD)
+def test_autograd_notices_a_mutant(mutant: str) -> None:
+    with pytest.raises(GangFailed, match="Failed to run stage backward"):
+        on_ranks(2, [Case(2, error_feedback=1.0)], partial(as_mutants, [mutant]))
 
 
 @pytest.mark.parametrize("num_stages", [2, pytest.param(4, marks=pytest.mark.slow)])
@@ -124,45 +176,52 @@ def test_ranks_wait_for_each_other_where_nccl_would(num_stages: int) -> None:
     assert_all_equal(num_stages, [replace(drained, shares="stages")], program=at_first)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_stages", [2, 3, 4])
-def test_optimizers_and_numbers_of_microbatches(num_stages: int) -> None:
-    optimizers = ["sgd", "adamw", "torch_muon", "our_muon"]
-    counts = (num_stages, 2 * num_stages)
-    assert_all_equal(
-        num_stages,
-        [Case(m, name, ef) for m, name, ef in product(counts, optimizers, (0.0, 1.0))],
-    )
+SLOW: dict[str, tuple[tuple[int, ...], Callable[[int], list[Case]]]] = {
+    "optimizers and numbers of microbatches": (
+        (2, 3, 4),
+        lambda p: [
+            Case(m, name, feedback)
+            for m, name, feedback in product(
+                (p, 2 * p), ("sgd", "adamw", "torch_muon", "our_muon"), (0.0, 1.0)
+            )
+        ],
+    ),
+    "every position of a drain": (
+        (2, 3),
+        lambda p: [
+            *(
+                Case(p, drains={t: what}, error_feedback=1.0)
+                for t, what in product(range(T), ("drain", "evaluate", "save"))
+            ),
+            Case(p, drains=dict.fromkeys(range(T), "save"), error_feedback=1.0),
+        ],
+    ),
+    "slack and a synchronous start": (
+        (1, 2, 4),
+        lambda p: [
+            Case(8, error_feedback=1.0, slack=slack, synchronous_start=n)
+            for slack, n in product((False, True), (0, 1, 3))
+        ],
+    ),
+    # Both copies stay equal to the last bit, and count once in the norm.
+    "stages that share a weight": (
+        (2, 3, 4),
+        lambda p: [
+            Case(p, "adamw", 1.0, shares="stages", drains={3: "save in parts", 5: "drain"}),
+            Case(2 * p, "our_muon", 1.0, shares="stages", synchronous_start=2),
+            Case(8, correction="taylor", shares="stages", slack=True),
+            Case(4, correction="weight_prediction", shares="stages"),
+        ],
+    ),
+    "every optimizer of torch": (
+        (2,),
+        lambda p: [Case(p, f"torch_{name}", error_feedback=1.0) for name in OF_TORCH],
+    ),
+}
+"""What is tried → numbers of stages, and the cases of each."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_stages", [2, 3])
-def test_every_position_of_a_drain(num_stages: int) -> None:
-    whats = ("drain", "evaluate", "save")
-    drained = [Case(num_stages, drains={t: w}, error_feedback=1.0) for t in range(T) for w in whats]
-    every = Case(num_stages, drains=dict.fromkeys(range(T), "save"), error_feedback=1.0)
-    assert_all_equal(num_stages, [*drained, every])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_stages", [1, 2, 4])
-def test_slack_and_a_synchronous_start(num_stages: int) -> None:
-    cases = [
-        Case(8, error_feedback=1.0, slack=slack, synchronous_start=n)
-        for slack, n in product((False, True), (0, 1, 3))
-    ]
-    assert_all_equal(num_stages, cases)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_stages", [2, 3, 4])
-def test_stages_that_share_a_weight(num_stages: int) -> None:
-    """Both copies stay equal to the last bit, and count once in the norm."""
-    ends = {3: "save in parts", 5: "drain"}
-    cases = [
-        Case(num_stages, "adamw", 1.0, shares="stages", drains=ends),
-        Case(2 * num_stages, "our_muon", 1.0, shares="stages", synchronous_start=2),
-        Case(8, correction="taylor", shares="stages", slack=True),
-        Case(4, correction="weight_prediction", shares="stages"),
-    ]
-    assert_all_equal(num_stages, cases)
+@pytest.mark.parametrize(("what", "p"), [(what, p) for what in SLOW for p in SLOW[what][0]])
+def test_more_cases_equal_the_equations(what: str, p: int) -> None:
+    assert_all_equal(p, SLOW[what][1](p))

@@ -4,8 +4,6 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-
 from pipegap.trainer.schedules.recipes import pipedream_2bw
 from pipegap.trainer.torch_pipelining import schedule as schedule_2bw
 from tests.support.torch_expected import differences, expected
@@ -32,13 +30,20 @@ def test_the_drawn_order_is_that_of_the_passes(tmp_path: Path) -> None:
     assert len(drawn) == 2
 
 
-@pytest.mark.parametrize("slack", [False, True])
-def test_a_trace_has_the_passes_of_a_trial(slack: bool, tmp_path: Path) -> None:
-    case = Case(4, drains={DRAINED_BEFORE: "drain"}, slack=slack, trace_to=tmp_path)
-    [trained] = on_ranks(2, [case])
-    assert not differences(trained, expected(case, 2))
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    shape = {"num_stages": 2, "num_microbatches": 4, "slack": slack}
+def test_a_trace_has_the_passes_of_a_trial(tmp_path: Path) -> None:
+    cases = []
+    for slack in (False, True):
+        (folder := tmp_path / str(slack)).mkdir()
+        cases.append(Case(4, drains={DRAINED_BEFORE: "drain"}, slack=slack, trace_to=folder))
+    for case, trained in zip(cases, on_ranks(2, cases), strict=True):
+        assert not differences(trained, expected(case, 2))
+        assert_traced(case)
+
+
+def assert_traced(case: Case) -> None:
+    assert case.trace_to is not None
+    events = json.loads((case.trace_to / "trace.json").read_text())["traceEvents"]
+    shape = {"num_stages": 2, "num_microbatches": 4, "slack": case.slack}
     schedule = pipedream_2bw(T, **shape, synchronous_start=0, synchronous_cooldown=0)
     runs = [schedule.operations(*run) for run in ((0, DRAINED_BEFORE), (DRAINED_BEFORE, T))]
     for rank in range(2):
@@ -52,4 +57,4 @@ def test_a_trace_has_the_passes_of_a_trial(slack: bool, tmp_path: Path) -> None:
         assert passes == [op for op in planned if op[0] in "FB"]
         assert [span["args"]["batch"] for span in spans if span["cat"] == "U"] == [*range(T)]
         assert all(span["dur"] >= 0 for span in spans)
-    assert "measured" in (tmp_path / "timeline.svg").read_text()
+    assert "measured" in (case.trace_to / "timeline.svg").read_text()
