@@ -16,12 +16,11 @@ from sweeps.commands import COMMANDS
 from sweeps.commands.evaluate import parse_words
 from sweeps.request.command_line import parse_request
 from tests.support.make import lines_of_make
-from tests.support.markdown import DOCUMENTS, ROOT, commands, shell_lines, write_files
+from tests.support.markdown import DOCUMENTS, ROOT, commands, write_files
 from tests.support.reports import with_figures
 from tests.support.synthetic_store import write_arms
 from trainer.__main__ import main as trainer
 from trainer.base.cli import split_command
-from trainer.base.errors import BadInput
 from trainer.data import benchmarks
 from trainer.data.__main__ import CORPORA, _request
 from trainer.data.tokenizers import ENCODERS
@@ -30,7 +29,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Pydantic V1 style:DeprecationWar
 Words = Sequence[str]
 ELSEWHERE = {"git", "cd", "source", "export", "tensorboard", "wandb", "pip", "python3"}
 """Programs that are not ours."""
-ACTIVATE = ["source", ".venv/bin/activate"]
 NEED_A_CLUSTER: Mapping[str, Words] = {"jobs": [], "stop": ["ID"]}
 """Commands of sweeps, and the words that the documents may give them."""
 MANY = {"sweep=all", "sweep=paper"}
@@ -176,34 +174,3 @@ def test_a_command_is_understood(
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.syspath_prepend(str(tmp_path))
     check(words)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "make sweep-tiny-nowhere",
-        "make nothing",
-        "python -m trainer optimizer.momentun=0.9",
-        "python -m sweeps sweep=main seeds=[a]",
-        "python -m sweeps list stat=failed",
-        "python -m sweeps evaluate sweep=main task=[copa]",
-        "python -m analysis advice optimizer=muon",
-        "python -m analysis advise optimiser=muon",
-        "python -m trainer.data wikipedia",
-        "python -m bench.nothing",
-        "pipegap advice",
-        "pipegap trial optimizer.momentun=0.9",
-        "rm -rf results",
-    ],
-)
-def test_a_wrong_command_is_noticed(words: str) -> None:
-    with pytest.raises((AssertionError, BadInput, LookupError)):
-        check(words.split())
-
-
-def test_python_is_ours_before_it_is_used() -> None:
-    for document in DOCUMENTS:
-        lines = [line for line in shell_lines(document) if line]
-        uses = [i for i, line in enumerate(lines) if line[0] in ("python", "torchrun", "wandb")]
-        if uses:
-            assert ACTIVATE in lines[: uses[0]], document

@@ -23,22 +23,6 @@ def means(data: pd.DataFrame) -> dict[tuple[str, float], float]:
     return dict(zip(zip(rows["series"], rows["value"], strict=True), rows["mean"], strict=True))
 
 
-def test_the_swept_number_is_the_axis_and_every_seed_is_there(tmp_path: Path) -> None:
-    for momentum, gap in ((0.8, 0.4), (0.9, 0.2)):
-        put(tmp_path, "sync", [1.0, 1.2], momentum=momentum)
-        put(tmp_path, "delay", [1.0 + gap, 1.4 + gap], momentum=momentum)
-    data = shown(tmp_path, "gap_lines")
-    assert set(data["panel"]) == {"AdamW"}
-    assert set(data["key"]) == {"optimizer.momentum"}
-    assert means(data) == {("delay", 0.8): pytest.approx(0.5), ("delay", 0.9): pytest.approx(0.3)}
-    assert data.groupby("value")["gap"].apply(list).to_dict() == {
-        0.8: pytest.approx([0.4, 0.6]),
-        0.9: pytest.approx([0.2, 0.4]),
-    }
-    assert (data["n"] == 2).all()
-    assert (data["low"] < data["mean"]).all()
-
-
 def test_what_diverged_is_counted_and_what_sync_lost_is_left_out(tmp_path: Path) -> None:
     for momentum, losses in ((0.8, [None, 1.4, None]), (0.9, [1.1, 1.1, 1.1])):
         put(tmp_path, "sync", [1.0, 1.0, None], momentum=momentum)

@@ -14,7 +14,7 @@ from fontTools.ttLib import TTFont
 from analysis import gaps, load
 from analysis.__main__ import main
 from analysis.figures import BY_NAME, Plot, files, plot, save
-from analysis.figures.files import PER_INCH, WIDTHS, picture, sized
+from analysis.figures.files import PER_INCH, WIDTHS, sized
 from analysis.figures.fonts import USUAL, with_font
 from analysis.statistics.tax import paper_losses
 from tests.support.synthetic_store import put
@@ -115,19 +115,3 @@ def test_the_command_writes_what_is_asked_for_and_refuses_the_rest(
     assert b"/MediaBox [0 0 234 " in (tmp_path / "final_losses.pdf").read_bytes(), "3.25 inches"
     assert main([*words, "only=nothing"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
-
-
-def test_what_only_answers_a_pointer_is_in_no_picture() -> None:
-    values = {"values": [{"x": 1, "y": 2}, {"x": 2, "y": 3}]}
-    places = {
-        "x": {"field": "x", "type": "quantitative"},
-        "y": {"field": "y", "type": "quantitative"},
-    }
-    line, points = (
-        {"mark": {"type": kind, "opacity": opacity}, "encoding": places}
-        for kind, opacity in (("line", 1), ("point", 0))
-    )
-    alone, both = ({"data": values, "layer": layers} for layers in ([line], [line, points]))
-    assert picture({"hconcat": [both]}) == picture({"hconcat": [alone]})
-    seen = {"data": values, "layer": [line, {**points, "mark": {"type": "point", "opacity": 0.1}}]}
-    assert picture({"hconcat": [seen]}) != picture({"hconcat": [alone]})

@@ -42,9 +42,3 @@ def test_what_went_wrong_in_its_process_is_raised(tmp_path: Path) -> None:
         ahead.begin()
         assert ahead.worker is not None
         ahead.worker.do(Path.mkdir, tmp_path / "a")
-
-
-def test_a_small_report_needs_no_process() -> None:
-    with Ahead(MANY - 1) as ahead:
-        ahead.begin()
-        assert ahead.worker is None

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis import gaps, load
+from analysis import load
 from analysis.report.report import report
 from analysis.table.metrics import MOST
 from analysis.table.points import flatten
@@ -184,20 +184,6 @@ def test_provenance_names_what_made_each_trial(scattered: Made) -> None:
     assert made["sweeps"].notna().tolist() == [True] * 6 + [False]
     losses = load(store)["final_val_loss"].tolist()
     assert made["final_val_loss"].tolist() == losses
-
-
-def test_a_commit_is_cut_to_what_finds_it_and_a_release_is_not(tmp_path: Path) -> None:
-    for seed, git in enumerate(["0123456789ab" + "f" * 28 + "-dirty", "pipegap 0.1.0"]):
-        settings = config(seed=seed)
-        write(tmp_path / "r", settings, result(settings, 1.0, git=git))
-    page(tmp_path / "r", tmp_path / "out")
-    made = pd.read_csv(tmp_path / "out" / "provenance.csv")
-    assert made["git"].tolist() == ["0123456789ab-dirty", "pipegap 0.1.0"]
-
-
-def test_gaps_of_a_table_are_those_of_the_library(recorded: Made) -> None:
-    written = pd.read_csv(recorded.out / "gaps.csv")
-    pd.testing.assert_series_equal(written["gap"], gaps(load(recorded.store))["gap"])
 
 
 def test_a_trial_opens_with_its_config_curves_and_log(recorded: Made) -> None:

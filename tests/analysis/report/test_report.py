@@ -62,21 +62,6 @@ def test_the_command_writes_every_file_and_prints_the_table(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("words_alone")
-def test_an_empty_store_is_no_error(tmp_path: Path) -> None:
-    assert "no trials in" in report(tmp_path, tmp_path / "out")
-    page = (tmp_path / "out" / "index.html").read_text()
-    assert "python -m sweeps sweep=main" in page, "it says what would fill it"
-
-
-@pytest.mark.usefixtures("words_alone")
-def test_a_store_without_pairs_says_so(tmp_path: Path) -> None:
-    write(tmp_path, config("delay"), None)
-    text = report(tmp_path, tmp_path / "out")
-    assert "1 unfinished" in text
-    assert "no pairs yet" in text
-
-
-@pytest.mark.usefixtures("words_alone")
 def test_what_is_left_out_is_said_in_the_file_too(tmp_path: Path) -> None:
     write_arms(tmp_path, {"sync": [1.0, None], "delay": [1.2, 1.2]})
     settings = config("delay", seed=0)
