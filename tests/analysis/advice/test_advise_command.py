@@ -111,12 +111,6 @@ def test_stages_of_a_model_are_as_uneven_as_it_is_cut(
     assert f"takes {over_mean} times the mean" in answer(capsys, results, **words)
 
 
-def test_a_model_has_no_more_stages_than_layers(results: Path) -> None:
-    words = {"stages": "5", "microbatches": "8", "forward": "tiny", "results": str(results)}
-    with pytest.raises(BadInput, match=r"stages=5: must not exceed model\.num_layers=4"):
-        advise.main(PIPELINE | words)
-
-
 def test_more_activations_allow_another_rival(
     capsys: pytest.CaptureFixture[str], results: Path
 ) -> None:
@@ -125,29 +119,6 @@ def test_more_activations_allow_another_rival(
     assert "allowed are 4, so ZB-V is the fastest" in answer(capsys, results, **short)
     more = answer(capsys, results, **short, activations="5.5")
     assert "allowed are 5.5, so interleaved 1F1B is the fastest" in more
-
-
-def test_columns_select_the_trials(results: Path) -> None:
-    with pytest.raises(BadInput, match="optimizer=muon: must be one that there are trials of"):
-        advise.main(PIPELINE | {"results": str(results), "batch_size": "32"})
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("microbatches", "2"),
-        ("communication", "-1"),
-        ("activations", "3"),
-        ("chunks", "17"),
-        ("updates", "399"),
-        ("optimiser.lr", "1"),
-    ],
-)
-def test_bad_input_names_its_key(results: Path, key: str, value: str) -> None:
-    with pytest.raises(BadInput) as caught:
-        advise.main(PIPELINE | {"results": str(results), key: value})
-    assert str(caught.value).startswith(f"{key}={value}: ")
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
