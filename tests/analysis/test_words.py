@@ -45,7 +45,7 @@ BAD = {
     f"{ADVISE} activations=3": "activations=3: must be 4 or more",
     f"{ADVISE} chunks=17": "chunks=17: must be a whole number from 1 to 16",
     f"{ADVISE} updates=399": "updates=399: ",
-    "advise optimizer=muon stages=4 microbatches=2": "microbatches=2: 2BW needs at least stages - 1",
+    "advise optimizer=muon stages=4 microbatches=2": "microbatches=2: 2BW needs at least stages",
     "advise stages=5 microbatches=8 forward=tiny": "stages=5: must not exceed model.num_layers=4",
     "stability delay=1.5": "delay=1.5: must be a whole number from 0 to 32",
     "stability delay=33": "delay=33: must be a whole number from 0 to 32",
