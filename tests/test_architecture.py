@@ -129,6 +129,7 @@ def test_wandb_is_known_in_its_tracker_and_its_dashboard() -> None:
 def test_trials_and_plans_wait_for_no_import_that_they_do_not_use(tmp_path: Path) -> None:
     """Each takes a second or more; no driver needs the tracker that its trials get."""
     words = ["sweep=main", "scale=micro", "dry_run=true", f"results={tmp_path}"]
+    words += ["grid.optimizer=[adamw]", "seeds=[0]"]
     code = (
         "import sys, sweeps.cluster.driver, sweeps.__main__ as entry; "
         "import sweeps.request.command_line as asked; "

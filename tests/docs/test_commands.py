@@ -33,6 +33,8 @@ NEED_A_CLUSTER: Mapping[str, Words] = {"jobs": [], "stop": ["ID"]}
 """Commands of sweeps, and the words that the documents may give them."""
 MANY = {"sweep=all", "sweep=paper"}
 """Sweeps that tests/sweeps/test_sweeps.py plans: here their words are read."""
+SAME = ("watch=true", "results=", "out=")
+"""Words without which two commands are one: all are run on one store."""
 NEED_NO_STORE = {"stability"}
 """Commands of analysis that read no results."""
 
@@ -135,7 +137,7 @@ def every() -> Iterator[tuple[str, Path, tuple[str, ...]]]:
     seen = set()
     for document in DOCUMENTS:
         for words in commands(document):
-            once = tuple(word for word in words if word != "watch=true")
+            once = tuple(word for word in words if not word.startswith(SAME))
             if once not in seen:
                 seen.add(once)
                 yield f"{document.stem}: {' '.join(words)[:90]}", document, tuple(words)

@@ -3,8 +3,6 @@
 import base64
 import io
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +19,6 @@ from tests.support.synthetic_store import put
 from trainer.base.children import Worker
 
 FIGURE = BY_NAME["final_losses"]
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -105,11 +102,8 @@ def test_the_command_writes_what_is_asked_for_and_refuses_the_rest(
     paper: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["figures", f"results={paper}", f"out={tmp_path}"]
-    command = [sys.executable, "-m", "analysis", *words, "width=one", "theme=dark"]
-    done = subprocess.run(
-        [*command, "only=final_losses"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert main([*words, "width=one", "theme=dark", "only=final_losses"]) == 0
+    assert not capsys.readouterr().err
     endings = {".svg", ".png", ".pdf", ".csv"}
     assert {path.name for path in tmp_path.iterdir()} == {f"final_losses{end}" for end in endings}
     assert b"/MediaBox [0 0 234 " in (tmp_path / "final_losses.pdf").read_bytes(), "3.25 inches"

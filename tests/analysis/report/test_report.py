@@ -1,7 +1,5 @@
 """`python -m analysis` writes the same report from the same store, and never a traceback."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +7,7 @@ import pandas as pd
 import pytest
 
 from analysis import gaps, load
+from analysis.__main__ import main
 from analysis.figures import FIGURES
 from analysis.figures.style import ARMS, arm_styles, optimizer_styles
 from analysis.report.report import report
@@ -16,18 +15,12 @@ from tests.support.reports import with_figures
 from tests.support.synthetic_store import config, result, write, write_arms
 from trainer.base.errors import BadInput
 
-ROOT = Path(__file__).parents[3]
 TABLES = ("trials", "gaps", "claims", "missing", "provenance", "makers")
 LOSSES: dict[str, list[float | None]] = {
     "sync": [1.70, 1.69],
     "delay": [2.2, None],
     "delay_ef": [1.9, 1.95],
 }
-
-
-def analysis(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "analysis", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
@@ -46,19 +39,22 @@ def shown(store: Path, *names: str) -> dict[str, pd.DataFrame]:
     return {name: rows for name, rows in data.items() if not rows.empty}
 
 
-def test_the_command_writes_every_file_and_prints_the_table(tmp_path: Path) -> None:
+def test_the_command_writes_every_file_and_prints_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_arms(tmp_path / "results", LOSSES)
-    done = analysis(f"results={tmp_path / 'results'}", f"out={tmp_path / 'out'}")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert main([f"results={tmp_path / 'results'}", f"out={tmp_path / 'out'}"]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
     names = {path.name for path in (tmp_path / "out").iterdir()}
     drawn = shown(tmp_path / "results")
     assert drawn
     figures = {f"{name}.{form}" for name in drawn for form in ("svg", "png", "pdf", "csv")}
     tables = {f"{name}.csv" for name in TABLES}
     assert names == figures | tables | {"index.html", "gaps.md", "gaps.tex", "trials"}
-    assert "| +0.5000 n=1" in done.stdout
-    assert "| 1 of 2" in done.stdout
-    assert str(tmp_path / "out") in done.stdout
+    assert "| +0.5000 n=1" in said.out
+    assert "| 1 of 2" in said.out
+    assert str(tmp_path / "out") in said.out
 
 
 @pytest.mark.usefixtures("words_alone")
