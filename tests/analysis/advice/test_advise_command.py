@@ -80,6 +80,7 @@ def test_parts_of_the_model_are_no_more_than_its_layers(
         assert advice["rivals"]["interleaved 1F1B"]["num_chunks"] == chunks
     advice = json.loads(answer(capsys, results, format="json", forward="tiny"))
     assert {*advice["rivals"]} == {"1F1B", "ZB-H1"}
+    assert sum(advice["costs"]["forward"]) == pytest.approx(4), "in means of a stage"
 
 
 def test_costs_of_the_stages_change_the_speed(
