@@ -1,10 +1,13 @@
 """A wrong word of `pipegap report` is refused in one line, and nothing is written."""
 
+from pathlib import Path
+
 import pytest
 
 from pipegap.analysis.__main__ import main
 from pipegap.analysis.commands import COMMANDS
 from tests.support.refusals import Refused, name_of
+from tests.support.synthetic_store import write_arms
 
 LONG = "x" * 300
 ADVISE = "advise optimizer=muon stages=4 microbatches=8"
@@ -36,6 +39,14 @@ BAD = {
     f"{ADVISE} forward=0": "forward=0: must be above 0",
     f"{ADVISE} update=1_0": "update=1_0: must be a number from 0 to 1e+09",
     f"{ADVISE} results=nowhere": "results=nowhere: must be a folder",
+    f"{ADVISE} batch_size=32": "optimizer=muon: must be one that there are trials of",
+    f"{ADVISE} optimiser.lr=1": "optimiser.lr=1: ",
+    f"{ADVISE} communication=-1": "communication=-1: must be a number from 0 to 1e+09",
+    f"{ADVISE} activations=3": "activations=3: must be 4 or more",
+    f"{ADVISE} chunks=17": "chunks=17: must be a whole number from 1 to 16",
+    f"{ADVISE} updates=399": "updates=399: ",
+    "advise optimizer=muon stages=4 microbatches=2": "microbatches=2: 2BW needs at least stages",
+    "advise stages=5 microbatches=8 forward=tiny": "stages=5: must not exceed model.num_layers=4",
     "stability delay=1.5": "delay=1.5: must be a whole number from 0 to 32",
     "stability delay=33": "delay=33: must be a whole number from 0 to 32",
     "stability k=0": "k=0: must be above 0",
@@ -53,6 +64,16 @@ BAD = {
 }
 
 
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("store")
+    write_arms(made, {"sync": [1.0, 1.1], "delay": [1.2, 1.3]}, optimizer="muon")
+    return made
+
+
 @pytest.mark.parametrize("words", BAD, ids=name_of)
-def test_a_wrong_word_is_refused_in_one_line(words: str, refused: Refused) -> None:
+def test_a_wrong_word_is_refused_in_one_line(
+    words: str, store: Path, tmp_path: Path, refused: Refused
+) -> None:
+    (tmp_path / "results").symlink_to(store)
     assert BAD[words] in refused(lambda: main(words.split(" ")))

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,20 @@ OWN = ("fails", "gpt2", "helper", "names", "syntax", "windowed")
 """Modules that each test imports from a folder of its own."""
 
 
-@pytest.fixture(autouse=True)
+@contextmanager
 def as_in_a_new_process() -> Iterator[None]:
-    """No module of another test's folder is imported."""
+    """No module of another folder is imported."""
     before = [*sys.path]
     yield
     sys.path[:] = before
     for name in OWN:
         sys.modules.pop(name, None)
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    with as_in_a_new_process():
+        yield
 
 
 def config(folder: Path, words: list[str]) -> dict[str, Any]:
@@ -125,18 +132,10 @@ def test_it_starts_from_a_checkpoint_as_the_hub_has_it(tmp_path: Path) -> None:
         start_from(str(tmp_path))(recipe, ours, 0)
 
 
-ID = """
-import sys
-from pipegap.trainer.config.compose import compose
-from pipegap.trainer.config.identity import trial_id
-print(trial_id(compose([f"code={sys.argv[1]}", "model=gpt2_tiny"]), "d"))
-"""
-
-
 def id_with(folder: Path) -> str:
-    """The id of a trial with the code of a folder, by a process that keeps to this folder."""
-    words = [sys.executable, "-c", ID, str(folder)]
-    return subprocess.run(words, check=True, capture_output=True, text=True, cwd=ROOT).stdout
+    """The id of a trial with the code of a folder alone."""
+    with as_in_a_new_process():
+        return trial_id(compose([f"code={folder}", "model=gpt2_tiny"]), "d")
 
 
 def test_a_change_of_the_code_makes_another_trial(tmp_path: Path) -> None:

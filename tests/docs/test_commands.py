@@ -17,12 +17,11 @@ from pipegap.sweeps.commands.evaluate import parse_words
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.trainer.__main__ import main as trainer
 from pipegap.trainer.base.cli import split_command
-from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.data import benchmarks
 from pipegap.trainer.data.__main__ import CORPORA, _request
 from pipegap.trainer.data.tokenizers import ENCODERS
 from tests.support.make import lines_of_make
-from tests.support.markdown import DOCUMENTS, ROOT, commands, shell_lines, write_files
+from tests.support.markdown import DOCUMENTS, ROOT, commands, write_files
 from tests.support.reports import with_figures
 from tests.support.synthetic_store import write_arms
 
@@ -30,11 +29,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:Pydantic V1 style:DeprecationWar
 Words = Sequence[str]
 ELSEWHERE = {"git", "cd", "source", "export", "tensorboard", "wandb", "pip", "python3"}
 """Programs that are not ours."""
-ACTIVATE = ["source", ".venv/bin/activate"]
 NEED_A_CLUSTER: Mapping[str, Words] = {"jobs": [], "stop": ["ID"]}
 """Commands of sweeps, and the words that the documents may give them."""
 MANY = {"sweep=all", "sweep=paper"}
 """Sweeps that tests/sweeps/test_sweeps.py plans: here their words are read."""
+SAME = ("watch=true", "results=", "out=")
+"""Words without which two commands are one: all are run on one store."""
 NEED_NO_STORE = {"stability"}
 """Commands of analysis that read no results."""
 
@@ -138,7 +138,7 @@ def every() -> Iterator[tuple[str, Path, tuple[str, ...]]]:
     seen = set()
     for document in DOCUMENTS:
         for words in commands(document):
-            once = tuple(word for word in words if word != "watch=true")
+            once = tuple(word for word in words if not word.startswith(SAME))
             if once not in seen:
                 seen.add(once)
                 yield f"{document.stem}: {' '.join(words)[:90]}", document, tuple(words)
@@ -204,6 +204,10 @@ def test_a_wrong_command_is_noticed(words: str) -> None:
 def test_python_is_ours_before_it_is_used() -> None:
     for document in DOCUMENTS:
         lines = [line for line in shell_lines(document) if line]
-        uses = [i for i, line in enumerate(lines) if line[0] in ("python", "torchrun", "wandb")]
+        uses = [
+            i
+            for i, line in enumerate(lines)
+            if line[0] in ("python", "pipegap", "torchrun", "wandb")
+        ]
         if uses:
             assert ACTIVATE in lines[: uses[0]], document

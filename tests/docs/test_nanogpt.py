@@ -6,16 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from examples.nanogpt.gpt import GPT
 from examples.nanogpt.nanogpt import NanoGPT
 from pipegap.trainer.base.build import build
 from pipegap.trainer.base.code import use_code
-from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.config.compose import compose_node
-from pipegap.trainer.config.identity import version_of
 from pipegap.trainer.models.loss import cross_entropy
 from tests.support import gangs, small
 from tests.support.markdown import ROOT
@@ -95,15 +92,6 @@ def test_it_is_the_model_of_the_example() -> None:
         assert error < 1e-5, name
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_yaml_has_the_epsilon_of_torch(dtype: torch.dtype) -> None:
-    x = 1e-4 * torch.randn(4, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
-    recipe = own()
-    expected = F.rms_norm(x, (64,), eps=recipe.rms_norm_eps)
-    assert torch.equal(F.rms_norm(x, (64,)), expected)
-    assert not torch.allclose(F.rms_norm(x, (64,), eps=0.0), expected)
-
-
 def test_its_size_is_that_of_track_3() -> None:
     recipe = own()
     with torch.device("meta"):
@@ -136,23 +124,6 @@ def test_it_starts_where_the_published_log_does() -> None:
     assert {*zeros} == {*biases, *outs, "lm_head.weight"}
 
 
-def test_half_the_range_of_the_embedding_is_twice_its_learning_rate() -> None:
-    def logits(scale: float) -> Tensor:
-        module = whole(replace(SMALL, embedding_range=scale, num_layers=1)).double()
-        table = module.get_parameter("model.embed_tokens.weight")
-        others = [w for w in module.parameters() if w is not table]
-        groups = [{"params": others, "lr": 0.01}, {"params": [table], "lr": 0.2 * scale}]
-        optimizer = torch.optim.Adam(groups, eps=1e-15)
-        for _ in range(4):
-            optimizer.zero_grad()
-            cross_entropy(module(INPUTS), TARGETS).backward()
-            optimizer.step()
-        return module(INPUTS)
-
-    first, second = logits(1.0), logits(0.5)
-    torch.testing.assert_close(first, second, rtol=1e-7, atol=1e-7)
-
-
 def test_it_trains_alike_in_one_stage_and_in_two(tmp_path: Path) -> None:
     """Under a delay, by SGD, which enlarges no rounding."""
     words = (*WORDS, "optimizer=sgd", "pipeline=pipedream_2bw", "pipeline.num_microbatches=2")
@@ -163,13 +134,3 @@ def test_it_trains_alike_in_one_stage_and_in_two(tmp_path: Path) -> None:
     for name, weight in one.weights.items():
         torch.testing.assert_close(two.weights[name], weight)
     assert all(weight.any() for weight in one.weights.values())
-
-
-def test_its_head_counts_as_its_own(tmp_path: Path) -> None:
-    """HEAD_FIXES is 1, and the model has no key that says that its head is its own."""
-    assert version_of(small.config(tmp_path, *WORDS)) == 3
-
-
-def test_heads_that_cannot_be_halved_are_bad_input() -> None:
-    with pytest.raises(BadInput, match=r"model\.num_heads"):
-        replace(SMALL, hidden_size=252, num_heads=42, num_kv_heads=42)

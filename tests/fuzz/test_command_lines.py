@@ -1,14 +1,21 @@
-"""Odd command lines are refused in one line, or accepted; either leaves nothing behind."""
+"""Odd command lines and sweep files are refused in one line, or accepted; either leaves nothing
+behind."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from hypothesis import example, given
+from hypothesis import strategies as st
 
 from pipegap.analysis.__main__ import main as analysis
 from pipegap.sweeps.__main__ import main as sweeps
+from pipegap.sweeps.request.schema import Sweep
 from pipegap.trainer.__main__ import main as trainer
+from pipegap.trainer.base.places import CONF
 from pipegap.trainer.config.schema import TrialConfig
 from tests.support import fuzzing, odd, small
 from tests.support.synthetic_store import LOSSES, write_arms
@@ -61,31 +68,62 @@ OF_ANALYSES = (
 )
 
 
+SMALL = f"""\
+base: [{", ".join(small.SMALL)}]
+scales: {{micro: [eval_every=6]}}
+grid:
+  optimizer: [adamw, muon]
+  shape: [{{batch_size: 8, seq_len: 16}}, {{batch_size: 4, seq_len: 32}}]
+arms:
+  sync: [pipeline=sync]
+  delay_ef: [pipeline=pipedream_2bw, correction=error_feedback]
+seeds: [0, 1]
+tune: {{optimizer.lr: [0.5, 1, 2]}}
+early_stop: {{margin: 0.5}}
+advice: {{stages: 2, microbatches: 2, arms: [delay_ef]}}
+verdict: none
+"""
+QUICK = ("main", "gradient_feedback")
+"""Sweeps whose plan is made in a fraction of a second."""
+FILES = [SMALL, *((CONF / "sweep" / f"{name}.yaml").read_text() for name in QUICK)]
+PRICED = ("sweep=a.yaml", "scale=micro", "data.path=corpus", "results=store", "dry_run=true")
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder with a store and a small corpus."""
+    """A working folder with a store, a small corpus and a sweep file."""
     folder = tmp_path_factory.mktemp("fuzz")
+    (folder / "a.yaml").write_text(SMALL)
     write_arms(folder / "results", LOSSES)
     small.corpus(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        fuzzing.warm(
+        *_, priced = fuzzing.warm(
             (trainer, ["--cfg"]),
             (sweeps, ["sweep=main", "scale=micro", "dry_run=true"]),
             (sweeps, ["list"]),
             (sweeps, ["dashboard"]),
             (analysis, ["advise", *ANALYSES[0][1:]]),
+            (sweeps, PRICED),
         )
+    assert priced.code == 0
     return folder
 
 
-def check(place: Path, program: str, main: fuzzing.Main, words: list[str]) -> fuzzing.Ended:
+def check(
+    place: Path,
+    program: str,
+    main: fuzzing.Main,
+    words: Sequence[str],
+    known: Collection[str] | None = None,
+) -> fuzzing.Ended:
+    """`known`: what a message may name, if it is not the keys of the words."""
     before = fuzzing.tree(place)
     passed = fuzzing.passable(words)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         found = fuzzing.run(main, passed)
-    fuzzing.require_one_line(found, program, names(passed))
+    fuzzing.require_one_line(found, program, names(passed) if known is None else known)
     assert fuzzing.tree(place) == before
     return found
 
@@ -131,3 +169,30 @@ def test_of_the_analysis(place: Path, words: list[str]) -> None:
     if words[:1] != ["advise"]:
         kept += [f"out={place}/report", "results=nowhere"]
     fuzzing.count("`pipegap report`", lambda: check(place, "pipegap report", analysis, kept))
+
+
+@st.composite
+def files(draw: odd.Draw) -> bytes:
+    """The text of a file changed, or its values; mostly that of the small one."""
+    valid = draw(st.sampled_from(FILES)) if draw(st.integers(0, 3)) == 0 else SMALL
+    how = draw(st.sampled_from(("values", "values", "text", "bytes", "any")))
+    if how == "values":
+        return _dumped(draw(odd.trees(yaml.safe_load(valid))))
+    if how == "text":
+        return draw(odd.texts(valid)).encode(errors="replace")
+    if how == "bytes":
+        return draw(odd.contents(valid.encode()))
+    return draw(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
+
+
+def _dumped(tree: Any) -> bytes:
+    return yaml.dump(tree, allow_unicode=True, sort_keys=False).encode(errors="replace")
+
+
+@fuzzing.inputs(40, "sweep files")
+@given(content=files())
+def test_of_a_sweep_file(place: Path, content: bytes) -> None:
+    (place / "a.yaml").write_bytes(content)
+    told = re.findall(r"[\w.]+", content.decode(errors="replace"))
+    known = {"sweep", *Sweep.model_fields, *TrialConfig.model_fields, *told}
+    fuzzing.count("sweep files", lambda: check(place, "pipegap sweep", sweeps, PRICED, known))

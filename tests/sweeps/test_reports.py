@@ -3,7 +3,6 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,46 +12,6 @@ from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from pipegap.sweeps.request.command_line import parse_request
 from tests.support import small
 from tests.support.records import finished
-
-RECORD: dict[str, Any] = {"seeds": [0], "words": ["a=1"], "trials": {"t": {"seconds": 1.0}}}
-
-
-@pytest.fixture
-def trial(tmp_path: Path) -> Path:
-    """The folder of a finished trial."""
-    folder = tmp_path / "t"
-    folder.mkdir()
-    (folder / "result.json").write_text("{}")
-    return folder
-
-
-def test_the_state_is_that_of_record_results_and_code(trial: Path) -> None:
-    before = sweep_record.state(RECORD, [trial], "1")
-    costlier = {**RECORD, "words": ["b=2"], "trials": {"t": {"seconds": 9.0}}}
-    assert sweep_record.state(costlier, [trial], "1") == before
-    assert sweep_record.state({**RECORD, "seeds": [1]}, [trial], "1") != before
-    assert sweep_record.state({**RECORD, "trials": {}}, [trial], "1") != before
-    assert sweep_record.state(RECORD, [], "1") != before
-    assert sweep_record.state(RECORD, [trial], "2") != before
-    os.utime(trial / "result.json", ns=(1, 1))
-    assert sweep_record.state(RECORD, [trial], "1") != before
-
-
-@pytest.mark.parametrize("version", [None, "abc-dirty"])
-def test_code_that_nobody_can_name_is_always_another_one(trial: Path, version: str | None) -> None:
-    assert sweep_record.state(RECORD, [trial], version) != sweep_record.state(
-        RECORD, [trial], version
-    )
-
-
-def test_what_was_printed_is_kept_with_the_page(tmp_path: Path) -> None:
-    sweep_record.note(tmp_path, "now", "text")
-    assert sweep_record.printed(tmp_path, "now") is None  # there is no page
-    (tmp_path / sweep_record.PAGE).touch()
-    assert sweep_record.printed(tmp_path, "now") == "text"
-    assert sweep_record.printed(tmp_path, "later") is None
-    (tmp_path / sweep_record.MADE_OF).write_text("not JSON")
-    assert sweep_record.printed(tmp_path, "now") is None
 
 
 def test_a_sweep_that_is_done_makes_its_report_once(
@@ -81,3 +40,19 @@ def test_a_sweep_that_is_done_makes_its_report_once(
     unchanged = "nothing has changed since this report was made\n"
     assert capsys.readouterr().out.splitlines(keepends=True) == [*lines, unchanged]
     assert page.stat().st_mtime_ns == made
+
+    def is_made_anew() -> bool:
+        nonlocal made
+        before, code = made, main(words)
+        made = page.stat().st_mtime_ns
+        return code == 0 and made != before
+
+    result = next(tmp_path.glob("results/trials/*/result.json"))
+    os.utime(result, ns=(1, 1))
+    assert is_made_anew()
+    assert not is_made_anew()
+    for version, anew in (("2", True), ("2", False), ("abc-dirty", True), ("abc-dirty", True)):
+        monkeypatch.setattr(sweep_record, "code_version", lambda version=version: version)
+        assert is_made_anew() == anew, version
+    (page.parent / sweep_record.MADE_OF).write_text("not JSON")
+    assert is_made_anew()

@@ -159,8 +159,7 @@ def test_runs_of_one_length(
     assert advice.verdict.settle.get("num_updates") == (550 if word == UNDECIDED else None)
 
 
-@pytest.mark.parametrize("diverged", [1, 6, 8])
-@pytest.mark.parametrize("updates", [425, 450, 640])
+@pytest.mark.parametrize(("updates", "diverged"), [(425, 1), (450, 6), (640, 8)])
 def test_a_longer_run_that_diverged_counts_against_its_arm(
     tmp_path: Path, updates: int, diverged: int
 ) -> None:

@@ -30,13 +30,6 @@ def answer(capsys: pytest.CaptureFixture[str], results: Path, **more: str) -> st
     return capsys.readouterr().out
 
 
-def test_the_first_line_is_the_verdict(capsys: pytest.CaptureFixture[str], results: Path) -> None:
-    first, *rest = answer(capsys, results).splitlines()
-    assert first.startswith("Muon: go, against every schedule; ")
-    assert any("recommended λ of Error Feedback: 1 " in line for line in rest)
-    assert "error_feedback=1)" in rest[-2], "the answer ends with the code"
-
-
 def test_json_says_the_same(capsys: pytest.CaptureFixture[str], results: Path) -> None:
     advice: dict[str, Any] = json.loads(answer(capsys, results, format="json"))
     assert advice["verdict"]["word"] == "go asynchronous"
@@ -87,6 +80,7 @@ def test_parts_of_the_model_are_no_more_than_its_layers(
         assert advice["rivals"]["interleaved 1F1B"]["num_chunks"] == chunks
     advice = json.loads(answer(capsys, results, format="json", forward="tiny"))
     assert {*advice["rivals"]} == {"1F1B", "ZB-H1"}
+    assert sum(advice["costs"]["forward"]) == pytest.approx(4), "in means of a stage"
 
 
 def test_costs_of_the_stages_change_the_speed(
@@ -102,19 +96,12 @@ def test_costs_of_the_stages_change_the_speed(
     assert "times the mean" not in answer(capsys, results)
 
 
-@pytest.mark.parametrize(("p", "over_mean"), [(8, 1.49), (16, 2.98)])
 def test_stages_of_a_model_are_as_uneven_as_it_is_cut(
-    capsys: pytest.CaptureFixture[str], results: Path, p: int, over_mean: float
+    capsys: pytest.CaptureFixture[str], results: Path
 ) -> None:
     """The head of 135m alone is a fifth of its work: beyond six stages layers run out."""
-    words = {"stages": str(p), "microbatches": str(2 * p), "forward": "smollm2_135m"}
-    assert f"takes {over_mean} times the mean" in answer(capsys, results, **words)
-
-
-def test_a_model_has_no_more_stages_than_layers(results: Path) -> None:
-    words = {"stages": "5", "microbatches": "8", "forward": "tiny", "results": str(results)}
-    with pytest.raises(BadInput, match=r"stages=5: must not exceed model\.num_layers=4"):
-        advise.main(PIPELINE | words)
+    words = {"stages": "8", "microbatches": "16", "forward": "smollm2_135m"}
+    assert "takes 1.49 times the mean" in answer(capsys, results, **words)
 
 
 def test_more_activations_allow_another_rival(
@@ -125,29 +112,6 @@ def test_more_activations_allow_another_rival(
     assert "allowed are 4, so ZB-V is the fastest" in answer(capsys, results, **short)
     more = answer(capsys, results, **short, activations="5.5")
     assert "allowed are 5.5, so interleaved 1F1B is the fastest" in more
-
-
-def test_columns_select_the_trials(results: Path) -> None:
-    with pytest.raises(BadInput, match="optimizer=muon: must be one that there are trials of"):
-        advise.main(PIPELINE | {"results": str(results), "batch_size": "32"})
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("microbatches", "2"),
-        ("communication", "-1"),
-        ("activations", "3"),
-        ("chunks", "17"),
-        ("updates", "399"),
-        ("optimiser.lr", "1"),
-    ],
-)
-def test_bad_input_names_its_key(results: Path, key: str, value: str) -> None:
-    with pytest.raises(BadInput) as caught:
-        advise.main(PIPELINE | {"results": str(results), key: value})
-    assert str(caught.value).startswith(f"{key}={value}: ")
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -7,7 +7,6 @@ import pytest
 from pipegap.analysis import load
 from pipegap.analysis.advice.advice import sentence
 from pipegap.analysis.advice.rows import ROW, advices, verdict_rows
-from tests.support.advised import ask
 from tests.support.synthetic_store import put, write_arms
 
 RIVALS = ["1F1B", "interleaved 1F1B (4 parts)", "ZB-H1", "ZB-V", "DualPipeV"]
@@ -77,11 +76,3 @@ def test_one_sentence_per_optimizer(tmp_path: Path, short: float, long: float, s
     [advice] = advices(load(tmp_path), stages=4, microbatches=8)
     assert sentence(advice).startswith(said)
     assert str(advice).startswith(said)
-
-
-def test_what_interpolation_leaves_open_asks_for_runs_of_the_very_length(tmp_path: Path) -> None:
-    """The chord lies above sync's loss; the runs of 550 below it."""
-    add_runs(tmp_path, 1.3, 0.9)
-    advice = ask(tmp_path)
-    assert "but what is interpolated favours sync" in advice.verdict.why
-    assert advice.verdict.settle["num_updates"] == 425

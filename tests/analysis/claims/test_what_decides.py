@@ -6,10 +6,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from pipegap.analysis.claims import Outcome, not_run
+from pipegap.analysis.claims import Outcome
 from pipegap.analysis.claims.measure import Column, more
 from tests.support.claim_stores import (
-    BY_NAME,
     COOLED,
     NO,
     OPEN,
@@ -53,13 +52,6 @@ def test_an_arm_that_diverged_everywhere_lost_and_one_that_did_in_part_decides_n
     judgement = verdict("adamw_over_muon", tmp_path / "part")
     assert judgement.outcome == OPEN
     assert "adamw: 1 of 3 diverged" in judgement.parts[0].why
-
-
-def test_a_claim_that_was_never_run_says_how() -> None:
-    claim = BY_NAME["momentum"]
-    judgement = not_run(claim, "pipegap sweep sweep=momentum scale=tiny results=r")
-    assert judgement.outcome == OPEN
-    assert "pipegap sweep sweep=momentum scale=tiny" in judgement.parts[0].why
 
 
 def test_a_difference_that_two_intervals_cannot_tell_is_decided_by_pairs(tmp_path: Path) -> None:

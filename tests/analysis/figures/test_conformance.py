@@ -1,7 +1,6 @@
 """Every registered figure: whatever the store holds, nothing is lost, hidden or a traceback."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,13 +8,14 @@ from typing import Any, NamedTuple
 import altair as alt
 import pandas as pd
 import pytest
-from altair.utils.schemapi import SchemaBase
 from jsonschema import Draft7Validator
+from scipy import stats
 
 from pipegap.analysis import gaps, load
 from pipegap.analysis.figures import BY_NAME, FIGURES, Figure, Plot, panels, plot, save
 from pipegap.analysis.figures.figure import Spec, whole
 from pipegap.analysis.figures.style import DARK
+from pipegap.analysis.table.metrics import training_losses
 from tests.support.swept_store import ANSWERED, SWEEPS, write_sweep
 
 ANY_TRIALS = ("momentum", "coefficient", "staleness", "horizon", ANSWERED)
@@ -61,33 +61,20 @@ def drawn(swept: Callable[..., Table]) -> Callable[[str], Drawn]:
     return of
 
 
-@contextmanager
-def nothing_drawn() -> Iterator[None]:
-    """The data of a figure know nothing of how they are drawn: all of altair is an error."""
-
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("a data function draws")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SchemaBase, "__init__", refuse)
-        yield
-
-
 def shown(figure: Figure, swept: Callable[..., Table], **changes: Any) -> pd.DataFrame:
     """Return the data of a figure's last sweep, or of the first sweep that it shows."""
-    data = pd.DataFrame()
+    return of_sweep(figure, swept, **changes)[0]
+
+
+def of_sweep(figure: Figure, swept: Callable[..., Table], **changes: Any) -> Table:
+    """Return these data, and the trials of that sweep."""
+    data = trials = pd.DataFrame()
     for sweep in figure.sweeps[-1:] or ANY_TRIALS:
         trials, of_gaps = swept(sweep, **changes)
-        with nothing_drawn():
-            data = figure.data(trials.copy(), of_gaps.copy())
+        data = figure.data(trials.copy(), of_gaps.copy())
         if not data.empty:
             break
-    return data
-
-
-def test_drawing_is_seen_where_nothing_may_be_drawn() -> None:
-    with nothing_drawn(), pytest.raises(AssertionError, match="a data function draws"):
-        alt.X("mean:Q")
+    return data, trials
 
 
 def layers(spec: Spec) -> Iterator[dict[str, Any]]:
@@ -125,10 +112,9 @@ def test_names_and_sweeps_are_those_of_the_paper() -> None:
     assert all(figure.source for figure in FIGURES if figure.sweeps)
 
 
-@each
-def test_nothing_to_show_is_no_figure(figure: Figure, tmp_path: Path) -> None:
+def test_nothing_to_show_is_no_figure(tmp_path: Path) -> None:
     trials = load(tmp_path)
-    assert figure.data(trials, gaps(trials)).empty
+    assert [f.name for f in FIGURES if not f.data(trials, gaps(trials)).empty] == []
 
 
 def unlike(figures: Iterable[Figure]) -> list[Figure]:
@@ -170,9 +156,10 @@ def test_every_row_is_in_the_picture_and_no_axis_hides_a_value(
 
 
 @each
-def test_every_panel_is_vega_lite(figure: Figure, drawn: Callable[[str], Drawn]) -> None:
-    """Altair validates nothing when a report draws: it would take as long as drawing."""
-    for spec in drawn(figure.name).plot.specs:
+def test_its_panels_are_vega_lite(figure: Figure, drawn: Callable[[str], Drawn]) -> None:
+    """Altair validates nothing when a report draws: it would take as long as drawing. The last
+    panel stands for those that the same function draws, after the first of another kind."""
+    for spec in {len(spec["layer"]): spec for spec in drawn(figure.name).plot.specs}.values():
         VEGA_LITE.validate({**spec, "datasets": {}})  # whose rows may have any columns
 
 
@@ -187,6 +174,79 @@ def test_panels_have_one_axis_for_one_quantity(
         if channel == "y" or "nats" in title:
             domains.setdefault(channel + title, set()).add(str(axis["scale"]["domain"]))
     assert all(len(found) == 1 for found in domains.values())
+
+
+SHOWN = dict(
+    line.split(" | ", 1)
+    for line in (Path(__file__).parent / "shown.txt").read_text().splitlines()[1:]
+)
+"""Figure → its panels, series, groups or values, and the titles of its axes x and y."""
+
+
+@each
+def test_it_has_its_panels_arms_and_axes(figure: Figure, drawn: Callable[[str], Drawn]) -> None:
+    data, [spec, *_] = drawn(figure.name).plot[1:]
+
+    def told(column: str) -> str:
+        return "; ".join(dict.fromkeys(map(str, data[column]))) if column in data else ""
+
+    def title(channel: str) -> str:
+        titles = [layer["encoding"].get(channel, {}).get("title") for layer in spec["layer"]]
+        words = next(filter(None, titles), "")
+        return words if isinstance(words, str) else " ".join(words)
+
+    found = told("panel"), told("series"), told("group") or told("value"), title("x"), title("y")
+    assert " | ".join(found) == SHOWN[figure.name]
+
+
+def by_hand(data: pd.DataFrame, trials: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """Of each row the loss of its trial, at its update if it has one, and its gap to sync's."""
+    point = ["point", "pipeline.num_stages", "seed"]
+    of_trial = trials.set_index("trial_id")
+    partner = trials[trials["arm"] == "sync"].set_index(point)["trial_id"].to_dict()
+    ids = (
+        data["trial_id"],
+        [partner[key] for key in of_trial.loc[data["trial_id"], point].itertuples(index=False)],
+    )
+    if "update" in data:  # each point of a curve is one of a run's 100 updates
+        curve = of_trial["folder"].map(lambda folder: training_losses(folder)["train_loss"])
+        own, sync = (
+            pd.Series([curve[name][t] for name, t in zip(names, data["update"], strict=True)])
+            for names in ids
+        )
+    else:
+        own, sync = (of_trial.loc[names, "final_val_loss"].reset_index(drop=True) for names in ids)
+    return own, own - sync
+
+
+PLACES = ["panel", "subtitle", "quantity", "group", "series", "key", "value", "update"]
+"""What a mean is of, if a figure has the column."""
+
+
+@each
+def test_numbers_are_those_of_the_trials_their_pairs_and_students_t(
+    figure: Figure, swept: Callable[..., Table]
+) -> None:
+    """Of all that show losses and gaps of trials."""
+    data, trials = of_sweep(figure, swept)
+    if "trial_id" not in data or not {"of_seed", "gap"} & {*data}:
+        return
+    data = data.reset_index(drop=True)
+    loss, gap = by_hand(data, trials)
+    is_gap = data["quantity"] == "gap" if "quantity" in data else data["gap"].notna()
+    expected = gap.where(is_gap, loss)
+    shown = data["of_seed"] if "of_seed" in data else data["gap"]
+    for name in {"loss", "train_loss"} & {*data}:
+        shown = shown.fillna(data[name])
+    assert shown.tolist() == pytest.approx(expected.tolist())
+    with_mean = data["mean"].notna()
+    places = [data.loc[with_mean, name] for name in PLACES if name in data]
+    groups = expected[with_mean].groupby([*places, is_gap[with_mean]], dropna=False)
+    mean, half = groups.transform("mean"), groups.transform("sem") * stats.t.ppf(0.975, 1)
+    for name, end in (("mean", mean), ("low", mean - half), ("high", mean + half)):
+        assert data.loc[with_mean, name].tolist() == pytest.approx(end.tolist(), abs=1e-9)
+    assert {*groups.size()} == {*data.loc[with_mean, "n"]} == {2}
+    assert with_mean[is_gap].all()
 
 
 @each
@@ -213,7 +273,9 @@ def files(folder: Path, name: str) -> dict[str, bytes]:
     return {path.suffix: path.read_bytes() for path in folder.glob(f"{name}.*")}
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    "name", [KINDS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in KINDS[1:])]
+)
 def test_the_same_data_give_the_same_few_bytes(
     name: str, swept: Callable[..., Table], tmp_path: Path
 ) -> None:

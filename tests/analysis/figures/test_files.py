@@ -3,8 +3,6 @@
 import base64
 import io
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,14 +12,13 @@ from fontTools.ttLib import TTFont
 from pipegap.analysis import gaps, load
 from pipegap.analysis.__main__ import main
 from pipegap.analysis.figures import BY_NAME, Plot, files, plot, save
-from pipegap.analysis.figures.files import PER_INCH, WIDTHS, picture, sized
+from pipegap.analysis.figures.files import PER_INCH, WIDTHS, sized
 from pipegap.analysis.figures.fonts import USUAL, with_font
 from pipegap.analysis.statistics.tax import paper_losses
 from pipegap.trainer.base.children import Worker
 from tests.support.synthetic_store import put
 
 FIGURE = BY_NAME["final_losses"]
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -105,29 +102,10 @@ def test_the_command_writes_what_is_asked_for_and_refuses_the_rest(
     paper: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["figures", f"results={paper}", f"out={tmp_path}"]
-    command = [sys.executable, "-m", "pipegap", "report", *words, "width=one", "theme=dark"]
-    done = subprocess.run(
-        [*command, "only=final_losses"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert main([*words, "width=one", "theme=dark", "only=final_losses"]) == 0
+    assert not capsys.readouterr().err
     endings = {".svg", ".png", ".pdf", ".csv"}
     assert {path.name for path in tmp_path.iterdir()} == {f"final_losses{end}" for end in endings}
     assert b"/MediaBox [0 0 234 " in (tmp_path / "final_losses.pdf").read_bytes(), "3.25 inches"
     assert main([*words, "only=nothing"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
-
-
-def test_what_only_answers_a_pointer_is_in_no_picture() -> None:
-    values = {"values": [{"x": 1, "y": 2}, {"x": 2, "y": 3}]}
-    places = {
-        "x": {"field": "x", "type": "quantitative"},
-        "y": {"field": "y", "type": "quantitative"},
-    }
-    line, points = (
-        {"mark": {"type": kind, "opacity": opacity}, "encoding": places}
-        for kind, opacity in (("line", 1), ("point", 0))
-    )
-    alone, both = ({"data": values, "layer": layers} for layers in ([line], [line, points]))
-    assert picture({"hconcat": [both]}) == picture({"hconcat": [alone]})
-    seen = {"data": values, "layer": [line, {**points, "mark": {"type": "point", "opacity": 0.1}}]}
-    assert picture({"hconcat": [seen]}) != picture({"hconcat": [alone]})

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from pipegap.analysis.figures.fonts import usual_faces
 from pipegap.analysis.figures.kept import kept, source
 
 
@@ -40,15 +39,6 @@ def test_a_damaged_file_is_made_anew(folder: Path, damaged: bytes) -> None:
     assert kept(make, "a") == b"1"
 
 
-def test_where_nothing_can_be_written_it_is_made_each_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    make = numbers()
-    assert [kept(make, "a"), kept(make, "a")] == [b"0", b"1"]
-
-
 def test_a_source_is_the_code_of_a_module_and_of_those_in_a_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,10 +52,3 @@ def test_a_source_is_the_code_of_a_module_and_of_those_in_a_package(
     assert source(one, whole) == "# one\n" + source(whole)
     (package / "two.py").write_text("# 2\n")
     assert source(whole) == "# __init__\n# one\n# 2\n"
-
-
-def test_letters_are_the_same_made_and_kept(folder: Path) -> None:
-    made = usual_faces()
-    assert made.count("@font-face") == 2
-    assert folder.is_dir()
-    assert usual_faces() == made

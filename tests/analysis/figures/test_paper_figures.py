@@ -32,21 +32,6 @@ def rows(name: str, table: pd.DataFrame) -> list[dict[str, Any]]:
     return [row for dataset in datasets for row in dataset]
 
 
-def test_rows_of_a_key_and_the_value_none(tmp_path: Path) -> None:
-    for norm, gap in ((0.1, 0.1), (1.0, 0.2), (None, 0.3)):
-        for arm, loss in (("sync", 2.0), ("delay", 2.0 + gap)):
-            put(tmp_path, arm, [loss, loss + 0.02], clip_norm=norm)
-    table = data("fig10", tmp_path)
-    losses, of_gaps = (table[table["quantity"] == name] for name in ("loss", "gap"))
-    assert losses["group"].unique().tolist() == ["0.1", "1", "none"]
-    found = of_gaps.drop_duplicates("group").set_index("group")
-    assert found["mean"].to_dict() == pytest.approx({"0.1": 0.1, "1": 0.2, "none": 0.3})
-    assert (found["n"] == 2).all()
-    assert (set(of_gaps["arm"]), len(of_gaps), len(losses)) == ({"delay"}, 6, 12)
-    means = losses.groupby(["group", "arm"])
-    assert (means["of_seed"].mean() - means["mean"].first()).abs().max() < 1e-12
-
-
 def test_a_loss_far_from_the_others_stays_on_the_axis_which_says_what_it_is(tmp_path: Path) -> None:
     for rate, loss in ((0.001, 2.1), (0.002, 2.1), (0.004, 2.1), (0.008, 2.1), (0.016, 12.5)):
         put(tmp_path, "sync", [2.0, 2.02], lr=rate)
@@ -68,30 +53,6 @@ def test_a_row_says_how_many_diverged(tmp_path: Path) -> None:
     assert words == {"+0.100  n=1  × 1 of 2"} | of_losses
 
 
-def test_schedules_are_compared_by_name(tmp_path: Path) -> None:
-    table = of_sweep("fig11", tmp_path)
-    assert sorted(table["group"].unique()) == ["WSD", "cosine"]
-    assert set(table["panel"]) == {"AdamW", "Muon"}
-
-
-def test_the_gap_over_training_is_that_of_each_pair(tmp_path: Path) -> None:
-    """These runs have few evaluations, and so figure 3 shows means of training losses."""
-    table = of_sweep("fig03", tmp_path)
-    ids = table.drop_duplicates("trial_id").set_index("trial_id")
-    losses = table.pivot(index="update", columns="trial_id", values="train_loss")
-    for (panel, series), rows in table.groupby(["panel", "series"]):
-        of_panel = ids[ids["panel"] == panel]
-        sync = of_panel[of_panel["series"] == "sync"].reset_index().set_index("seed")["trial_id"]
-        own = of_panel[of_panel["series"] == series]["seed"].items()
-        naive = [losses[trial] - losses[sync[seed]] for trial, seed in own]
-        if series == "sync":
-            assert rows["gap"].isna().all()
-        else:
-            means = rows.drop_duplicates("update").set_index("update")["mean"]
-            expected = sum(naive[1:], naive[0]) / len(naive)
-            assert means.to_dict() == pytest.approx(expected.to_dict())
-
-
 def test_training_losses_are_means_over_parts_of_the_run(tmp_path: Path) -> None:
     table = of_sweep("fig19", tmp_path)
     trial = table["trial_id"].iloc[0]
@@ -103,50 +64,6 @@ def test_training_losses_are_means_over_parts_of_the_run(tmp_path: Path) -> None
     assert shown.to_dict() == pytest.approx(
         {2 * k + 1: own[2 * k : 2 * k + 2].mean() for k in range(50)}
     )
-
-
-def test_momentum_is_a_line_an_optimizer(tmp_path: Path) -> None:
-    for optimizer, gap in (("adamw", 0.3), ("muon", 0.1)):
-        for momentum in (0.8, 0.9):
-            put(tmp_path, "sync", [1.0, 1.1], optimizer=optimizer, momentum=momentum)
-            losses = [1.0 + gap * momentum, 1.1 + gap * momentum]
-            put(tmp_path, "delay", losses, optimizer=optimizer, momentum=momentum)
-    table = data("fig04", tmp_path).drop_duplicates(["series", "value"])
-    assert set(table["panel"]) == {"delay"}
-    found = table.set_index(["series", "value"])["mean"].to_dict()
-    expected = {(o, m): g * m for o, g in (("AdamW", 0.3), ("Muon", 0.1)) for m in (0.8, 0.9)}
-    assert found == pytest.approx(expected)
-
-
-def test_the_plain_delay_is_coefficient_0_of_error_feedback(tmp_path: Path) -> None:
-    put(tmp_path, "sync", [1.0])
-    put(tmp_path, "delay", [1.5])
-    for value in (0.5, 1.0):
-        put(tmp_path, "delay_ef", [1.5 - 0.3 * value], correction={"coefficient": value})
-    table = data("fig15", tmp_path)
-    assert table["value"].tolist() == [0.0, 0.5, 1.0]
-    assert table["gap"].tolist() == pytest.approx([0.5, 0.35, 0.2])
-    assert set(table["series"]) == {"AdamW"}
-
-
-def test_horizons_are_tokens_even_where_a_trial_diverged(tmp_path: Path) -> None:
-    write_sweep(tmp_path, "horizon", optimizers=["adamw"], diverged="delay_ef")
-    table = data("fig05", tmp_path)
-    assert sorted(table["value"].unique()) == [count * 16 * 128 for count in (100, 200, 400)]
-    lost = table[table["series"] == "delay + EF"]
-    assert lost[["n", "diverged", "pairs"]].drop_duplicates().to_numpy().tolist() == [[0, 2, 2]]
-    sync = table[table["series"] == "sync"]
-    assert (sync.groupby("value")["loss"].mean() == sync.groupby("value")["mean"].first()).all()
-
-
-def test_stages_are_panels_with_all_three_pipelines(tmp_path: Path) -> None:
-    table = of_sweep("fig06", tmp_path)
-    assert list(table["panel"].unique()) == [
-        f"{o}, P = {p}" for o in ("AdamW", "Muon") for p in (2, 4)
-    ]
-    per_panel = table.groupby("panel")["series"].agg(set)
-    assert all(series == {"sync", "delay", "PipeDream"} for series in per_panel)
-    assert not table.duplicated(["panel", "trial_id", "update"]).any()
 
 
 def test_cells_are_means_and_the_best_is_framed(tmp_path: Path) -> None:
@@ -172,28 +89,6 @@ def test_cells_are_means_and_the_best_is_framed(tmp_path: Path) -> None:
     assert best.loc[("delay", "loss"), "batch_size"] == 8, "the lowest mean where none diverged"
     assert len(best) == 2
     assert "1.460\n× 1/2" in {row.get("words") for row in rows("fig13", table)}
-
-
-def test_sizes_are_lines_against_the_learning_rate(tmp_path: Path) -> None:
-    table = of_sweep("fig16", tmp_path)
-    sizes = ("115k", "461k")
-    assert set(table["series"]) == {f"{size} {arm}" for size in sizes for arm in ("sync", "delay")}
-    by_value = table.dropna(subset="loss").groupby(["panel", "series", "value"])
-    assert (by_value["loss"].mean() - by_value["mean"].first()).abs().max() < 1e-12
-
-
-def test_budgets_are_lines_against_the_learning_rate_even_where_a_trial_diverged(
-    tmp_path: Path,
-) -> None:
-    write_sweep(tmp_path, "moe_learning_rate", optimizers=["muon"], diverged="delay")
-    table = data("fig16b", tmp_path)
-    sizes = {count * 16 * 128 for count in (200, 400)}
-    assert set(table["size"]) == sizes
-    assert set(table["series"]) == {
-        f"{size} tokens {arm}" for size in ("410k", "819k") for arm in ("sync", "delay")
-    }
-    assert set(table["value"]) == {0.002, 0.004}
-    assert set(table.loc[table["arm"] == "delay", "diverged"]) == {2}
 
 
 def test_staleness_counts_updates_from_the_switch(tmp_path: Path) -> None:

@@ -107,13 +107,3 @@ def test_longer_runs_that_a_sweep_asks_for_tell_its_tax_and_are_not_missing(
     assert [*drawn.loc[drawn["who"] == "these trials", "mean"]] == [pytest.approx(2)]
     table = pd.read_csv(tmp_path / "out" / "token_taxes.csv")
     assert [*table["tax"]][:1] == [pytest.approx(2)]
-
-
-def test_a_store_of_one_length_says_what_it_lacks(tmp_path: Path) -> None:
-    put(tmp_path / "store", "sync", [1.0, 1.1])
-    put(tmp_path / "store", "delay", [1.2, 1.3])
-    text = report(tmp_path / "store", tmp_path / "out")
-    assert text.splitlines()[-1].startswith("nothing is decided yet: pipegap sweep sweep=main")
-    page = (tmp_path / "out" / "index.html").read_text()
-    assert "token tax, Trials of no sweep: not enough data: runs of one length only" in page
-    assert not (tmp_path / "out" / "token_tax.csv").exists()

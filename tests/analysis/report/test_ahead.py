@@ -18,15 +18,19 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def test_its_files_are_the_same(tmp_path: Path) -> None:
+def test_its_files_are_the_same_and_what_goes_wrong_in_its_process_is_raised(
+    tmp_path: Path,
+) -> None:
     write_arms(tmp_path / "store", {"sync": [1.7, 1.6], "delay": [2.2, 2.0]})
-    with Ahead(MANY) as ahead:
+    with pytest.raises(FileExistsError), Ahead(MANY) as ahead:  # noqa: PT012
         ahead.begin()
         worker = ahead.worker
         ahead.begin()
         assert ahead.worker is worker, "it begins once"
         with with_figures(()):
             said = report(tmp_path / "store", tmp_path / "ahead", worker=worker)
+        assert worker is not None
+        worker.do(Path.mkdir, tmp_path / "ahead")
     with with_figures(()):
         alone = report(tmp_path / "store", tmp_path / "alone")
     assert said.replace("/ahead:", "/alone:") == alone
@@ -34,17 +38,3 @@ def test_its_files_are_the_same(tmp_path: Path) -> None:
     known = contents(tmp_path / "alone")
     assert known.keys() > {"trials.csv", "gaps.tex"}
     assert contents(tmp_path / "ahead") == known
-
-
-def test_what_went_wrong_in_its_process_is_raised(tmp_path: Path) -> None:
-    (tmp_path / "a").touch()
-    with pytest.raises(FileExistsError), Ahead(MANY) as ahead:  # noqa: PT012
-        ahead.begin()
-        assert ahead.worker is not None
-        ahead.worker.do(Path.mkdir, tmp_path / "a")
-
-
-def test_a_small_report_needs_no_process() -> None:
-    with Ahead(MANY - 1) as ahead:
-        ahead.begin()
-        assert ahead.worker is None

@@ -140,22 +140,3 @@ def test_a_click_on_a_point_opens_its_trial(browser: Any) -> None:
     wait(browser).until(is_open)
     assert browser.find_element("id", "trial-title").text == f"Trial {clicked[-1]}"
     browser.execute_script("document.getElementById('trial').close()")
-
-
-def test_a_point_under_the_pointer_says_which_trial_it_is(browser: Any) -> None:
-    resize(browser, 1400)
-    told = wait(browser).until(told_at_a_seed)
-    for said in ("trial_id", "seed"):
-        assert said in told
-
-
-def told_at_a_seed(browser: Any) -> str:
-    """What the page says once the pointer is on a point; empty if a chart that is drawn anew for
-    another width took the point away meanwhile."""
-    point = browser.execute_script(OF_A_SEED)
-    if point is None:
-        return ""
-    beside = ActionChains(browser).move_to_element_with_offset(point, 40, 40)
-    beside.move_to_element(point).perform()
-    tooltips = browser.find_elements("css selector", "#vg-tooltip-element.visible")
-    return str(tooltips[0].text) if tooltips else ""

@@ -1,7 +1,5 @@
 """`pipegap report` writes the same report from the same store, and never a traceback."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +7,7 @@ import pandas as pd
 import pytest
 
 from pipegap.analysis import gaps, load
+from pipegap.analysis.__main__ import main
 from pipegap.analysis.figures import FIGURES
 from pipegap.analysis.figures.style import ARMS, arm_styles, optimizer_styles
 from pipegap.analysis.report.report import report
@@ -16,18 +15,12 @@ from pipegap.trainer.base.errors import BadInput
 from tests.support.reports import with_figures
 from tests.support.synthetic_store import config, result, write, write_arms
 
-ROOT = Path(__file__).parents[3]
 TABLES = ("trials", "gaps", "claims", "missing", "provenance", "makers")
 LOSSES: dict[str, list[float | None]] = {
     "sync": [1.70, 1.69],
     "delay": [2.2, None],
     "delay_ef": [1.9, 1.95],
 }
-
-
-def analysis(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pipegap", "report", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
@@ -46,34 +39,22 @@ def shown(store: Path, *names: str) -> dict[str, pd.DataFrame]:
     return {name: rows for name, rows in data.items() if not rows.empty}
 
 
-def test_the_command_writes_every_file_and_prints_the_table(tmp_path: Path) -> None:
+def test_the_command_writes_every_file_and_prints_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_arms(tmp_path / "results", LOSSES)
-    done = analysis(f"results={tmp_path / 'results'}", f"out={tmp_path / 'out'}")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert main([f"results={tmp_path / 'results'}", f"out={tmp_path / 'out'}"]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
     names = {path.name for path in (tmp_path / "out").iterdir()}
     drawn = shown(tmp_path / "results")
     assert drawn
     figures = {f"{name}.{form}" for name in drawn for form in ("svg", "png", "pdf", "csv")}
     tables = {f"{name}.csv" for name in TABLES}
     assert names == figures | tables | {"index.html", "gaps.md", "gaps.tex", "trials"}
-    assert "| +0.5000 n=1" in done.stdout
-    assert "| 1 of 2" in done.stdout
-    assert str(tmp_path / "out") in done.stdout
-
-
-@pytest.mark.usefixtures("words_alone")
-def test_an_empty_store_is_no_error(tmp_path: Path) -> None:
-    assert "no trials in" in report(tmp_path, tmp_path / "out")
-    page = (tmp_path / "out" / "index.html").read_text()
-    assert "pipegap sweep sweep=main" in page, "it says what would fill it"
-
-
-@pytest.mark.usefixtures("words_alone")
-def test_a_store_without_pairs_says_so(tmp_path: Path) -> None:
-    write(tmp_path, config("delay"), None)
-    text = report(tmp_path, tmp_path / "out")
-    assert "1 unfinished" in text
-    assert "no pairs yet" in text
+    assert "| +0.5000 n=1" in said.out
+    assert "| 1 of 2" in said.out
+    assert str(tmp_path / "out") in said.out
 
 
 @pytest.mark.usefixtures("words_alone")

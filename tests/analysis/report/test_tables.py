@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from pipegap.analysis import gaps, load
-from pipegap.analysis.report.missing import cost, missing, shown
+from pipegap.analysis.report.missing import cost, missing
 from pipegap.analysis.report.page.listing import listed, write_latex
 from pipegap.analysis.report.table_data import protocols, remedies
 from pipegap.trainer.store.records import Record, RecordedTrial
@@ -109,17 +109,6 @@ def test_hours_are_those_of_the_trials_whose_time_is_known(
     assert says in cost(
         missing(nothing_yet, [asked_for(*seconds)], named=(), store="results=results")
     )
-
-
-def test_a_sweep_that_was_never_run_has_no_price() -> None:
-    nothing_yet = pd.DataFrame({"trial_id": [], "status": []})
-    table = missing(nothing_yet, [], named=["main", "momentum"], store="results=my store")
-    assert cost(table) == "2 sweeps were never run here (dry_run=true prices them)."
-    assert table["seconds"].isna().all()
-    assert shown(table)["time"].isna().all()
-    assert table["command"].tolist() == [
-        f"pipegap sweep sweep={name} scale=tiny 'results=my store'" for name in ("main", "momentum")
-    ]
 
 
 def test_latex_has_the_words_of_the_page(tmp_path: Path) -> None:

@@ -47,12 +47,6 @@ def test_trials_whose_own_class_has_another_source_are_not_compared(tmp_path: Pa
     assert table.loc[table["n"] > 0, "arm"].tolist() == ["delay"]
 
 
-def test_one_sync_trial_serves_every_arm(tmp_path: Path) -> None:
-    write_arms(tmp_path, {"sync": [1.0], "delay": [1.2], "delay_ef": [1.1]})
-    table = gaps(load(tmp_path))
-    assert table["loss_sync"].tolist() == [1.0, 1.0]
-
-
 def test_the_sync_trial_of_as_many_stages_and_microbatches_is_preferred(tmp_path: Path) -> None:
     add(tmp_path, "sync", 1.0, num_stages=1, num_microbatches=1)
     add(tmp_path, "sync", 2.0, num_stages=4, num_microbatches=8)
