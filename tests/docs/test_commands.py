@@ -17,11 +17,12 @@ from pipegap.sweeps.commands.evaluate import parse_words
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.trainer.__main__ import main as trainer
 from pipegap.trainer.base.cli import split_command
+from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.data import benchmarks
 from pipegap.trainer.data.__main__ import CORPORA, _request
 from pipegap.trainer.data.tokenizers import ENCODERS
 from tests.support.make import lines_of_make
-from tests.support.markdown import DOCUMENTS, ROOT, commands, write_files
+from tests.support.markdown import DOCUMENTS, ROOT, commands, shell_lines, write_files
 from tests.support.reports import with_figures
 from tests.support.synthetic_store import write_arms
 
@@ -29,6 +30,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:Pydantic V1 style:DeprecationWar
 Words = Sequence[str]
 ELSEWHERE = {"git", "cd", "source", "export", "tensorboard", "wandb", "pip", "python3"}
 """Programs that are not ours."""
+ACTIVATE = ["source", ".venv/bin/activate"]
+OURS = {"pipegap", "python", "torchrun", "wandb"}
+"""Programs that an environment has."""
 NEED_A_CLUSTER: Mapping[str, Words] = {"jobs": [], "stop": ["ID"]}
 """Commands of sweeps, and the words that the documents may give them."""
 MANY = {"sweep=all", "sweep=paper"}
