@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from analysis.objects.mirror import pulled
-from analysis.report.ahead import Ahead
 from trainer.base.cli import Given
 from trainer.base.places import require_folder
 
@@ -12,11 +11,9 @@ KEYS = {"results": "the store (default: results)", "out": "where to write (defau
 
 def main(given: Given) -> None:
     """Write the report of a store, which may be empty, and print its text; raises BadInput."""
+    from analysis.report.report import report  # it is large
+
     places = {"results": "results", "out": "report", **given}
     require_folder("out", places["out"])
     results, out = pulled(places["results"]), Path(places["out"])
-    with Ahead(len([*results.glob("trials/*")])) as ahead:
-        ahead.begin()
-        from analysis.report.report import report  # it is large
-
-        print(report(results, out, store=places["results"], worker=ahead.worker))
+    print(report(results, out, store=places["results"]))

@@ -87,15 +87,6 @@ def picture(spec: Spec) -> str:
     return f'{head} role="img" aria-label="{words}">{rest}'
 
 
-def warm_up() -> None:
-    """Take the time that the first picture of a process takes beside its own."""
-    letter = {"data": {"values": [{}]}, "mark": {"type": "text", "text": "0"}}
-    svg = picture(letter)
-    with_font(svg)
-    vl_convert.svg_to_png(svg)
-    vl_convert.svg_to_pdf(svg)
-
-
 def _visible(spec: Any) -> Any:
     """Return the specification without layers of opacity 0."""
     if isinstance(spec, dict):

@@ -5,10 +5,8 @@ widths; a viewer that lacked it would draw wider letters, and cut titles.
 """
 
 import base64
-import hashlib
 import io
 import string
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
@@ -49,11 +47,7 @@ def with_font(svg: str) -> str:
 
 def usual_faces() -> str:
     """Return a style sheet with the usual letters, for a page on which a browser draws figures."""
-    return b"".join(map(_usual_face, FACES)).decode()
-
-
-def _usual_face(weight: int) -> bytes:
-    return _kept(weight, "face", lambda: _face(weight, USUAL).encode())
+    return "".join(_face(weight, USUAL) for weight in FACES)
 
 
 @cache
@@ -69,13 +63,10 @@ def _face(weight: int, letters: frozenset[str]) -> str:
 
 @cache
 def _usual(weight: int) -> bytes:
-    return _kept(weight, "letters", lambda: _cut(FOLDER / FACES[weight], USUAL))
-
-
-def _kept(weight: int, what: str, make: Callable[[], bytes]) -> bytes:
-    """Return what is made of the usual letters of a weight."""
-    source = hashlib.sha256((FOLDER / FACES[weight]).read_bytes()).hexdigest()
-    return kept(make, what, str(weight), source, fontTools.version, "".join(sorted(USUAL)))
+    """Return the font with the usual letters alone."""
+    path = FOLDER / FACES[weight]
+    made_of = str(weight), str(path.stat().st_size), fontTools.version, "".join(sorted(USUAL))
+    return kept(lambda: _cut(path, USUAL), "letters", *made_of)
 
 
 def _cut(source: Path | io.BytesIO, letters: frozenset[str], flavor: str | None = None) -> bytes:

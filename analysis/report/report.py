@@ -4,14 +4,12 @@ import shutil
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.report.ahead import MANY
 from analysis.report.answer import StoreAnswer, answer
 from analysis.report.contents import EXPECTED, claims_table, write_chapter
 from analysis.report.details import makers, provenance, write_details
@@ -31,6 +29,8 @@ from trainer.base.errors import BadInput
 
 PLACES = ["folder", "results", "out", "data.path", "data.shards", "code"]
 """Paths on one machine: they are left out of the files, which name a trial by its id."""
+MANY = 50
+"""Trials whose pictures and files take longer to make than a process takes to start."""
 MOST_TRIALS = 10_000
 """Rows of the list of trials on the page."""
 TRIALS = "Each opens: config, losses over training, log. What made it stands in the CSV."
@@ -48,7 +48,6 @@ def report(
     out: Path,
     label: str | None = None,
     store: str = "",
-    worker: Worker | None = None,
 ) -> str:
     """Write a report to `out` and return what to print.
 
@@ -56,9 +55,8 @@ def report(
     claims.csv, missing.csv and provenance.csv. `trials/` beside the page holds what opens on it for
     one trial. The report shows the whole store, with one folder per scale, or only the trials that
     the sweep `label` compares. `store` is the value of `results=` in the commands that the report
-    shows, such as a URL, if it is not the path `results`. With a `worker` some files are there when
-    the worker has done its calls. Raises BadInput for a missing `results`, a `label` without a
-    record, an `out` that cannot be written, or mixed data.
+    shows, such as a URL, if it is not the path `results`. Raises BadInput for a missing `results`,
+    a `label` without a record, an `out` that cannot be written, or mixed data.
     """
     with warnings.catch_warnings(record=True) as on_reading:
         warnings.simplefilter("always", UserWarning)
@@ -68,7 +66,7 @@ def report(
         out.mkdir(parents=True, exist_ok=True)
         with (
             warnings.catch_warnings(record=True) as caught,
-            nullcontext(worker) if worker else Worker(apart=len(trials) >= MANY) as drawing,
+            Worker(apart=len(trials) >= MANY) as drawing,
         ):
             warnings.simplefilter("ignore", UserWarning)  # those of the gaps are remarks now
             warnings.simplefilter("always", DamagedRows)

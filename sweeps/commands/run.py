@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Sequence
 
 from analysis.objects.bucket import StoreAway
-from analysis.report.ahead import Ahead
 from sweeps.commands import COMMANDS, SAYS
 from sweeps.plan import sweep_record
 from sweeps.plan.pricing import Prices, summary
@@ -16,7 +15,6 @@ from sweeps.request.files import ALL, PAPER, known
 from sweeps.store.opened import open_store
 from sweeps.store.results import failed, finished, require_ready
 from sweeps.store.store import SweepStore
-from trainer.base.children import Worker
 from trainer.base.cli import DONE, FAILED, parser
 from trainer.base.errors import Stopped
 from trainer.base.stopping import stopping
@@ -36,15 +34,14 @@ def main(words: Sequence[str]) -> int:
         return DONE
     require_ready(store, all_planned(sweeps))
     sweep_record.write(request, sweeps, store)
-    with Ahead(len(all_planned(sweeps))) as ahead:
-        sweeps, stopped = _run(request, sweeps, store, ahead)
-        store.pull()
-        sweep_record.write(request, sweeps, store)  # what is left is priced by what has finished
-        if stopped:  # whoever asked will not wait for a report (Slurm kills after a minute)
-            _say_what_is_left(request, sweeps)
-            return Stopped.exit_code
-        prices = Prices.measured(request.results, all_planned(sweeps))
-        return max(_end(request, sweep, prices, store, ahead.worker) for sweep in sweeps)
+    sweeps, stopped = _run(request, sweeps, store)
+    store.pull()
+    sweep_record.write(request, sweeps, store)  # what is left is priced by what has finished
+    if stopped:  # whoever asked will not wait for a report (Slurm kills after a minute)
+        _say_what_is_left(request, sweeps)
+        return Stopped.exit_code
+    prices = Prices.measured(request.results, all_planned(sweeps))
+    return max(_end(request, sweep, prices, store) for sweep in sweeps)
 
 
 def _request_words(words: Sequence[str]) -> list[str]:
@@ -79,13 +76,12 @@ def _request_words(words: Sequence[str]) -> list[str]:
 
 
 def _run(
-    request: Request, sweeps: list[SweepPlan], store: SweepStore, ahead: Ahead
+    request: Request, sweeps: list[SweepPlan], store: SweepStore
 ) -> tuple[list[SweepPlan], bool]:
     """Runs the trials that can run, in rounds: those that decide which others do, then the others.
 
     This driver tries each trial once at most. Trials that another driver runs are waited for, and
-    run here if it dies. While the last ones run, `ahead` begins. Returns the plans at the end, and
-    whether a signal asked to stop.
+    run here if it dies. Returns the plans at the end, and whether a signal asked to stop.
     """
     if not _missing(sweeps):
         return sweeps, False
@@ -120,7 +116,6 @@ def _run(
                         request.tracking,
                         folder,
                         store,
-                        ahead.begin,
                     )
             else:
                 time.sleep(POLL_EVERY)
@@ -160,9 +155,7 @@ def _say_what_is_left(request: Request, sweeps: Sequence[SweepPlan]) -> None:
     print(f"a report of what is done: python -m analysis results={where} out=report")
 
 
-def _end(
-    request: Request, plan: SweepPlan, prices: Prices, store: SweepStore, worker: Worker | None
-) -> int:
+def _end(request: Request, plan: SweepPlan, prices: Prices, store: SweepStore) -> int:
     """Prints what became of a sweep, its report and its advice; returns an exit code."""
     if len(request.sweeps) > 1:
         print(f"\nsweep {plan.label}")
@@ -170,7 +163,7 @@ def _end(
     lost = [trial for trial in planned if failed(trial)]
     for trial in lost:
         print(f"failed: {trial.name}, see {trial.folder}/result.json")
-    print(sweep_record.report(request, plan, prices, store, worker))
+    print(sweep_record.report(request, plan, prices, store))
     if plan.sweep.verdict:
         print(f"rule for the verdict, written before the run: {plan.sweep.verdict}")
     left = sum(finished(trial) is None for trial in planned) - len(lost)

@@ -27,7 +27,6 @@ from sweeps.request.expand import Trial, unique
 from sweeps.store.results import clean_old
 from sweeps.store.store import SweepStore
 from trainer.base.atomic import SUFFIX, write_json
-from trainer.base.children import Worker
 from trainer.base.errors import BadInput
 from trainer.config.identity import code_version
 from trainer.folder.files import Damaged, content
@@ -81,13 +80,10 @@ def _trial(trial: Trial, prices: Prices) -> dict[str, Any]:
     }
 
 
-def report(
-    request: Request, plan: SweepPlan, prices: Prices, store: SweepStore, worker: Worker | None
-) -> str:
+def report(request: Request, plan: SweepPlan, prices: Prices, store: SweepStore) -> str:
     """Writes the report of the arms at the chosen values, unless it is there; returns its text.
 
-    The other values that tuning tried are in tuned.csv. A `worker` that has begun already draws the
-    pictures.
+    The other values that tuning tried are in tuned.csv.
     """
     out = request.results / "reports" / plan.label
     folders = [trial.folder for trial in unique(plan.planned)]
@@ -97,16 +93,11 @@ def report(
         return f"{text}\nnothing has changed since this report was made"
     from analysis.report import report as page
 
-    lines = [page.report(request.results, out, plan.label, request.where, worker)]
+    lines = [page.report(request.results, out, plan.label, request.where)]
     lines += tried_report.write(plan.sweep, plan.choices, out)
     if (search := plan.sweep.search) is not None:
         lines += tried_report.compare(request.results, search, plan.planned, out)
     text = "\n".join([*lines, *_advice(request.results, plan, request.where)])
-    if worker is not None:
-        try:
-            worker.wait()
-        except OSError as error:
-            raise BadInput("results", out, f"must be a folder to write to ({error})") from None
     note(out, now, text)
     store.push(out)
     return text

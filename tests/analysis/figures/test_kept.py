@@ -1,14 +1,13 @@
-"""What is kept is made once for a machine, and never read where it is damaged."""
+"""What is kept is made once for a machine."""
 
 from collections.abc import Callable
-from importlib import import_module
 from itertools import count
 from pathlib import Path
 
 import pytest
 
 from analysis.figures.fonts import usual_faces
-from analysis.figures.kept import kept, source
+from analysis.figures.kept import kept
 
 
 @pytest.fixture(autouse=True)
@@ -30,16 +29,6 @@ def test_it_is_made_once_of_the_same_things() -> None:
     assert kept(make, "ab") == b"2", "one thing is not two"
 
 
-@pytest.mark.parametrize("damaged", [b"", b"short", b"0" * 40])
-def test_a_damaged_file_is_made_anew(folder: Path, damaged: bytes) -> None:
-    make = numbers()
-    kept(make, "a")
-    [file] = folder.iterdir()
-    file.write_bytes(damaged)
-    assert kept(make, "a") == b"1"
-    assert kept(make, "a") == b"1"
-
-
 def test_where_nothing_can_be_written_it_is_made_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,21 +36,6 @@ def test_where_nothing_can_be_written_it_is_made_each_time(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     make = numbers()
     assert [kept(make, "a"), kept(make, "a")] == [b"0", b"1"]
-
-
-def test_a_source_is_the_code_of_a_module_and_of_those_in_a_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    package = tmp_path / "of_kept"
-    package.mkdir()
-    for name in ("__init__", "one", "two"):
-        (package / f"{name}.py").write_text(f"# {name}\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    whole, one = import_module("of_kept"), import_module("of_kept.one")
-    assert source(whole) == "# __init__\n# one\n# two\n"
-    assert source(one, whole) == "# one\n" + source(whole)
-    (package / "two.py").write_text("# 2\n")
-    assert source(whole) == "# __init__\n# one\n# 2\n"
 
 
 def test_letters_are_the_same_made_and_kept(folder: Path) -> None:
