@@ -20,8 +20,7 @@ from analysis.advice.rows import advices
 from analysis.advice.verdict import GO, Rival
 from analysis.figures import BY_NAME
 from analysis.figures.figure import Spec, plot, whole
-from analysis.figures.files import picture
-from analysis.figures.fonts import with_font
+from analysis.figures.files import picture, with_font
 from analysis.report.answer import MICROBATCHES, STAGES
 from analysis.statistics.text import gap_table
 from analysis.table.names import minus

@@ -13,8 +13,8 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
+from analysis.figures.curves import CAPTION, COLUMNS, below_each_other, of_means, over_tokens
 from analysis.figures.figure import Chart, Figure
-from analysis.figures.means import CAPTION, COLUMNS, below_each_other, of_means, over_tokens
 from analysis.figures.rows import OF_SEED, PANEL, along, best_points
 from analysis.figures.scales import Axis, linear, of_positive
 from analysis.figures.style import arm_styles, ordered_styles

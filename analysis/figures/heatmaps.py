@@ -7,8 +7,8 @@ import altair as alt
 import pandas as pd
 
 from analysis.figures.figure import Chart, Figure
-from analysis.figures.marks import counted, hover, rounded, titled
 from analysis.figures.rows import MEAN, PANEL, along, mean_of
+from analysis.figures.style import counted, hover, rounded, titled
 from analysis.statistics.pairs import results
 from analysis.table import names
 

@@ -4,9 +4,14 @@ import altair as alt
 import pandas as pd
 
 from analysis.figures.figure import Chart, Figure
-from analysis.figures.marks import (
+from analysis.figures.rows import PANEL
+from analysis.figures.scales import of_numbers, of_ratios
+from analysis.figures.style import (
+    SOLID,
+    arm_styles,
     hover,
     legend,
+    ordered_styles,
     panels_of,
     reference,
     rounded,
@@ -14,9 +19,6 @@ from analysis.figures.marks import (
     whiskers,
     words_beside,
 )
-from analysis.figures.rows import PANEL
-from analysis.figures.scales import of_numbers, of_ratios
-from analysis.figures.style import SOLID, arm_styles, ordered_styles
 from analysis.statistics.tax import (
     ESTIMATED,
     LENGTHS,

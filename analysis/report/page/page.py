@@ -13,8 +13,7 @@ from analysis.claims import ALL_PARTS, Outcome, Verdict
 from analysis.claims.audit import MOST_SEEDS
 from analysis.figures import Figure, Plot, panels
 from analysis.figures.curves import FEWEST
-from analysis.figures.fonts import usual_faces
-from analysis.figures.kept import kept
+from analysis.figures.files import kept, usual_faces
 from analysis.report.answer import MICROBATCHES, STAGES, StoreAnswer
 from analysis.report.facts import Overview, TrialNow
 from analysis.report.page.listing import Listing

@@ -14,8 +14,7 @@ from fontTools.ttLib import TTFont
 from analysis import gaps, load
 from analysis.__main__ import main
 from analysis.figures import BY_NAME, Plot, files, plot, save
-from analysis.figures.files import PER_INCH, WIDTHS, picture, sized
-from analysis.figures.fonts import USUAL, with_font
+from analysis.figures.files import PER_INCH, USUAL, WIDTHS, picture, sized, with_font
 from analysis.statistics.tax import paper_losses
 from tests.support.synthetic_store import put
 from trainer.base.children import Worker

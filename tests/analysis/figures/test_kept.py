@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from analysis.figures.fonts import usual_faces
-from analysis.figures.kept import kept
+from analysis.figures.files import kept, usual_faces
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "pipegap" / "made"
+    return tmp_path / "pipegap" / "kept"
 
 
 def numbers() -> Callable[[], bytes]:
