@@ -16,7 +16,7 @@ from nbclient import NotebookClient
 
 from analysis import gaps, load
 from analysis.advice.advice import sentence
-from analysis.advice.rows import advices
+from analysis.advice.advise import advices
 from analysis.advice.verdict import GO, Rival
 from analysis.figures import BY_NAME
 from analysis.figures.figure import Spec, plot, whole

@@ -1,7 +1,7 @@
 """The delayed run against a synchronous pipeline after the same time.
 
 Losses are final losses of runs of the lengths that take the same time. Where there are no such
-runs, others stand in (see `statistics.lengths`): those that end no lower, or those that end no
+runs, others stand in (see `statistics.tax`): those that end no lower, or those that end no
 higher. A comparison that favours one side may only decide for the other one.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from analysis.advice.evidence import Evidence
 from analysis.statistics.intervals import Interval, Values, folds_share, mean_interval
-from analysis.statistics.lengths import StandIn, no_higher, no_lower
+from analysis.statistics.tax import StandIn, no_higher, no_lower
 
 NEARLY = 1e-6
 """Updates: the rounding error of a ratio of two simulated times."""

@@ -5,7 +5,7 @@ from pkgutil import iter_modules
 
 from analysis.claims.claim import ALL_PARTS, Claim, Outcome, Verdict, audited, judged, not_run
 
-ORDER = ("optimizers", "swept", "architectures", "corrections", "switches", "downstream")
+ORDER = ("optimizers", "swept", "corrections", "downstream")
 """Modules whose claims come first in a report. Those of any other module here follow by name."""
 
 

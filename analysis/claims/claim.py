@@ -8,8 +8,15 @@ from zlib import crc32
 import numpy as np
 import pandas as pd
 
-from analysis.claims.audit import MOST_SEEDS, Audit, audit
-from analysis.claims.rule import CONTRADICTED, REPRODUCED, Comparison, Estimate
+from analysis.claims.rule import (
+    CONTRADICTED,
+    MOST_SEEDS,
+    REPRODUCED,
+    Audit,
+    Comparison,
+    Estimate,
+    audit,
+)
 from analysis.statistics.intervals import CONFIDENCE, POWER
 
 ENOUGH_UPDATES = 100

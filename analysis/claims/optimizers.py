@@ -6,17 +6,19 @@ from itertools import product
 
 import pandas as pd
 
-from analysis.claims.above import Above, Contrast, removes
 from analysis.claims.claim import Claim
 from analysis.claims.measure import (
     BETWEEN,
     FRAGILE,
     PAPER,
     ROBUST,
+    Above,
     Column,
+    Contrast,
     measured,
     more,
     of_points,
+    removes,
     row,
     share_removed,
 )

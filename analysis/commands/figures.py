@@ -22,8 +22,7 @@ def main(given: Given) -> None:
     """Prints the files that it wrote, without their endings; raises BadInput."""
     from analysis.figures import FIGURES
     from analysis.figures.files import WIDTHS, export
-    from analysis.report.contents import figures_of
-    from analysis.report.scopes import StoreViews, scopes
+    from analysis.report.contents import StoreViews, figures_of, scopes
     from analysis.table.load import load
     from analysis.table.records import records
 

@@ -1,4 +1,8 @@
-"""Losses over training and the gap while it grows: one line per arm, its seeds behind it."""
+"""Losses over training and the gap while it grows: one line per arm, its seeds behind it.
+
+`of_means` draws such lines of any number that trials have over tokens, or over updates since a
+switch.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product

@@ -1,4 +1,6 @@
-"""Lines against a swept number: means with their interval, every seed, and divergences."""
+"""Gaps and final losses against a number that was swept: means with their interval, every seed, and
+divergences.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial

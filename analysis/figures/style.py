@@ -1,4 +1,5 @@
-"""How the figures look: a fixed colour for each optimizer and arm, a fixed dash for each arm.
+"""How the figures look: a fixed colour for each optimizer and arm, a fixed dash for each arm;
+and the parts of charts that several figures have: legends, titles, rows, whiskers, words.
 
 The palettes are made for colour-blind eyes: arms have the colours of Okabe and Ito (2008),
 optimizers those of Tol (2021, `muted`), and what has an order (sizes, β₂, numbers of stages) those

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from analysis.advice.advice import Advice, sentence
-from analysis.advice.rows import advices, handover, matrix, most_decided
-from analysis.report.missing import command
+from analysis.advice.advise import advices, handover, matrix, most_decided
+from analysis.report.facts import command
 from analysis.statistics.intervals import ends_text
 from analysis.table import names
 from analysis.table.records import Record

@@ -11,13 +11,28 @@ from typing import NamedTuple
 import pandas as pd
 
 from analysis.report.answer import StoreAnswer, answer
-from analysis.report.contents import EXPECTED, claims_table, write_chapter
+from analysis.report.contents import (
+    EXPECTED,
+    Scope,
+    StoreView,
+    StoreViews,
+    claims_table,
+    scopes,
+    write_chapter,
+)
 from analysis.report.details import makers, provenance, write_details
-from analysis.report.facts import overview, running, settings_by_trial, summary
-from analysis.report.missing import command, cost, missing, shown
+from analysis.report.facts import (
+    command,
+    cost,
+    missing,
+    overview,
+    running,
+    settings_by_trial,
+    shown,
+    summary,
+)
 from analysis.report.page.listing import listed
 from analysis.report.page.page import Chapter, Page, html, with_lead
-from analysis.report.scopes import Scope, StoreView, StoreViews, scopes
 from analysis.statistics.text import gap_table, printed_gaps, taxes_text
 from analysis.table.load import load
 from analysis.table.metrics import DamagedRows

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from scipy.optimize import minimize_scalar
 
 from analysis.table.text import markdown
-from analysis.theory.linear import STRENGTHS, hooks, linear
-from analysis.theory.recursion import SAME, Filter, Hooks, Loop, late
+from analysis.theory.linear import SAME, STRENGTHS, Filter, Hooks, Loop, hooks, late, linear
 from trainer.base.build import Node
 
 START, SMALLEST = 0.01, 1e-9

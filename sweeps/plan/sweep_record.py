@@ -147,7 +147,7 @@ def _advice(results: Path, plan: SweepPlan, store: str) -> Iterator[str]:
     if question is None or not (results / "trials").is_dir():
         return
     from analysis.advice.advice import headline
-    from analysis.advice.rows import advices, matrix
+    from analysis.advice.advise import advices, matrix
     from analysis.table.load import load
     from analysis.table.records import records
 

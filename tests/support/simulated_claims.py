@@ -6,14 +6,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.claims.above import Above, Contrast, near_best, near_best_of_arm, removes
-from analysis.claims.corrections import Diverges, NoHelp
+from analysis.claims.corrections import Diverges, Either, NoHelp
 from analysis.claims.downstream import Equal
-from analysis.claims.measure import AtBest
+from analysis.claims.measure import Above, AtBest, Contrast, near_best, near_best_of_arm, removes
 from analysis.claims.rule import ClaimRule, Comparison, Row
 from analysis.claims.swept import BestBelow
-from analysis.claims.switches import Either
-from analysis.statistics.crossed import Noise
+from analysis.statistics.downstream import Noise
 
 Values = NDArray[np.float64]
 STORES = 4_000

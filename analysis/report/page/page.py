@@ -10,7 +10,7 @@ import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from analysis.claims import ALL_PARTS, Outcome, Verdict
-from analysis.claims.audit import MOST_SEEDS
+from analysis.claims.rule import MOST_SEEDS
 from analysis.figures import Figure, Plot, panels
 from analysis.figures.curves import FEWEST
 from analysis.figures.files import kept, usual_faces

@@ -6,7 +6,7 @@ import pytest
 
 from analysis import load
 from analysis.advice.advice import sentence
-from analysis.advice.rows import ROW, advices, verdict_rows
+from analysis.advice.advise import ROW, advices, verdict_rows
 from tests.support.advised import ask
 from tests.support.synthetic_store import put, write_arms
 

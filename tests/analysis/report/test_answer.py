@@ -11,7 +11,7 @@ import pytest
 
 from analysis import load
 from analysis.__main__ import main as analysis
-from analysis.advice.rows import verdict_rows
+from analysis.advice.advise import verdict_rows
 from analysis.report.answer import MICROBATCHES, STAGES
 from analysis.report.contents import EXPECTED
 from sweeps.__main__ import main as sweeps

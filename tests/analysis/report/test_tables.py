@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from analysis import gaps, load
-from analysis.report.missing import cost, missing, shown
+from analysis.report.facts import cost, missing, shown
 from analysis.report.page.listing import listed, write_latex
 from analysis.report.table_data import protocols, remedies
 from analysis.table.records import Record, RecordedTrial

@@ -10,8 +10,7 @@ import pytest
 from scipy import stats
 
 from analysis import downstream, load
-from analysis.statistics.crossed import crossed_interval
-from analysis.statistics.downstream import precision
+from analysis.statistics.downstream import crossed_interval, precision
 from analysis.table.answers import answered
 from tests.support.answers import BYTES, write_answers
 from tests.support.synthetic_store import write_arms

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from scipy.signal import lfilter
 from torch import nn
 
-from analysis.theory.linear import hooks, linear
-from analysis.theory.recursion import Loop
+from analysis.theory.linear import Loop, hooks, linear
 from analysis.theory.stability import largest_stable
 from tests.support import every_optimizer
 from tests.support.every_correction import settings

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from analysis.theory import linear as choices
-from analysis.theory.linear import hooks, linear
-from analysis.theory.recursion import SAME, Loop, average
+from analysis.theory.linear import SAME, Loop, average, hooks, linear
 from analysis.theory.stability import best_strength, largest_stable, stability
 from tests.support import every_correction, every_optimizer
 from trainer.base.errors import BadInput

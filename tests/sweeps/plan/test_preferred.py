@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.report.missing import missing
-from analysis.report.scopes import StoreViews, scopes
+from analysis.report.contents import StoreViews, scopes
+from analysis.report.facts import missing
 from analysis.table.load import load
 from analysis.table.records import records
 from sweeps.plan import sweep_record
