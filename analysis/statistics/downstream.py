@@ -211,8 +211,8 @@ def _stacked(scores: Sequence[Scores]) -> Scores:
 def downstream(trials: pd.DataFrame) -> pd.DataFrame:
     """One row per optimizer, point, arm, task and measure; columns: `schema.DOWNSTREAM`.
 
-    Intervals are over seeds and questions (`crossed_interval`). Of one seed they are over questions alone,
-    and say nothing of another run. Empty where no pair has answered a task.
+    Intervals are over seeds and questions (`crossed_interval`). Of one seed they are over questions
+    alone, and say nothing of another run. Empty where no pair has answered a task.
     """
     words = settings(trials) if len(trials) else {}
     rows = [

@@ -157,9 +157,10 @@ class Pace(NamedTuple):
 
 
 class Throughput:
-    """Paces by shape.
+    """The paces of finished trials, by shape.
 
-    Of a shape's trials those with the same optimizer and pipeline count, or all if there is none.
+    A config is priced by trials of its shape that have its optimizer and pipeline too; if there is
+    none, by all trials of its shape.
     """
 
     def __init__(self) -> None:
