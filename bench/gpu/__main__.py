@@ -4,8 +4,8 @@
 
 Looks at the machine; rehearses trials with a stop and a resume; then measures the device's
 ceilings, a whole update by optimizer and arm beside the same step of transformers, evaluations,
-checkpoints, whole trials, two ranks on two GPUs, an update beside what a fake GPU counted of it,
-and the host's time by part of an update.
+checkpoints, whole trials, two ranks on two GPUs, and an update beside what a fake GPU counted of
+it.
 
 Each row is appended to `out`/measured.jsonl when it is measured. `out`/README.md has all rows
 there, those of earlier commands too; of two with one name it has the later. A part that fails
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from analysis.table.text import markdown
-from bench.gpu import host, pair, steps, trials
+from bench.gpu import pair, steps, trials
 from bench.gpu.device import GPUSetting, Row, ceilings
 from trainer.base.cli import DONE, FAILED, end_with, exit_code, split_word
 from trainer.base.errors import BadInput, one_line
@@ -71,10 +71,6 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         ("first", "first update, s", WHOLE),
         ("graphs", "graphs", str),
         ("breaks", "breaks", str),
-    ),
-    "host": (
-        ("seconds", "ms of the host", scaled(1e3, 2)),
-        ("fake_launches", "kernels of the fake GPU", WHOLE),
     ),
     "evaluation": (("tokens_per_second", "tokens/s", WHOLE),),
     "checkpoints": (
@@ -155,8 +151,7 @@ def _parts(
         "checkpoints": lambda: trials.checkpoints(setting),
         "trials": lambda: trials.trials(setting),
         "pair": lambda: pair.pair(setting),
-        "fake": lambda: host.beside(setting),
-        "host": lambda: host.host(setting),
+        "fake": lambda: steps.beside_fake(setting),
     }
 
 

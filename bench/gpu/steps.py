@@ -1,5 +1,5 @@
 """Work for a GPU on random tokens, one contender after the other: updates by arm and optimizer
-beside transformers' step, and evaluations."""
+beside transformers' step, evaluations, and an update beside what a fake GPU counted of it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bench.gpu.device import GPUSetting, Row, prepare, timed
+from tests.support.fake_cuda.parts import RECORDED, in_two
 from tests.support.steps import executor, ours, resolved, theirs
 from trainer.base.build import build
 
@@ -62,6 +63,22 @@ def whole(setting: GPUSetting, flops_per_second: float) -> Iterator[Row]:
             "share_of_product": flops / median(seconds) / flops_per_second,
         }
         del ready  # its memory, before the next one is made
+
+
+def beside_fake(setting: GPUSetting) -> Iterator[Row]:
+    """Yields the peak and the launches of an update, and those that were recorded of a fake GPU
+    (tests/fake_cuda)."""
+    words = in_two(setting.scale, f"device={setting.device}", *setting.more)
+    ready = prepare(partial(ours, words), setting.device)
+    known = None if setting.more else RECORDED.get(setting.scale)
+    what = ", ".join((setting.scale, *(setting.more or ["AdamW"])))
+    yield {
+        "name": f"{what}, delay + EF, eager, two microbatches",
+        "peak": ready.peak,
+        "launches": ready.launches,
+        "fake_peak": known and 1e9 * known.peak,
+        "fake_launches": known and known.launches,
+    }
 
 
 def evaluation(setting: GPUSetting) -> Iterator[Row]:
