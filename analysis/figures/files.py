@@ -141,25 +141,17 @@ def save(drawn: Plot, out: Path, worker: Worker | None = None) -> None:
     Equal data give equal bytes, but for the order of a PDF's objects. With a `worker` pictures are
     there when the worker ends.
     """
-    _write_data(drawn, out)
-    spec, path = whole(drawn), out / drawn.figure.name
-    if worker is None:
-        _save_picture(spec, path)
-    else:
-        worker.do(_save_picture, spec, path)
+    drawn.data.to_csv(out / f"{drawn.figure.name}.csv", index=False)
+    (worker or Worker(apart=False)).do(_draw, whole(drawn), out / drawn.figure.name)
 
 
 def export(drawn: Plot, out: Path, width: str, *, is_dark: bool) -> None:
     """Write the four files in a `width`, a key of WIDTHS; `is_dark`: for a dark page."""
-    _write_data(drawn, out)
+    drawn.data.to_csv(out / f"{drawn.figure.name}.csv", index=False)
     _write_picture(sized(drawn, WIDTHS[width], is_dark=is_dark), out / drawn.figure.name)
 
 
-def _write_data(drawn: Plot, out: Path) -> None:
-    drawn.data.to_csv(out / f"{drawn.figure.name}.csv", index=False)
-
-
-def _save_picture(spec: Spec, path: Path) -> None:
+def _draw(spec: Spec, path: Path) -> None:
     _write_picture(picture(spec), path)
 
 

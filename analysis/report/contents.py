@@ -5,6 +5,7 @@ figures, tables and verdicts, written as files.
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,11 +34,7 @@ class StoreView(NamedTuple):
 
 @dataclass
 class StoreViews:
-    """Views of a store. Each is made once, since many figures show the same trials.
-
-    `_known` holds them by the trials that were asked for, and by the trials that the store has of
-    these.
-    """
+    """Views of a store. Each is made once, since many figures show the same trials."""
 
     store: pd.DataFrame
     records: Sequence[Record]
@@ -46,17 +43,19 @@ class StoreViews:
 
     def of(self, trial_ids: frozenset[str]) -> StoreView:
         """Return the view of the trials that the store has of these."""
-        if trial_ids not in self._known:
-            trials = self.store[self.store["trial_id"].isin(trial_ids)]
-            there = frozenset(trials["trial_id"])
-            if there not in self._known:
-                self._known[there] = StoreView(trials, gaps(trials))
-            self._known[trial_ids] = self._known[there]
-        return self._known[trial_ids]
+        there = trial_ids & self._ids
+        if there not in self._known:
+            trials = self.store[self.store["trial_id"].isin(there)]
+            self._known[there] = StoreView(trials, gaps(trials))
+        return self._known[there]
 
     def whole(self) -> StoreView:
         """Return the view of the whole store."""
-        return self.of(frozenset(self.store["trial_id"]))
+        return self.of(self._ids)
+
+    @cached_property
+    def _ids(self) -> frozenset[str]:
+        return frozenset(self.store["trial_id"])
 
 
 @dataclass(frozen=True)

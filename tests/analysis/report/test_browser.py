@@ -147,7 +147,7 @@ def test_print_loses_no_word_and_no_mark(browser: Any) -> None:
         "const words = (cell) => Array.isArray(cell) ? cell[0] : cell ?? '';"
         "const marks = [...document.querySelectorAll('.panel .mark-symbol path')];"
         "return [marks.filter(mark => mark.getBBox().height).length,"  # a line has nothing to fill
-        " [...document.querySelectorAll('.table.block:not(#trials *)')].flatMap(block =>"
+        " [...document.querySelectorAll('.table:not(#trials *)')].flatMap(block =>"
         "  block.dataTable.rows().data().toArray().flatMap(row => row.map(words))),"
         " [...document.querySelectorAll('.panel svg text, .page li, .page dd')]"
         "  .map(text => text.textContent)]"
