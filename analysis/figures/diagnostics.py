@@ -16,7 +16,7 @@ import pandas as pd
 from analysis.figures.curves import CAPTION, COLUMNS, below_each_other, of_means, over_tokens
 from analysis.figures.figure import Chart, Figure
 from analysis.figures.rows import OF_SEED, PANEL, along, best_points
-from analysis.figures.scales import Axis, linear, of_positive
+from analysis.figures.scales import linear, of_positive
 from analysis.figures.style import arm_styles, ordered_styles
 from analysis.statistics.diagnostics import WINDOW, spikes
 from analysis.table import names
@@ -37,10 +37,7 @@ OF_ROUTING = ("changed_share", "greatest_load")
 """Diagnostics that only mixtures of experts have; the others are of the whole model."""
 BEFORE, AFTER = 0.05, 0.15
 """Shares of the run around the switch to a delay that figures zoom in on."""
-FROM_SWITCH = Axis(
-    "from_switch",
-    alt.X("from_switch:Q", title="updates from the switch", scale=alt.Scale(nice=False)),
-)
+FROM_SWITCH = alt.X("from_switch:Q", title="updates from the switch", scale=alt.Scale(nice=False))
 KEY = "optimizer.variance_decay"
 OF_SPIKE = [
     *(*PANEL, KEY, "series", "arm", *OF_SEED, "height", "n", "mean_height", "low", "high"),
@@ -108,15 +105,15 @@ def around_switch(data: pd.DataFrame, name: str) -> list[Chart]:
     return panels
 
 
-def _axis(data: pd.DataFrame, name: str) -> Axis[alt.Y]:
+def _axis(data: pd.DataFrame, name: str) -> alt.Y:
     """Return a log axis for more than two decades, else a linear one.
 
     A log axis has no place for 0, which updates without a delay measure: 0 is not drawn.
     """
     positive = data.loc[data[name] > 0, name]
     if positive.max() > 100 * positive.min():
-        return Axis(name, of_positive(name, MEASURED[name], positive))
-    return Axis(name, alt.Y(f"{name}:Q", title=MEASURED[name], scale=linear(data[name])))
+        return of_positive(name, MEASURED[name], positive)
+    return alt.Y(f"{name}:Q", title=MEASURED[name], scale=linear(data[name]))
 
 
 def spike(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
@@ -152,8 +149,7 @@ def spike_charts(data: pd.DataFrame) -> list[Chart]:
     scale = linear(data["running_mean"])
     y = alt.Y("running_mean:Q", title="training loss (nats per token)", scale=scale)
     looks = ordered_styles(list(dict.fromkeys(data["series"])))
-    axis = Axis("running_mean", y)
-    return of_means(data, axis, FROM_SWITCH, styles=lambda _: looks, label=_label)
+    return of_means(data, y, FROM_SWITCH, styles=lambda _: looks, label=_label)
 
 
 def _label(rows: pd.DataFrame) -> str:

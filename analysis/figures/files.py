@@ -142,7 +142,8 @@ def save(drawn: Plot, out: Path, worker: Worker | None = None) -> None:
     there when the worker ends.
     """
     drawn.data.to_csv(out / f"{drawn.figure.name}.csv", index=False)
-    (worker or Worker(apart=False)).do(_draw, whole(drawn), out / drawn.figure.name)
+    what = whole(drawn), out / drawn.figure.name
+    worker.do(_draw, *what) if worker else _draw(*what)
 
 
 def export(drawn: Plot, out: Path, width: str, *, is_dark: bool) -> None:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import altair as alt
 import numpy as np
 import pandas as pd
-from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
 from analysis.figures.figure import Chart, Figure
 from analysis.figures.rows import (
@@ -19,10 +18,8 @@ from analysis.figures.rows import (
     OF_SEED,
     PANEL,
     SERIES,
-    distinct,
-    groups,
-    lines,
     paired_seeds,
+    panels_of_keys,
     results_along,
     with_means,
     with_variant,
@@ -67,7 +64,7 @@ def gaps_by_key(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
         .assign(panel=names.optimizer(optimizer))
         .sort_values(IN_PANEL)
         for optimizer, points in varied(trials).items()
-        for panel in _panels_of_keys(points[points.index.isin(paired["point"])])
+        for panel in panels_of_keys(points[points.index.isin(paired["point"])])
     ]
     return _joined(panels)
 
@@ -76,20 +73,6 @@ def _joined(panels: list[pd.DataFrame]) -> pd.DataFrame:
     if not panels:
         return pd.DataFrame(columns=OF_GAPS)
     return pd.concat(panels, ignore_index=True).reindex(columns=OF_GAPS)
-
-
-def _panels_of_keys(points: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """Yield the points (the index) of each panel with `subtitle`, `key` and `value`."""
-    for key in distinct(points):
-        if not is_numeric_dtype(points[key]) or is_bool_dtype(points[key]):
-            continue
-        for subtitle, group in groups(points, [key]):
-            shown = group.dropna(subset=key)
-            if shown[key].nunique() > 1:
-                without = f"without {names.key(key)}: not shown" if len(shown) < len(group) else ""
-                values = shown[key].astype(float)
-                title = lines([subtitle, without])
-                yield pd.DataFrame({"subtitle": title, "key": key, "value": values})
 
 
 def gaps_by_coefficient(
@@ -337,10 +320,10 @@ def _diverged(frame: _LineFrame, rows: pd.DataFrame, order: Sequence[str]) -> li
 
 def _label(rows: pd.DataFrame) -> str:
     """Return the series with the pairs behind each mean, and for a band how many diverged."""
-    reference = rows.iloc[0]
-    is_band = rows["value"].isna().all() and reference["diverged"]
-    note = f", × {reference['diverged']}/{reference['pairs']}" if is_band else ""
-    return f"{reference['series']} ({counted(rows['n'])}{note})"
+    first = rows.iloc[0]
+    is_band = rows["value"].isna().all() and first["diverged"]
+    note = f", × {first['diverged']}/{first['pairs']}" if is_band else ""
+    return f"{first['series']} ({counted(rows['n'])}{note})"
 
 
 GAPS = Figure(

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pandas as pd
+from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
 from analysis.statistics.intervals import mean_interval
 from analysis.statistics.pairs import SAME_ARM, VARIANT, pairs, results
@@ -148,6 +149,21 @@ def results_along(trials: pd.DataFrame, keys: Sequence[str], part_of: str = "") 
     done = results(trials).drop(columns=[*keys], errors="ignore")
     rows = points.merge(done, left_index=True, right_on="point").reset_index(drop=True)
     return rows.assign(series=with_variant(rows, rows["arm"].map(names.arms(trials))))
+
+
+def panels_of_keys(points: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """Yield the points (the index) that differ in one number alone, with `subtitle`, `key` and
+    `value`, for each number."""
+    for key in distinct(points):
+        if not is_numeric_dtype(points[key]) or is_bool_dtype(points[key]):
+            continue
+        for subtitle, group in groups(points, [key]):
+            shown = group.dropna(subset=key)
+            if shown[key].nunique() > 1:
+                without = f"without {names.key(key)}: not shown" if len(shown) < len(group) else ""
+                values = shown[key].astype(float)
+                title = lines([subtitle, without])
+                yield pd.DataFrame({"subtitle": title, "key": key, "value": values})
 
 
 def groups(

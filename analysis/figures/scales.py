@@ -1,7 +1,7 @@
 """Axes: scales that hold every value and say in words where they are not linear."""
 
 from collections.abc import Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import altair as alt
 import numpy as np
@@ -31,11 +31,9 @@ SIDES = 14  # pixels left of the smallest number and right of the largest
 Channel = TypeVar("Channel", alt.X, alt.Y)
 
 
-class Axis(NamedTuple, Generic[Channel]):
-    """A column of the data, and how an axis shows it."""
-
-    column: str
-    channel: Channel
+def column_of(channel: alt.X | alt.Y) -> str:
+    """Return the column of the data that a channel shows."""
+    return str(channel["shorthand"]).partition(":")[0]
 
 
 class Symlog(NamedTuple):
@@ -154,12 +152,12 @@ def of_ratios(channel: Channel, title: str, values: pd.DataFrame) -> Channel:
     return type(channel)(channel["shorthand"], title=title, scale=scale, axis=axis)
 
 
-def of_tokens(values: pd.Series) -> Axis[alt.X]:
+def of_tokens(values: pd.Series) -> alt.X:
     """Return the axis of tokens trained on, from 0 to the last."""
     last = float(values.max()) if len(values) else 1.0
     scale = alt.Scale(domain=[0, last], nice=False)
     axis = alt.Axis(tickCount=5, labelExpr=NUMBER)
-    return Axis("tokens", alt.X("tokens:Q", title="tokens", scale=scale, axis=axis))
+    return alt.X("tokens:Q", title="tokens", scale=scale, axis=axis)
 
 
 def of_numbers(column: str, title: str, values: pd.Series) -> alt.X:
