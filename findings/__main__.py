@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis import load
 from analysis.objects.mirror import pulled
-from analysis.report.report import PLACES
+from analysis.report.report import PATHS
 from analysis.table.records import records
 from sweeps.request.files import known
 from trainer.base.atomic import write_atomically
@@ -108,7 +108,7 @@ def publish(
         raise BadInput("results", results, allowed)
     path = findings / study / f"{table or f'trials_{scale}'}.csv"
     _check(trials, path)
-    shown = trials.drop(columns=PLACES, errors="ignore").sort_values("trial_id")
+    shown = trials.drop(columns=PATHS, errors="ignore").sort_values("trial_id")
     write_atomically(path, shown.to_csv(index=False).encode())
     return f"{path.relative_to(findings.parent)}: {len(shown)} trials{_mixed(shown)}"
 

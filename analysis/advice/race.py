@@ -36,8 +36,9 @@ class SameTime:
     """Of the delayed runs that are compared; none if no runs can be."""
     sync_lengths: tuple[int, ...]
     excess: float
-    """Updates of the delayed runs compared, on the mean, beyond those that take as long as sync's;
-    negative if they are shorter, NaN without runs, 0 to within an update of each side."""
+    """By how many updates the delayed runs that are compared are longer, on the mean, than the time
+    of sync's allows: negative if they are shorter, and NaN without runs. It counts as 0 if it is
+    less than one update of each side, since lengths are whole numbers."""
     n: int
     """Seeds at which both sides have these runs, and neither diverged."""
     gap: float

@@ -1,6 +1,6 @@
 """Losses over training and the gap while it grows: one line per arm, its seeds behind it.
 
-`of_means` draws such lines of any number that trials have over tokens, or over updates since a
+`mean_lines` draws such lines of any number that trials have over tokens, or over updates since a
 switch.
 """
 
@@ -13,7 +13,7 @@ import pandas as pd
 
 from analysis.figures.figure import Chart, Figure
 from analysis.figures.rows import OF_SEED, PANEL, SERIES, best_points
-from analysis.figures.scales import column_of, far_apart, linear, of_gaps, of_tokens
+from analysis.figures.scales import column_of, far_apart, gap_axis, linear, token_axis
 from analysis.figures.style import (
     FAINT,
     INK,
@@ -60,7 +60,7 @@ def with_seeds(rows: pd.DataFrame) -> str:
     return f"{rows['series'].iloc[0]} (n={rows['seed'].nunique()}{note})"
 
 
-def of_means(
+def mean_lines(
     data: pd.DataFrame,
     y: alt.Y,
     x: alt.X | None = None,
@@ -73,7 +73,7 @@ def of_means(
     `styles` returns the looks of the series, `label` the words of one series in the legend.
     """
     looks = styles(data)
-    across = x or of_tokens(data["tokens"])
+    across = x or token_axis(data["tokens"])
     panels: list[Chart] = []
     for title, rows in panels_of(data):
         labels = {str(series): label(of_series) for series, of_series in rows.groupby("series")}
@@ -258,13 +258,13 @@ def with_gaps(data: pd.DataFrame) -> list[Chart]:
     """Draw two charts per panel: the loss, and the gap beside it."""
     [column] = [name for name in TITLES if name in data]
     y = alt.Y(f"{column}:Q", title=TITLES[column], scale=linear(data[column]))
-    x, looks = of_tokens(data["tokens"]), arm_styles(data)
+    x, looks = token_axis(data["tokens"]), arm_styles(data)
     values = data.dropna(subset="gap")[["gap", "low", "high"]].melt()["value"]
     symlog = far_apart(values)
-    of_gap = of_gaps(alt.Y("gap:Q"), values, symlog=symlog)
+    of_gap = gap_axis(alt.Y("gap:Q"), values, symlog=symlog)
     charts: list[Chart] = []
     for _, rows in data.groupby(PANEL, sort=False):
-        charts += of_means(rows, y, x, styles=lambda _: looks)
+        charts += mean_lines(rows, y, x, styles=lambda _: looks)
         paired = rows.dropna(subset="gap")
         if len(paired):
             charts += _gap_charts(paired.assign(panel=paired["panel"] + ", gap"), of_gap, x, looks)
@@ -272,10 +272,10 @@ def with_gaps(data: pd.DataFrame) -> list[Chart]:
 
 
 def _gap_charts(rows: pd.DataFrame, y: alt.Y, x: alt.X, looks: dict) -> list[Chart]:
-    """Draw seeds and means as `of_means` does, over the band of the interval and the line of 0."""
+    """Draw seeds and means as `mean_lines` does, over the interval's band and the line of 0."""
     shown = rows.dropna(subset="low").drop_duplicates(["series", "update"])
     panels: list[Chart] = []
-    for chart in of_means(rows, y, x, styles=lambda _: looks):
+    for chart in mean_lines(rows, y, x, styles=lambda _: looks):
         band = marks(shown, ["series", column_of(x), "low", "high"], x, None).mark_area(
             opacity=0.18
         )

@@ -13,10 +13,10 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from analysis.figures.curves import CAPTION, COLUMNS, below_each_other, of_means, over_tokens
+from analysis.figures.curves import CAPTION, COLUMNS, below_each_other, mean_lines, over_tokens
 from analysis.figures.figure import Chart, Figure
 from analysis.figures.rows import OF_SEED, PANEL, along, best_points
-from analysis.figures.scales import linear, of_positive
+from analysis.figures.scales import linear, log_axis
 from analysis.figures.style import arm_styles, ordered_styles
 from analysis.statistics.diagnostics import WINDOW, spikes
 from analysis.table import names
@@ -90,7 +90,7 @@ def from_switch(trials: pd.DataFrame, gaps: pd.DataFrame, name: str) -> pd.DataF
 
 def charts(data: pd.DataFrame, name: str) -> list[Chart]:
     """Draw one panel per optimizer, as validation curves are drawn."""
-    return of_means(data, _axis(data, name))
+    return mean_lines(data, _axis(data, name))
 
 
 def around_switch(data: pd.DataFrame, name: str) -> list[Chart]:
@@ -100,8 +100,8 @@ def around_switch(data: pd.DataFrame, name: str) -> list[Chart]:
     for _, rows in data.groupby(PANEL, sort=False):
         near = rows[rows["share"].between(-BEFORE, AFTER)]
         near = near.assign(panel=near["panel"] + ", at the switch")
-        panels += of_means(rows, y, styles=lambda _: looks)
-        panels += of_means(near, y, FROM_SWITCH, styles=lambda _: looks)
+        panels += mean_lines(rows, y, styles=lambda _: looks)
+        panels += mean_lines(near, y, FROM_SWITCH, styles=lambda _: looks)
     return panels
 
 
@@ -112,7 +112,7 @@ def _axis(data: pd.DataFrame, name: str) -> alt.Y:
     """
     positive = data.loc[data[name] > 0, name]
     if positive.max() > 100 * positive.min():
-        return of_positive(name, MEASURED[name], positive)
+        return log_axis(name, MEASURED[name], positive)
     return alt.Y(f"{name}:Q", title=MEASURED[name], scale=linear(data[name]))
 
 
@@ -149,7 +149,7 @@ def spike_charts(data: pd.DataFrame) -> list[Chart]:
     scale = linear(data["running_mean"])
     y = alt.Y("running_mean:Q", title="training loss (nats per token)", scale=scale)
     looks = ordered_styles(list(dict.fromkeys(data["series"])))
-    return of_means(data, y, FROM_SWITCH, styles=lambda _: looks, label=_label)
+    return mean_lines(data, y, FROM_SWITCH, styles=lambda _: looks, label=_label)
 
 
 def _label(rows: pd.DataFrame) -> str:

@@ -19,7 +19,7 @@ from analysis.figures.rows import (
     with_means,
     with_variant,
 )
-from analysis.figures.scales import linear, of_gaps, of_losses, over_decades
+from analysis.figures.scales import gap_axis, linear, loss_axis, over_decades
 from analysis.figures.style import (
     FAINT,
     ROW_LINE,
@@ -164,8 +164,8 @@ def _axis(quantity: str, data: pd.DataFrame) -> alt.X:
     values = pd.concat([rows[name].astype(float) for name in ("of_seed", "mean", "low", "high")])
     if quantity == GAP:
         symlog = over_decades(rows.drop_duplicates(OF_MEAN)["mean"])
-        return of_gaps(alt.X("mean:Q"), values, symlog=symlog)
-    return of_losses(alt.X("mean:Q"), values)
+        return gap_axis(alt.X("mean:Q"), values, symlog=symlog)
+    return loss_axis(alt.X("mean:Q"), values)
 
 
 class _Rows(NamedTuple):

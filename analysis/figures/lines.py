@@ -24,7 +24,7 @@ from analysis.figures.rows import (
     with_means,
     with_variant,
 )
-from analysis.figures.scales import MARGIN, far_apart, of_gaps, of_losses, of_numbers
+from analysis.figures.scales import MARGIN, far_apart, gap_axis, loss_axis, number_axis
 from analysis.figures.style import (
     FAINT,
     INK,
@@ -195,16 +195,16 @@ WITH_MEAN = ["low", "high", "n", "diverged", "pairs"]
 """What is shown beside a mean."""
 
 
-def of_gap(data: pd.DataFrame, styles: Styles = arm_styles) -> list[Chart]:
+def gap_lines(data: pd.DataFrame, styles: Styles = arm_styles) -> list[Chart]:
     """Draw one chart per panel of rows of OF_GAPS; a series without values is a band."""
     return _charts(data, "gap", _gap_axis(data), styles(data))
 
 
-def of_loss_and_gap(data: pd.DataFrame, styles: Styles = arm_styles) -> list[Chart]:
+def loss_and_gap_lines(data: pd.DataFrame, styles: Styles = arm_styles) -> list[Chart]:
     """Draw two charts per panel of rows of OF_LOSSES: the loss, and the gap beside it."""
     is_loss, looks = data["loss"].notna() | data["gap"].isna(), styles(data)
     values = data.loc[is_loss, ["loss", "low", "high", "mean"]].melt()["value"]
-    y = of_losses(alt.Y("loss:Q"), values, _room(data[is_loss]))
+    y = loss_axis(alt.Y("loss:Q"), values, _room(data[is_loss]))
     of_gap = _gap_axis(data.dropna(subset="gap"))
     charts: list[Chart] = []
     for _, rows in data.groupby(PANEL, sort=False):
@@ -216,7 +216,7 @@ def of_loss_and_gap(data: pd.DataFrame, styles: Styles = arm_styles) -> list[Cha
 
 def _gap_axis(data: pd.DataFrame) -> alt.Y:
     values = pd.concat([data["gap"], data["low"], data["high"], data["mean"]])
-    return of_gaps(alt.Y("gap:Q"), values, _room(data), symlog=far_apart(values))
+    return gap_axis(alt.Y("gap:Q"), values, _room(data), symlog=far_apart(values))
 
 
 def _room(data: pd.DataFrame) -> float:
@@ -251,7 +251,7 @@ def _charts(data: pd.DataFrame, column: str, y: alt.Y, styles: Mapping[str, Styl
     for title, rows in panels_of(data):
         labels = {str(series): _label(of_series) for series, of_series in rows.groupby("series")}
         swept = rows.dropna(subset="value")
-        x = of_numbers("value", names.key(rows["key"].iloc[0]), swept["value"])
+        x = number_axis("value", names.key(rows["key"].iloc[0]), swept["value"])
         shown = frozenset(map(str, swept["series"])) or frozenset(labels)
         frame = _LineFrame(x, y, column, legend(labels, styles), styles, shown | {*labels})
         bands = _bands(frame, rows[rows["value"].isna()])
@@ -330,14 +330,14 @@ GAPS = Figure(
     name="gap_lines",
     title="Gap against what was swept",
     data=gaps_by_key,
-    charts=of_gap,
+    charts=gap_lines,
     caption=CAPTION,
 )
 LOSSES = Figure(
     name="horizon",
     title="Final loss over horizons",
     data=partial(losses_along, key="tokens"),
-    charts=of_loss_and_gap,
+    charts=loss_and_gap_lines,
     caption=CAPTION,
     columns=2,
 )

@@ -26,8 +26,8 @@ STALENESS = (
     ("18", "update_error", "Relative error of the late update"),
 )
 """Number of the figure, diagnostic, and title."""
-BY_OPTIMIZERS = GAPS._replace(charts=partial(lines.of_gap, styles=optimizer_styles))
-BY_SIZE = LOSSES._replace(charts=partial(lines.of_loss_and_gap, styles=size_styles))
+BY_OPTIMIZERS = GAPS._replace(charts=partial(lines.gap_lines, styles=optimizer_styles))
+BY_SIZE = LOSSES._replace(charts=partial(lines.loss_and_gap_lines, styles=size_styles))
 BY_RATE = partial(lines.losses_along, key="optimizer.lr")
 
 

@@ -30,7 +30,7 @@ COMPARABLE = ["optimizer", "num_parameters", "data_hash"]
 """Losses of different models or data are never in one panel."""
 
 
-def lines(parts: Iterable[str]) -> str:
+def in_lines(parts: Iterable[str]) -> str:
     """Return the parts that are not empty, in lines."""
     return "\n".join(part for part in parts if part)
 
@@ -162,7 +162,7 @@ def panels_of_keys(points: pd.DataFrame) -> Iterator[pd.DataFrame]:
             if shown[key].nunique() > 1:
                 without = f"without {names.key(key)}: not shown" if len(shown) < len(group) else ""
                 values = shown[key].astype(float)
-                title = lines([subtitle, without])
+                title = in_lines([subtitle, without])
                 yield pd.DataFrame({"subtitle": title, "key": key, "value": values})
 
 
@@ -178,7 +178,7 @@ def groups(
     named = [other for other in follow if not part_of or group_of(other) != part_of]
     for _, group in points.groupby(fixed, dropna=False) if fixed else [((), points)]:
         followers = [f"with {names.key(other)} moving along" for other in named]
-        yield lines([names.in_words(group[fixed].iloc[0]), *followers]), group
+        yield in_lines([names.in_words(group[fixed].iloc[0]), *followers]), group
 
 
 def distinct(points: pd.DataFrame, first: Sequence[str] = ()) -> list[str]:

@@ -5,7 +5,7 @@ import pandas as pd
 
 from analysis.figures.figure import Chart, Figure
 from analysis.figures.rows import PANEL
-from analysis.figures.scales import of_numbers, of_ratios
+from analysis.figures.scales import number_axis, ratio_axis
 from analysis.figures.style import (
     SOLID,
     arm_styles,
@@ -90,7 +90,7 @@ def tax_rows(data: pd.DataFrame) -> list[Chart]:
         ],
         source=[SHAPES[name][1] for name in data["tax_from"]],
     )
-    x = of_ratios(alt.X("mean:Q"), RATIO, data[["mean", "low", "high"]])
+    x = ratio_axis(alt.X("mean:Q"), RATIO, data[["mean", "low", "high"]])
     y = alt.Y("row:N", sort=[*shown["row"]], title=None, axis=row_axis(LABEL_WIDTH))
     looks = arm_styles(data)
     colors = alt.Scale(domain=[*looks], range=[style.color for style in looks.values()])
@@ -143,7 +143,7 @@ def speed_ups() -> pd.DataFrame:
 
 def speed_lines(data: pd.DataFrame) -> list[Chart]:
     """Draw one chart per optimizer of rows of `break_even`."""
-    y = of_ratios(alt.Y("mean:Q"), "speed-up, or token tax", data[["mean", "low", "high"]])
+    y = ratio_axis(alt.Y("mean:Q"), "speed-up, or token tax", data[["mean", "low", "high"]])
     return [_panel(rows, title, y) for title, rows in panels_of(data)]
 
 
@@ -155,7 +155,7 @@ def _panel(rows: pd.DataFrame, title: alt.TitleParams, y: alt.Y) -> Chart:
     known = zip(taxes["series"], taxes["mean"], taxes["n"], strict=True)
     labels = {arm: f"{arm} {mean:.2f} (n={n})" for arm, mean, n in known}
     look = legend(labels | {name: name for name in pipelines}, styles, lines=True)
-    x = of_numbers("microbatches", "microbatches m", speeds["microbatches"])
+    x = number_axis("microbatches", "microbatches m", speeds["microbatches"])
     columns = ["series", "n", "mean", "low", "high", "setting"]
     speed = alt.Chart(rounded(speeds, ["series", "stages", "microbatches", "mean"]))
     tax = alt.Chart(rounded(taxes, columns)).encode(color=look.color)

@@ -42,7 +42,7 @@ from trainer.base.atomic import write_atomically
 from trainer.base.children import Worker
 from trainer.base.errors import BadInput
 
-PLACES = ["folder", "results", "out", "data.path", "data.shards", "code"]
+PATHS = ["folder", "results", "out", "data.path", "data.shards", "code"]
 """Paths on one machine: they are left out of the files, which name a trial by its id."""
 MANY = 50
 """Trials whose pictures and files take longer to make than a process takes to start."""
@@ -134,7 +134,7 @@ def _write(
     left = missing(contents.stored, contents.records, contents.expected, word)
     made = provenance(contents.shown.trials, contents.records)
     tables = {
-        "trials": contents.shown.trials.drop(columns=PLACES, errors="ignore"),
+        "trials": contents.shown.trials.drop(columns=PATHS, errors="ignore"),
         "gaps": contents.shown.gaps,
         "provenance": made,
         "makers": makers(made),
