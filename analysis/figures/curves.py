@@ -20,10 +20,10 @@ from analysis.figures.style import (
     SeriesLook,
     Styles,
     arm_styles,
-    hover,
     legend,
     panels_of,
     rounded,
+    tooltips,
 )
 from analysis.statistics.intervals import mean_intervals
 from analysis.statistics.pairs import pairs
@@ -85,14 +85,14 @@ def _panel(
     rows: pd.DataFrame, title: alt.TitleParams, x: alt.X, y: alt.Y, look: SeriesLook
 ) -> alt.LayerChart:
     known = rows.dropna(subset=column_of(y))
-    told = list(dict.fromkeys(["series", *OF_SEED, "update", column_of(x), column_of(y)]))
-    seeds = marks(known, told, x, y).encode(color=look.color, detail=alt.Detail("trial_id:N"))
+    columns = list(dict.fromkeys(["series", *OF_SEED, "update", column_of(x), column_of(y)]))
+    seeds = marks(known, columns, x, y).encode(color=look.color, detail=alt.Detail("trial_id:N"))
     ends = known[known["status"] == Status.DIVERGED].groupby("trial_id").tail(1)
     shown = ["series", column_of(x), column_of(y)]
     means = marks(_means(rows, column_of(x), column_of(y)), shown, x, y).mark_line(strokeWidth=1.8)
     layers = [
         seeds.mark_line(strokeOpacity=FAINT, strokeWidth=0.8),
-        seeds.mark_point(opacity=0, size=40).encode(tooltip=hover(told)),
+        seeds.mark_point(opacity=0, size=40).encode(tooltip=tooltips(columns)),
         means.encode(color=look.color, strokeDash=look.dash),
     ]
     if len(ends):

@@ -27,13 +27,13 @@ from analysis.figures.style import (
     SeriesLook,
     Style,
     arm_styles,
-    hover,
     legend,
     panels_of,
     reference,
     rounded,
     row_axis,
     titled,
+    tooltips,
     whiskers,
     words_beside,
 )
@@ -205,13 +205,13 @@ def _frame(rows: pd.DataFrame, x: alt.X, of: _Rows, styles: Mapping[str, Style])
 def _seeds(frame: _Frame, rows: pd.DataFrame) -> alt.Chart:
     shown = rounded(rows, ["group", "series", "mean", *OF_SEED])
     points = frame.layer(shown).mark_point(filled=True, size=16, opacity=1, fillOpacity=FAINT)
-    return points.encode(x=frame.x, tooltip=hover(["series", "mean", *OF_SEED]))
+    return points.encode(x=frame.x, tooltip=tooltips(["series", "mean", *OF_SEED]))
 
 
 def _chart(
     frame: _Frame,
     means: pd.DataFrame,
-    told: Sequence[str],
+    columns: Sequence[str],
     title: alt.TitleParams,
     *below: alt.Chart,
     zero: bool = True,
@@ -219,9 +219,9 @@ def _chart(
     """Draw `means` with their intervals over the layers `below`, and their column `words` beside
     them; a mean of a single seed is hollow."""
     x, shape = frame.x, frame.look.shape
-    shown = rounded(means, [*told, "words"])
+    shown = rounded(means, [*columns, "words"])
     rows = frame.layer(shown)
-    dots = rows.transform_filter("isValid(datum.mean)").encode(x=x, tooltip=hover(told))
+    dots = rows.transform_filter("isValid(datum.mean)").encode(x=x, tooltip=tooltips(columns))
     several, single = (dots.transform_filter(f"datum.n {is_} 1") for is_ in (">", "=="))
     layers = [
         *([reference(0.0, x)] if zero else []),

@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis.figures.figure import Chart, Figure
 from analysis.figures.rows import MEAN, PANEL, along, mean_of
-from analysis.figures.style import counted, hover, rounded, titled
+from analysis.figures.style import counted, rounded, titled, tooltips
 from analysis.statistics.pairs import results
 from analysis.table import names
 
@@ -17,7 +17,7 @@ MAP = [*PANEL, "quantity", "arm"]
 """Columns that tell maps apart."""
 COLUMNS = [*MAP, DOWN, ACROSS, *MEAN, "series", "best"]
 CAPTION = (
-    "means over n seeds (hover: 95 % interval); frame: the lowest loss where nothing diverged",
+    "means over n seeds (tooltips: 95 % interval); frame: the lowest loss where nothing diverged",
     "× k/n: k of n diverged; nats per token; the colours are logarithmic beyond the middle values",
 )
 CELL = 44  # pixels
@@ -106,7 +106,7 @@ def _panel(rows: pd.DataFrame, title: alt.TitleParams, scale: alt.Scale) -> Char
     )
     y = alt.Y("batch:O", title=names.key(DOWN), sort=[f"{value:g}" for value in down])
     chart = alt.Chart(cells).encode(
-        x=x, y=y, tooltip=hover(["series", "quantity", "batch", "rate", *MEAN])
+        x=x, y=y, tooltip=tooltips(["series", "quantity", "batch", "rate", *MEAN])
     )
     bar = alt.Legend(
         title=BARS[quantity], orient="right", gradientLength=CELL * len(down) - 30, tickCount=4

@@ -34,10 +34,10 @@ from analysis.figures.style import (
     arm_styles,
     counted,
     dodged,
-    hover,
     legend,
     panels_of,
     rounded,
+    tooltips,
 )
 from analysis.table import names
 from analysis.table.points import varied
@@ -272,10 +272,10 @@ def _bands(frame: _LineFrame, rows: pd.DataFrame) -> list[alt.Chart]:
     means = rows.drop_duplicates("series")
     band = frame.layer(means.dropna(subset="low"), "low", "high")
     line = frame.layer(means.dropna(subset="mean"), "mean", *WITH_MEAN)
-    told = hover(["series", frame.column, *WITH_MEAN])
+    tooltip = tooltips(["series", frame.column, *WITH_MEAN])
     return [
         band.mark_rect(opacity=0.15).encode(y2=alt.Y2("high:Q")),
-        line.mark_rule(strokeWidth=1.6).encode(strokeDash=frame.look.dash, tooltip=told),
+        line.mark_rule(strokeWidth=1.6).encode(strokeDash=frame.look.dash, tooltip=tooltip),
         _points(frame, rows).encode(x=alt.XValue("width")),
     ]
 
@@ -286,23 +286,23 @@ def _means(frame: _LineFrame, rows: pd.DataFrame) -> list[alt.Chart]:
     arms = frame.layer(means.dropna(subset="low"), "low", "high").encode(
         x=frame.x, y2=alt.Y2("high:Q")
     )
-    told = hover(["series", "value", frame.column, *WITH_MEAN])
+    tooltip = tooltips(["series", "value", frame.column, *WITH_MEAN])
     return [
         arms.mark_rule(strokeWidth=1.2, xOffset=MOVED),
         line.mark_line(strokeWidth=1.4, opacity=0.8, xOffset=MOVED).encode(
             strokeDash=frame.look.dash
         ),
         line.mark_point(filled=True, size=45, opacity=1, xOffset=MOVED).encode(
-            shape=frame.look.shape, tooltip=told
+            shape=frame.look.shape, tooltip=tooltip
         ),
     ]
 
 
 def _points(frame: _LineFrame, rows: pd.DataFrame) -> alt.Chart:
-    told = hover(["series", "value", frame.column, *OF_SEED])
+    tooltip = tooltips(["series", "value", frame.column, *OF_SEED])
     points = frame.layer(rows.dropna(subset=frame.column), frame.column, *OF_SEED)
     marks = points.mark_point(filled=True, size=14, opacity=1, fillOpacity=FAINT, xOffset=MOVED)
-    return marks.encode(shape=frame.look.shape, tooltip=told)
+    return marks.encode(shape=frame.look.shape, tooltip=tooltip)
 
 
 def _diverged(frame: _LineFrame, rows: pd.DataFrame, order: Sequence[str]) -> list[alt.Chart]:

@@ -210,8 +210,8 @@ def rounded(data: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     return kept
 
 
-def hover(columns: Iterable[str]) -> list[alt.Tooltip]:
-    """Return what is told under the pointer: Altair is a hundred times slower with plain names."""
+def tooltips(columns: Iterable[str]) -> list[alt.Tooltip]:
+    """Return what a pointer shows: Altair is a hundred times slower with plain names."""
     return [alt.Tooltip(name) for name in columns]
 
 

@@ -9,13 +9,13 @@ from analysis.figures.scales import number_axis, ratio_axis
 from analysis.figures.style import (
     SOLID,
     arm_styles,
-    hover,
     legend,
     ordered_styles,
     panels_of,
     reference,
     rounded,
     row_axis,
+    tooltips,
     whiskers,
     words_beside,
 )
@@ -99,7 +99,7 @@ def tax_rows(data: pd.DataFrame) -> list[Chart]:
     layers = [
         reference(1.0, x),
         whiskers(base, alt.X("low:Q", title=RATIO, scale=x["scale"]), 1.4),
-        dots.encode(x=x, shape=_shape(data), tooltip=hover(columns)),
+        dots.encode(x=x, shape=_shape(data), tooltip=tooltips(columns)),
         words_beside(shown, y),
     ]
     return [alt.layer(*layers, title="", height=ROW_HEIGHT * len(data))]
@@ -160,14 +160,14 @@ def _panel(rows: pd.DataFrame, title: alt.TitleParams, y: alt.Y) -> Chart:
     speed = alt.Chart(rounded(speeds, ["series", "stages", "microbatches", "mean"]))
     tax = alt.Chart(rounded(taxes, columns)).encode(color=look.color)
     low = alt.Y("low:Q", scale=y["scale"], title=y["title"])
-    told = hover(["stages", "microbatches", "mean"])
+    tooltip = tooltips(["stages", "microbatches", "mean"])
     return alt.layer(
         tax.transform_filter("isValid(datum.low)")
         .mark_rect(opacity=0.15, stroke=None)
         .encode(y=low, y2=alt.Y2("high:Q")),
-        tax.mark_rule(strokeWidth=1.6).encode(y=y, strokeDash=look.dash, tooltip=hover(columns)),
+        tax.mark_rule(strokeWidth=1.6).encode(y=y, strokeDash=look.dash, tooltip=tooltips(columns)),
         speed.mark_line(point=True).encode(
-            x=x, y=y, color=look.color, strokeDash=look.dash, tooltip=told
+            x=x, y=y, color=look.color, strokeDash=look.dash, tooltip=tooltip
         ),
         title=title,
     )

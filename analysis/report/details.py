@@ -1,4 +1,4 @@
-"""What is told of each trial: the file that opens on the page, and what made it.
+"""What the page says of each trial: the file that opens on the page, and what made it.
 
 What opens are settings, config, curves and log. The file is a script, since a page that was opened
 from a disk may load nothing else. Each file holds the trials whose ids start alike, so that there
@@ -67,7 +67,7 @@ def file_of(trial_id: str) -> str:
 
 
 def details(rows: Iterable[Row], store: str) -> str:
-    """Return the script that tells the page of these trials.
+    """Return the script by which the page knows these trials.
 
     Keys of the config that are equal in all of them stand once.
     """

@@ -212,11 +212,11 @@ def page(head: str, measured: Mapping[str, Mapping[str, Row]]) -> str:
 
 
 def _part(part: str, rows: Sequence[Row]) -> str:
-    told = [row for row in rows if "said" not in row]
+    done = [row for row in rows if "said" not in row]
     lines = [f"{part}: {row['name']}: {row['said']}" for row in rows if "said" in row]
-    if told:
+    if done:
         columns = COLUMNS[part]
-        cells = ((row["name"], *_cells(row, columns)) for row in _compared(told))
+        cells = ((row["name"], *_cells(row, columns)) for row in _compared(done))
         lines.append(markdown([part, *(head for _, head, _ in columns)], cells))
     return "\n\n".join(lines)
 
