@@ -17,7 +17,7 @@ MAP = [*PANEL, "quantity", "arm"]
 """Columns that tell maps apart."""
 COLUMNS = [*MAP, DOWN, ACROSS, *MEAN, "series", "best"]
 CAPTION = (
-    "means over n seeds (tooltips: 95 % interval); frame: the lowest loss where nothing diverged",
+    "means over n seeds (hover: 95 % interval); frame: the lowest loss where nothing diverged",
     "× k/n: k of n diverged; nats per token; the colours are logarithmic beyond the middle values",
 )
 CELL = 44  # pixels
