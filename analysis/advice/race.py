@@ -17,7 +17,7 @@ from analysis.statistics.tax import StandIn, no_higher, no_lower
 
 NEARLY = 1e-6
 """Updates: the rounding error of a ratio of two simulated times."""
-StandsIn = Callable[[Collection[int], float], StandIn]
+ChooseStandIn = Callable[[Collection[int], float], StandIn]
 """Lengths and a number of updates → the runs of these lengths that stand in for it."""
 
 
@@ -86,7 +86,7 @@ class SameTime:
 
 
 @dataclass(frozen=True)
-class StandIns:
+class BothSides:
     """What stands in for the runs of both sides, on the delayed one by arm."""
 
     updates: float
@@ -119,8 +119,8 @@ def _nearest(
     evidence: Evidence,
     arms: Sequence[str],
     speed_up: float,
-    of_delayed: StandsIn,
-    of_sync: StandsIn,
+    of_delayed: ChooseStandIn,
+    of_sync: ChooseStandIn,
 ) -> SameTime:
     """Delayed runs longer by the speed-up, or sync runs shorter by it, whichever the runs are
     nearer to; of several arms those whose runs are nearest.
@@ -136,7 +136,7 @@ def _nearest(
         away = {arm: _away(stand, sync, speed_up) for arm, stand in stands.items()}
         least = min(away.values())
         near = {arm: stand for arm, stand in stands.items() if away[arm] == least}
-        options.append((least, StandIns(updates, sync_updates, sync, near)))
+        options.append((least, BothSides(updates, sync_updates, sync, near)))
     runs = min(options, key=lambda option: option[0])[1]
     return _compared(evidence, arms, speed_up, runs)
 
@@ -164,7 +164,9 @@ def _away(stand: StandIn, sync: StandIn, speed_up: float) -> tuple[float, int]:
     return round(abs(float(np.log(ratio))), 9), len(stand.weights) + len(sync.weights)
 
 
-def _compared(evidence: Evidence, arms: Sequence[str], speed_up: float, runs: StandIns) -> SameTime:
+def _compared(
+    evidence: Evidence, arms: Sequence[str], speed_up: float, runs: BothSides
+) -> SameTime:
     """The comparison over seeds, each with the arm of the lowest mean loss on the other seeds.
 
     The interval allows for the choice among all `arms`, also among those without such runs: people

@@ -15,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.report.facts import shown_value
 from analysis.table.metrics import config_of, curves
 from analysis.table.points import flatten, versions
 from analysis.table.records import Record
@@ -98,7 +99,7 @@ def _details(row: Row, store: str) -> dict[str, Any]:
     losses, again = curves(folder), [f"trial_id={row['trial_id']}", "force=true", store]
     known = {words: row[name] for name, words in SUMMARY.items() if not pd.isna(row[name])}
     return {
-        "summary": {words: _plain(value) for words, value in known.items()},
+        "summary": {words: shown_value(value) for words, value in known.items()},
         "command": f"python -m sweeps rerun {shlex.join(again)}",
         "config": config,
         "curve": [
@@ -109,16 +110,6 @@ def _details(row: Row, store: str) -> dict[str, Any]:
         "log": [_attempt(read(path)) for path in attempts(folder)],
         "error": "" if pd.isna(row["error"]) else row["error"],
     }
-
-
-def _plain(value: Any) -> str:
-    return (
-        f"{value:,}"
-        if isinstance(value, int)
-        else f"{value:.6g}"
-        if isinstance(value, float)
-        else str(value)
-    )
 
 
 def _attempt(attempt: Mapping[str, Any]) -> str:

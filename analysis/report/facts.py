@@ -87,13 +87,14 @@ def _column(trials: pd.DataFrame, name: str) -> pd.Series:
 def _words(column: pd.Series) -> str:
     values = sorted({*column.dropna()}, key=lambda value: (isinstance(value, str), value))
     if len(values) <= LISTED:
-        return ", ".join(map(_word, values))
+        return ", ".join(map(shown_value, values))
     if isinstance(values[0], str):
         return some([*map(str, values)])
-    return f"{_word(values[0])} to {_word(values[-1])} ({len(values)} values)"
+    return f"{shown_value(values[0])} to {shown_value(values[-1])} ({len(values)} values)"
 
 
-def _word(value: Any) -> str:
+def shown_value(value: Any) -> str:
+    """Return a value in words: `4,096`, `0.004`, `muon`."""
     if isinstance(value, Integral):
         return f"{value:,}"
     return f"{value:g}" if isinstance(value, float) else str(value)
