@@ -8,16 +8,13 @@ sweeps that compare them all. The picture is timed in headless Chromium, from th
 navigation, where chromium and chromedriver are on the PATH.
 """
 
-import hashlib
-import json
 import random
 import resource
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from itertools import islice, product
+from itertools import count, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -25,106 +22,48 @@ from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
 
+from bench.timing import options
 from pipegap.analysis.report.report import report
 from pipegap.trainer.base.status import ENDED, Status
+from tests.support.synthetic_store import ARMS, config, record, result, write_in
 
-NUM_EVALUATIONS = 4
 PATIENT = 300
 """Seconds until there must be a picture."""
 SWEEPS = ("learning_rate", "optimizers")
 OPTIMIZERS = ("adamw", "muon", "soap", "adan", "lion")
-ARMS = {
-    "sync": ["pipeline=sync"],
-    "delay": ["pipeline=pipedream_2bw"],
-    "delay_ef": ["pipeline=pipedream_2bw", "correction=error_feedback"],
-}
 LEARNING_RATES = 100
 
 
 def _configs() -> Iterator[dict[str, Any]]:
-    from pipegap.trainer.config.compose import compose  # the workers import this module too
-
-    composed = [
-        compose([f"optimizer={optimizer}", *arm])
-        for optimizer, arm in product(OPTIMIZERS, ARMS.values())
-    ]
-    for seed, step, config in product(range(10**6), range(LEARNING_RATES), composed):
-        optimizer = {**config["optimizer"], "lr": 0.001 * 1.05**step}
-        yield {**config, "optimizer": optimizer, "seed": seed}
+    for seed in count():
+        for step, optimizer, arm in product(range(LEARNING_RATES), OPTIMIZERS, ARMS):
+            settings = config(arm, optimizer=optimizer, seed=seed)
+            settings["optimizer"]["lr"] = 0.001 * 1.05**step
+            yield settings
 
 
-def _result(trial_id: str, config: dict[str, Any], chance: random.Random) -> dict[str, Any]:
-    status = chance.choices(ENDED, [94, 4, 2])[0]
-    made = {
-        "trial_id": trial_id,
-        "data_hash": "d" * 64,
-        "trainer_version": 2,
-        "git": "0" * 40,
-        "versions": {"python": "3.11.7", "torch": "2.13.0", "numpy": "2.4"},
-        "device_name": "AMD EPYC",
-        "status": status,
-        "final_val_loss": chance.gauss(2.0, 0.1) if status == Status.COMPLETED else None,
-        "diverged_at": 17 if status == Status.DIVERGED else None,
-        "seed": config["seed"],
-        "num_updates": 400,
-        "num_parameters": 450_000,
-    }
-    if status == Status.FAILED:
-        return {**made, "error": "Traceback (most recent call last):\n" + "  File …\n" * 20}
-    return {
-        **made,
-        "tokens": 819_200,
-        "epochs": 0.17,
-        "wall_seconds": chance.uniform(40, 60),
-        "tokens_per_second": chance.uniform(15_000, 20_000),
-        "delays": [0] if config["pipeline"]["_target_"].endswith("sync") else [1],
-        "layers_by_stage": [4],
-        "peak_memory_bytes": 10**9,
-    }
-
-
-def make_trials(store: Path, num_trials: int) -> None:
-    """Configs, results and losses of so many trials."""
+def make_store(store: Path, num_trials: int) -> None:
+    """Configs, results and losses of so many trials, and records of sweeps that compare them."""
     chance = random.Random(0)
-    for config in islice(_configs(), num_trials):
-        content = json.dumps(config, indent=1)
-        trial_id = hashlib.sha256(content.encode()).hexdigest()[:16]
-        folder = store / "trials" / trial_id
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text(content)
-        if chance.random() < 0.97:
-            result = json.dumps(_result(trial_id, config, chance), indent=1)
-            (folder / "result.json").write_text(result)
-        losses = (3.0 / (k + chance.random()) for k in range(1, NUM_EVALUATIONS + 1))
-        rows = (
-            {"update": 100 * k + 199, "train_loss": 2.0, "val_loss": loss}
-            for k, loss in enumerate(losses)
-        )
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def _add_records(store: Path) -> None:
-    names = sorted(folder.name for folder in (store / "trials").iterdir())
-    planned = {"arm": "delay", "seed": 0, "tokens": 819_200, "flops": 2e12, "seconds": 50.0}
-    (store / "sweeps").mkdir()
+    names = [f"{number:016d}" for number in range(num_trials)]
+    for name, settings in zip(names, islice(_configs(), num_trials), strict=True):
+        status = chance.choices(ENDED, [94, 4, 2])[0]
+        loss = chance.gauss(2.0, 0.1) if status == Status.COMPLETED else None
+        outcome = {**result(settings, loss), "status": status}
+        if status == Status.FAILED:
+            outcome["error"] = "Traceback (most recent call last):\n" + "  File …\n" * 20
+        is_done = chance.random() < 0.97
+        write_in(store / "trials" / name, settings, outcome if is_done else None, curve=True)
     for sweep in SWEEPS:
-        record = {
-            **{"sweep": sweep, "scale": "few_updates", "label": f"{sweep}-few_updates"},
-            "words": [f"sweep={sweep}", "scale=few_updates"],
-            **{"verdict": "", "arms": [], "seeds": [], "settled": True, "remarks": []},
-            **{"compared": names, "trials": dict.fromkeys(names, planned)},
-        }
-        (store / "sweeps" / f"{sweep}-few_updates.json").write_text(json.dumps(record))
+        record(store, sweep, "few_updates", names)
 
 
-def main(words: list[str]) -> None:
+def main() -> None:
     """Prints seconds, sizes and memory."""
-    given = dict(word.split("=") for word in words)
+    num_trials = options(trials=10_000).trials
     with tempfile.TemporaryDirectory(prefix="pipegap-bench-") as folder:
         store, out = Path(folder, "results"), Path(folder, "report")
-        store.mkdir()
-        make_trials(store, int(given.get("trials", 10_000)))
-        _add_records(store)
+        make_store(store, num_trials)
         started, busy = time.monotonic(), time.process_time()
         report(store, out)
         seconds, busy = time.monotonic() - started, time.process_time() - busy
@@ -163,4 +102,4 @@ def first_picture(page: Path) -> float | None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

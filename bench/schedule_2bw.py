@@ -3,66 +3,203 @@
     python -m bench.schedule_2bw [stages=4] [microbatches=4] [rounds=5]
 
 Ranks sleep in place of computing, so that two cores are enough; messages, sums over the ranks and
-updates are real. Each schedule stands beside the ideal: its order, in which messages, sums and
-updates take no time. 2BW, of `Schedule2BW` and of our own executor, stands beside its simulation
-too, with the mean time of each rank's operations and the median time of a message of the same run.
+updates are real. Each schedule stands beside the ideal: our own recipe of it, in which messages,
+sums and updates take no time. 2BW, of `Schedule2BW` and of our own executor, stands beside its
+simulation too, with the mean time of each rank's operations and the median time of a message of
+the same run. `microbatches` is a multiple of `stages`.
 """
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import count, pairwise
+from pathlib import Path
 from statistics import median
+from tempfile import gettempdir
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleDualPipeV,
+    ScheduleInterleaved1F1B,
+    ScheduleZBVZeroBubble,
+)
 
-from bench.sleepers import BATCHES, Delayed, Flushed, OfTrials, contenders
+from bench.pipeline import clip
 from bench.timing import WARM_UPS, medians_of_all, options
+from pipegap.analysis.advice.speed import Costs, speed
+from pipegap.trainer.corrections.none import NoCorrection
+from pipegap.trainer.executors.gradients import Clip
+from pipegap.trainer.executors.pipelined import Pipelined
+from pipegap.trainer.models.loss import cross_entropy
+from pipegap.trainer.optimizers.routing import kinds
 from pipegap.trainer.ranks.groups import Gang, collect
 from pipegap.trainer.schedules.operations import Schedule
-from pipegap.trainer.schedules.recipes import pipedream_2bw
+from pipegap.trainer.schedules.recipes import (
+    dualpipe_v,
+    interleaved_1f1b,
+    pipedream_2bw,
+    sync,
+    zero_bubble_v,
+)
+from pipegap.trainer.stages.stage import Stage
+from pipegap.trainer.torch_pipelining import Schedule2BW
 from pipegap.trainer.tracing.trace import Clock, Spans, between, simulated
-from tests.support.ranks import Run, Send, on_ranks
+from tests.support.ranks import CPU, Run, Send, on_ranks
 
 FORWARD = 0.010
 """Seconds of a rank's forward; its backward takes as long for inputs, and again for weights."""
-OF_TRIALS = "runner=pipelined of trials"
+BATCHES, WIDTH, CLIP = 8, 16, 1e-3
+"""Batches from one drain to the next; features of a stage; a norm above which gradients are cut."""
+ROWS, LENGTH = 2, 8
+"""Of a microbatch of our own executor."""
+BASELINE, OF_TRIALS = "Schedule1F1B", "runner=pipelined of trials"
+FLUSHED: dict[str, Callable[..., Schedule]] = {
+    BASELINE: sync,
+    "ScheduleInterleaved1F1B": partial(interleaved_1f1b, num_chunks=2),
+    "ScheduleZBVZeroBubble": zero_bubble_v,
+    "ScheduleDualPipeV": dualpipe_v,
+}
+"""Schedules of torch → our recipe of each."""
 
 
-def makespan(order: Mapping[int, Sequence[Any]], stages_per_rank: int) -> float:
-    """Seconds of a flushed batch in torch's order, where messages and updates take no time."""
-    part = FORWARD / stages_per_rank
-    takes = {"F": part, "I": part, "W": part, "B": 2 * part}
-    last = stages_per_rank * len(order) - 1
-    ends: dict[tuple[str, int, int], float] = {}
-    waiting = {
-        rank: [a for a in actions if a and (a.sub_actions or a.computation_type.value in takes)]
-        for rank, actions in order.items()
+class _Nap(torch.autograd.Function):
+    """The identity; sleeps in its forward and in its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, before: float, after: float) -> Tensor:
+        ctx.after = after
+        time.sleep(before)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        time.sleep(ctx.after)
+        return gradient, None, None
+
+
+class SleepingStage(nn.Module):
+    """A stage of one small matrix, […, width] → […, width]; the first one may take tokens […]."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds, self.weight = seconds, nn.Parameter(torch.eye(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Sleeps; its backward sleeps for the input and for the weight.
+
+        The first stage of a pipeline, whose input needs no gradient, sleeps as long as the others.
+        """
+        x = x if x.is_floating_point() else nn.functional.one_hot(x, WIDTH).float()
+        weight = _Nap.apply(self.weight, 0.0, self.seconds * (1 if x.requires_grad else 2))
+        return _Nap.apply(x, self.seconds, self.seconds) @ weight
+
+
+class Contender:
+    """A schedule on the stages of this rank, with the loop that its users write.
+
+    Torch's schedules wait for the norm of the whole gradient after each batch; 2BW reads it a batch
+    later, or not at all.
+    """
+
+    def __init__(
+        self, make: Callable[..., Any], indices: Sequence[int], m: int, *, clips: bool = True
+    ) -> None:
+        parts = len(indices)
+        modules = nn.ModuleList(SleepingStage(FORWARD / parts) for _ in indices)
+        num_stages = dist.get_world_size() * parts
+        stages = [
+            PipelineStage(module, index, num_stages, CPU)
+            for module, index in zip(modules, indices, strict=True)
+        ]
+        x = torch.ones(m, WIDTH)
+        self.inputs = (x,) if any(stage.is_first for stage in stages) else ()
+        self.target = x if any(stage.is_last for stage in stages) else None
+        self.weights, self.clips = [*modules.parameters()], clips
+        self.optimizer = torch.optim.AdamW(self.weights, lr=1e-3)
+        self.schedule = make(stages if parts > 1 else stages[0], m, nn.MSELoss())
+        self.is_late = isinstance(self.schedule, Schedule2BW)
+        if self.is_late:
+            self.schedule.update = self._update
+
+    def _update(self) -> None:
+        if self.is_late and self.clips:
+            self.schedule.clip_grad_norm_(CLIP)
+        elif self.clips:
+            clip(self.weights, CLIP)
+        self.optimizer.step()
+
+    def run(self) -> None:
+        """Trains on some batches, to a drain."""
+        for _ in range(BATCHES):
+            self.schedule.step(*self.inputs, target=self.target, return_outputs=False)
+            if not self.is_late:
+                self._update()
+                self.optimizer.zero_grad()
+        if self.is_late:
+            with self.schedule.drained():
+                pass
+
+
+class OfTrials:
+    """2BW by our own executor, with plain SGD and a deferred clip."""
+
+    def __init__(self, gang: Gang, schedule: Schedule) -> None:
+        stage = Stage(
+            module := SleepingStage(FORWARD),
+            kinds(module),
+            lambda parameters: torch.optim.SGD([weight for _, weight in parameters], lr=0.1),
+            lambda lags: NoCorrection(0, lags),
+            lambda t: 1.0,
+            lag=schedule.lags[gang.place],
+            tied=frozenset(),
+            tied_lag=schedule.tied_lag,
+            dtype=torch.float32,
+        )
+        tokens = torch.zeros(schedule.num_microbatches * ROWS, LENGTH + 1, dtype=torch.long)
+        clip, clock, shape = Clip(CLIP), Clock(CPU, True), torch.Size([ROWS, LENGTH, WIDTH])
+        parts = schedule, lambda t: tokens, cross_entropy, clip, gang, clock, shape
+        self.executor = Pipelined([stage], *parts, Path(gettempdir()))
+        self.firsts = count(0, BATCHES)
+
+    def run(self) -> None:
+        """Trains on some batches, to a drain."""
+        first = next(self.firsts)
+        self.executor.run(first, first + BATCHES, lambda update: None)
+
+
+def contenders(gang: Gang, p: int, m: int) -> dict[str, Contender]:
+    """All that is compared but trials; schedules with two stages per rank get halves."""
+    rank = gang.place
+    looped, folded = [rank, rank + p], [rank, 2 * p - 1 - rank]
+    late = partial(Schedule2BW, trace=True)
+    made = {
+        BASELINE: Contender(Schedule1F1B, [rank], m),
+        "ScheduleInterleaved1F1B": Contender(ScheduleInterleaved1F1B, looped, m),
+        "ScheduleZBVZeroBubble": Contender(ScheduleZBVZeroBubble, folded, m),
+        "Schedule2BW": Contender(late, [rank], m),
+        "Schedule2BW without a clip": Contender(late, [rank], m, clips=False),
+        "Schedule2BW without Error Feedback": Contender(
+            partial(late, error_feedback=0.0), [rank], m
+        ),
     }
-    free = dict.fromkeys(order, 0.0)
-    while any(waiting.values()):
-        for rank, actions in waiting.items():
-            while actions and (start := _ready(actions[0], ends, last)) is not None:
-                for one in actions[0].sub_actions or [actions[0]]:
-                    free[rank] = max(free[rank], start) + takes[one.computation_type.value]
-                    key = "I" if one.computation_type.value == "B" else one.computation_type.value
-                    ends[key, one.stage_index, one.microbatch_index] = free[rank]
-                actions.pop(0)
-    return max(free.values())
+    if m >= 2 * p:  # torch refuses fewer
+        made["ScheduleDualPipeV"] = Contender(ScheduleDualPipeV, folded, m)
+    if m > 2 * (p - 1):
+        made["Schedule2BW with slack"] = Contender(partial(late, slack=True), [rank], m)
+    return made
 
 
-def _ready(action: Any, ends: Mapping[tuple[str, int, int], float], last: int) -> float | None:
-    """When the action may start; None while something that it needs has no end yet."""
-    needed: list[tuple[str, int, int]] = []
-    for one in action.sub_actions or [action]:
-        kind, stage, i = one.computation_type.value, one.stage_index, one.microbatch_index
-        if kind == "F" and stage > 0:
-            needed.append(("F", stage - 1, i))
-        if kind in "BI":
-            needed.append(("I", stage + 1, i) if stage < last else ("F", stage, i))
-    if any(key not in ends for key in needed):
-        return None
-    return max((ends[key] for key in needed), default=0.0)
+def ideal(name: str, p: int, m: int) -> float:
+    """Seconds of BATCHES batches in which only passes take time."""
+    if name in FLUSHED:
+        costs = Costs((FORWARD,) * p, (2 * FORWARD,) * p)
+        return BATCHES * speed(FLUSHED[name], costs, m).batch_time
+    return 3 * FORWARD * (BATCHES * m + p - 1)
 
 
 def compare(gang: Gang, send: Send, m: int, rounds: int) -> None:
@@ -71,27 +208,18 @@ def compare(gang: Gang, send: Send, m: int, rounds: int) -> None:
     shape: dict[str, Any] = {"num_stages": p, "num_microbatches": m}
     phases: dict[str, Any] = {"synchronous_start": 0, "synchronous_cooldown": 0}
     order = partial(pipedream_2bw, BATCHES * (rounds + WARM_UPS), **shape, **phases)
-    made = contenders(gang, p, m, FORWARD)
-    trials = OfTrials(gang, order(), FORWARD)
+    made, trials = contenders(gang, p, m), OfTrials(gang, order())
     runs: dict[str, Run] = {name: contender.run for name, contender in made.items()}
     seconds = medians_of_all(gang, {**runs, OF_TRIALS: trials.run}, rounds)
-    flushes = 3 * FORWARD * (p - 1)
-    ideal = {
-        name: BATCHES * makespan(c.schedule.pipeline_order, len(c.stages))
-        if len(c.stages) > 1
-        else 3 * FORWARD * BATCHES * m + flushes * (BATCHES if isinstance(c, Flushed) else 1)
-        for name, c in made.items()
-    }
-    ideal[OF_TRIALS] = ideal["Schedule2BW"]
     clocks = {
-        name: (c.schedule._clock, order(slack="slack" in name))
-        for name, c in made.items()
-        if isinstance(c, Delayed)
+        name: (contender.schedule._passes._clock, order(slack="slack" in name))
+        for name, contender in made.items()
+        if contender.is_late
     }
     clocks[OF_TRIALS] = trials.executor._clock, order()
     own = {name: of_own_simulation(gang, *clock) for name, clock in clocks.items()}
     if gang.records:
-        send((p, m, seconds, ideal, own))
+        send((p, m, seconds, own))
 
 
 def of_own_simulation(gang: Gang, clock: Clock, schedule: Schedule) -> float:
@@ -112,19 +240,16 @@ def _of_simulation(spans: Spans, schedule: Schedule, first: int, last: int) -> f
     return simulated(spans, schedule, first, last).makespan / measured
 
 
-Times = dict[str, float]
-Message = tuple[int, int, Times, Times, Times]
-
-
-def show(message: Message) -> None:
+def show(message: tuple[int, int, dict[str, float], dict[str, float]]) -> None:
     """Prints the lines of one shape."""
-    p, m, seconds, ideal, own = message
+    p, m, seconds, own = message
     for name, measured in seconds.items():
-        ratio, expected = (of["Schedule1F1B"] / of[name] for of in (seconds, ideal))
+        expected = ideal(name, p, m)
+        ratio, of_ideal = seconds[BASELINE] / measured, ideal(BASELINE, p, m) / expected
         of_own = f"{own[name]:.3f}" if name in own else ""
         print(
-            f"| {p} | {m} | {name} | {measured * 1e3:.0f} | {ideal[name] / measured:.3f} "
-            f"| {of_own} | {ratio:.2f} | {expected:.2f} |"
+            f"| {p} | {m} | {name} | {measured * 1e3:.0f} | {expected / measured:.3f} "
+            f"| {of_own} | {ratio:.2f} | {of_ideal:.2f} |"
         )
 
 
@@ -132,7 +257,7 @@ def main() -> None:
     """Prints the table."""
     given = options(stages=4, microbatches=4, rounds=5)
     print(f"| p | m | | ms for {BATCHES} batches | throughput / ideal ", end="")
-    print("| / own simulation | Schedule1F1B / this | ideal |\n" + "| --- " * 8 + "|")
+    print(f"| / own simulation | {BASELINE} / this | ideal |\n" + "| --- " * 8 + "|")
     on_ranks(compare, (given.microbatches, given.rounds), show, num_stages=given.stages)
 
 

@@ -2,26 +2,41 @@
 
     python -m bench.sweep planning [rounds=3]
     python -m bench.sweep first_update [rounds=3] [scale=few_updates]
-    python -m bench.sweep kills [moments=20] …
+    python -m bench.sweep kills [moments=20] [seed=0] [targets=driver,trial,rank,raylet]
+        [signals=SIGKILL,SIGTERM] [bucket=s3://BUCKET] [drivers=1]
 
 `planning`: the whole command with `dry_run=true`, for 10,000 trials. `first_update`: from the
 command to the first rows of a trial, with Ray's own start; rows come some updates at a time, so a
-part of these seconds is training. `kills`: see bench/kills.py.
+part of these seconds is training.
+
+`kills`: each target of a small sweep is killed at `moments` random moments with each signal, and
+what became of the sweep is compared with one that nobody disturbed. A moment is a number of updates
+that the sweep's trials have done together, so that it comes while they are at work, however busy
+the machine is. If there was no process of the target just then, the moment does not count, and
+another one is tried. So many `drivers` run the sweep together; one of them is killed, and the
+others go on. With `bucket` the store is a bucket, which the provider's usual variables lead to. A
+server for it on this machine, which prints these: `python -m tests.support.s3_server 9000`.
 """
 
+import random
 import resource
+import signal
 import subprocess
 import sys
 import time
+import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
 import yaml
 
-from bench.kills import kills
-from bench.timing import options
+from bench.timing import options, seconds_of
+from tests.support.small_sweep import GANG, LENGTH, TARGETS, BucketSweep, SmallSweep, check, disturb
 
 COMMAND = (sys.executable, "-m", "pipegap", "sweep")
 POINTS, SEEDS = 1_000, 5
@@ -35,19 +50,17 @@ LARGE_SWEEP = {
     "verdict": "none: only its plan is timed",
 }
 POLL_EVERY = 0.02
+SMALL = ("model.hidden_size=24", "model.intermediate_size=32", "model.num_layers=2")
+SIGNALS = (signal.SIGKILL, signal.SIGTERM)
 
 
 def planning(folder: Path, words: Sequence[str]) -> None:
-    """Prints what the last round planned, and the median seconds."""
+    """Prints the median seconds."""
     path, rounds = folder / "large.yaml", options(words, rounds=3).rounds
     path.write_text(yaml.safe_dump(LARGE_SWEEP))
     command = (*COMMAND, f"sweep={path}", f"results={folder}/results", "dry_run=true")
-    seconds = []
-    for _ in range(rounds):
-        started = time.perf_counter()
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        seconds.append(time.perf_counter() - started)
-    print(done.stdout.splitlines()[0])
+    run = partial(subprocess.run, command, check=True, stdout=subprocess.DEVNULL)
+    seconds = [seconds_of(run) for _ in range(rounds)]
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = (used.ru_utime + used.ru_stime) / rounds
     times = ", ".join(f"{each:.1f}" for each in seconds)
@@ -59,15 +72,9 @@ def first_update(folder: Path, words: Sequence[str]) -> None:
     given = options(words, rounds=3, scale="few_updates")
     for number in range(given.rounds):
         results = folder / str(number)
-        command = (
-            *COMMAND,
-            "sweep=main",
-            f"scale={given.scale}",
-            "seeds=[0]",
-            f"results={results}",
-        )
+        asked = ("sweep=main", f"scale={given.scale}", "seeds=[0]", f"results={results}")
         started = time.perf_counter()
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as driver:
+        with subprocess.Popen((*COMMAND, *asked), stdout=subprocess.DEVNULL) as driver:
             try:
                 while not _has_rows(results):
                     assert driver.poll() is None, driver.returncode
@@ -79,6 +86,62 @@ def first_update(folder: Path, words: Sequence[str]) -> None:
 
 def _has_rows(results: Path) -> bool:
     return any(path.stat().st_size for path in results.glob("trials/*/metrics.jsonl"))
+
+
+def kills(folder: Path, words: Sequence[str]) -> None:
+    """Prints a row per target and signal, each up to its first loss; exits with 1 if any."""
+    words_of = {"targets": ",".join(TARGETS), "signals": ",".join(how.name for how in SIGNALS)}
+    given = options(words, moments=20, seed=0, drivers=1, bucket="", **words_of)
+    signals = [how for how in SIGNALS if how.name in given.signals.split(",")]
+    targets = given.targets.split(",")
+    assert {*targets} <= {*TARGETS}, given.targets
+    make = partial(BucketSweep, bucket=given.bucket) if given.bucket else SmallSweep
+    generator, lost, undisturbed = random.Random(given.seed), 0, dict[bool, SmallSweep]()
+    print("| killed | by | hits | exit codes of the drivers | intact | seconds |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for target, how in product(targets, signals):
+        of_ranks = target == "rank"  # only gangs have ranks
+        if of_ranks not in undisturbed:
+            sweep_words = (*SMALL, *LENGTH, *(GANG if of_ranks else ()))
+            undisturbed[of_ranks] = make(folder / f"whole-{of_ranks}", sweep_words)
+            undisturbed[of_ranks].finish()
+        whole, exits, started = undisturbed[of_ranks], Counter[str](), time.monotonic()
+        tried = intact = 0
+        while exits.total() < given.moments and intact == tried:
+            sweep = make(folder / uuid.uuid4().hex, whole.words)
+            moment = generator.randrange(whole.num_updates())
+            tried += 1
+            intact += _survives(sweep, whole, (target, how, moment, given.drivers), exits)
+        codes = ", ".join(f"{code}: {count}" for code, count in sorted(exits.items()))
+        print(
+            f"| {target} | {how.name} | {exits.total()} of {tried} | {codes} | "
+            f"{intact} of {tried} | {time.monotonic() - started:.0f} |",
+            flush=True,
+        )
+        lost += tried - intact
+    sys.exit(lost > 0)
+
+
+def _survives(
+    sweep: SmallSweep,
+    whole: SmallSweep,
+    kill: tuple[str, signal.Signals, int, int],
+    exits: Counter[str],
+) -> bool:
+    """Whether a disturbed sweep ends as the whole one did; counts its exit codes if it was hit.
+
+    `kill`: the arguments of `disturb`.
+    """
+    try:
+        is_killed, codes = disturb(sweep, *kill)
+        if is_killed:
+            exits[" and ".join(map(str, sorted(codes)))] += 1
+        sweep.finish()
+        check(sweep, whole)
+    except (AssertionError, subprocess.TimeoutExpired) as error:
+        print(f"{kill}: {error}", file=sys.stderr, flush=True)
+        return False
+    return True
 
 
 PARTS: Mapping[str, Callable[[Path, Sequence[str]], None]] = {

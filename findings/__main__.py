@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from pipegap.analysis import load
-from pipegap.analysis.report.report import PLACES
+from pipegap.analysis.report.report import PATHS
 from pipegap.sweeps.request.files import known
 from pipegap.trainer.base.atomic import write_atomically
 from pipegap.trainer.base.cli import (
@@ -108,7 +108,7 @@ def publish(
         raise BadInput("results", results, allowed)
     path = findings / study / f"{table or f'trials_{scale}'}.csv"
     _check(trials, path)
-    shown = trials.drop(columns=PLACES, errors="ignore").sort_values("trial_id")
+    shown = trials.drop(columns=PATHS, errors="ignore").sort_values("trial_id")
     write_atomically(path, shown.to_csv(index=False).encode())
     return f"{path.relative_to(findings.parent)}: {len(shown)} trials{_mixed(shown)}"
 

@@ -16,12 +16,11 @@ from nbclient import NotebookClient
 
 from pipegap.analysis import gaps, load
 from pipegap.analysis.advice.advice import sentence
-from pipegap.analysis.advice.rows import advices
+from pipegap.analysis.advice.advise import advices
 from pipegap.analysis.advice.verdict import GO, Rival
 from pipegap.analysis.figures import BY_NAME
 from pipegap.analysis.figures.figure import Spec, plot, whole
-from pipegap.analysis.figures.files import picture
-from pipegap.analysis.figures.fonts import with_font
+from pipegap.analysis.figures.files import picture, with_font
 from pipegap.analysis.report.answer import MICROBATCHES, STAGES
 from pipegap.analysis.statistics.text import gap_table
 from pipegap.analysis.table.names import minus

@@ -3,8 +3,9 @@
 import ast
 import subprocess
 import sys
+from collections.abc import Collection
 from functools import cache
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "claims": {"statistics", "table"},
         "advice": {"statistics", "table"},
         "theory": {"statistics", "table"},
-        "figures": {"advice", "statistics", "table"},
+        "figures": {"statistics", "table"},
         "report": {"advice", "claims", "figures", "statistics", "table"},
         "__init__": {"advice", "statistics", "table"},
         "commands": {"advice", "figures", "report", "table", "theory"},
@@ -210,6 +211,54 @@ def test_the_notebook_is_known_to_nobody(package: str) -> None:
 def test_rooms_have_no_circle(package: str) -> None:
     TopologicalSorter(ROOMS[package]).prepare()  # raises CycleError
     assert all(exists(ROOT / package, room) for room in ROOMS[package])
+
+
+def test_modules_have_no_circle() -> None:
+    """Not even by an import within a function, which hides one."""
+    paths = [path for folder in (*PACKAGES, "bench", "findings") for path in python_in(folder)]
+    modules = {dotted(path): path for path in paths}
+    graph = {module: modules_used(path, modules) - {module} for module, path in modules.items()}
+    assert len(graph) > 200
+    TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+def test_a_circle_of_modules_is_seen(tmp_path: Path) -> None:
+    here, there = tmp_path / "here.py", tmp_path / "there.py"
+    here.write_text("from a.there import MANY\n")
+    there.write_text("def report():\n    from a import here\n")
+    modules = {"a.here": here, "a.there": there}
+    graph = {module: modules_used(path, modules) for module, path in modules.items()}
+    assert graph == {"a.here": {"a.there"}, "a.there": {"a.here"}}
+    with pytest.raises(CycleError):
+        TopologicalSorter(graph).prepare()
+
+
+def python_in(folder: str) -> list[Path]:
+    return [*(ROOT / folder).rglob("*.py")]
+
+
+def dotted(path: Path) -> str:
+    """`analysis.report` for analysis/report/__init__.py."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def modules_used(path: Path, known: Collection[str]) -> set[str]:
+    """The modules that a module imports, at whatever depth; of a package its __init__ alone."""
+    used = set[str]()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            used |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                used.add(inner if in_checkout(inner) in known else str(node.module))
+    return {in_checkout(module) for module in used} & {*known}
+
+
+def in_checkout(module: str) -> str:
+    """`trainer.trial` for `pipegap.trainer.trial`, as the wheel calls it."""
+    inner = module.removeprefix("pipegap.")
+    return inner if inner.partition(".")[0] in PACKAGES else module
 
 
 def room_of(module: str) -> str:

@@ -119,7 +119,7 @@ def _at(
     point: str, done: pd.DataFrame, rows: pd.DataFrame, arms: pd.Series, family: dict[str, Family]
 ) -> Evidence:
     own = family[point]
-    twins = [other for other, of_other in family.items() if of_other.words == own.words]
+    same_family = [other for other, of_other in family.items() if of_other.words == own.words]
     here = done[(done["point"] == point) & (done["status"] == Status.COMPLETED)]
     at_point = rows[rows["point"] == point]
     gaps = tuple(
@@ -135,8 +135,8 @@ def _at(
         updates=int(done.loc[done["point"] == point, "length"].iloc[0]),
         loss_sync=float(sync["final_val_loss"].mean()),
         gaps=gaps,
-        finals={name: _finals(done, twins, name) for name in names},
-        trials=tuple(sorted(done.loc[done["point"].isin(twins), "trial_id"])),
+        finals={name: _finals(done, same_family, name) for name in names},
+        trials=tuple(sorted(done.loc[done["point"].isin(same_family), "trial_id"])),
     )
 
 

@@ -1,7 +1,7 @@
 """The delayed run against a synchronous pipeline after the same time.
 
 Losses are final losses of runs of the lengths that take the same time. Where there are no such
-runs, others stand in (see `statistics.lengths`): those that end no lower, or those that end no
+runs, others stand in (see `statistics.tax`): those that end no lower, or those that end no
 higher. A comparison that favours one side may only decide for the other one.
 """
 
@@ -13,11 +13,11 @@ import numpy as np
 
 from pipegap.analysis.advice.evidence import Evidence
 from pipegap.analysis.statistics.intervals import Interval, Values, folds_share, mean_interval
-from pipegap.analysis.statistics.lengths import StandIn, no_higher, no_lower
+from pipegap.analysis.statistics.tax import StandIn, no_higher, no_lower
 
 NEARLY = 1e-6
 """Updates: the rounding error of a ratio of two simulated times."""
-StandsIn = Callable[[Collection[int], float], StandIn]
+ChooseStandIn = Callable[[Collection[int], float], StandIn]
 """Lengths and a number of updates → the runs of these lengths that stand in for it."""
 
 
@@ -36,8 +36,9 @@ class SameTime:
     """Of the delayed runs that are compared; none if no runs can be."""
     sync_lengths: tuple[int, ...]
     excess: float
-    """Updates of the delayed runs compared, on the mean, beyond those that take as long as sync's;
-    negative if they are shorter, NaN without runs, 0 to within an update of each side."""
+    """By how many updates the delayed runs that are compared are longer, on the mean, than the time
+    of sync's allows: negative if they are shorter, and NaN without runs. It counts as 0 if it is
+    less than one update of each side, since lengths are whole numbers."""
     n: int
     """Seeds at which both sides have these runs, and neither diverged."""
     gap: float
@@ -85,7 +86,7 @@ class SameTime:
 
 
 @dataclass(frozen=True)
-class StandIns:
+class BothSides:
     """What stands in for the runs of both sides, on the delayed one by arm."""
 
     updates: float
@@ -118,8 +119,8 @@ def _nearest(
     evidence: Evidence,
     arms: Sequence[str],
     speed_up: float,
-    of_delayed: StandsIn,
-    of_sync: StandsIn,
+    of_delayed: ChooseStandIn,
+    of_sync: ChooseStandIn,
 ) -> SameTime:
     """Delayed runs longer by the speed-up, or sync runs shorter by it, whichever the runs are
     nearer to; of several arms those whose runs are nearest.
@@ -135,7 +136,7 @@ def _nearest(
         away = {arm: _away(stand, sync, speed_up) for arm, stand in stands.items()}
         least = min(away.values())
         near = {arm: stand for arm, stand in stands.items() if away[arm] == least}
-        options.append((least, StandIns(updates, sync_updates, sync, near)))
+        options.append((least, BothSides(updates, sync_updates, sync, near)))
     runs = min(options, key=lambda option: option[0])[1]
     return _compared(evidence, arms, speed_up, runs)
 
@@ -163,7 +164,9 @@ def _away(stand: StandIn, sync: StandIn, speed_up: float) -> tuple[float, int]:
     return round(abs(float(np.log(ratio))), 9), len(stand.weights) + len(sync.weights)
 
 
-def _compared(evidence: Evidence, arms: Sequence[str], speed_up: float, runs: StandIns) -> SameTime:
+def _compared(
+    evidence: Evidence, arms: Sequence[str], speed_up: float, runs: BothSides
+) -> SameTime:
     """The comparison over seeds, each with the arm of the lowest mean loss on the other seeds.
 
     The interval allows for the choice among all `arms`, also among those without such runs: people

@@ -159,7 +159,7 @@ class Rival:
 
     @property
     def row(self) -> dict[str, Any]:
-        """The columns of `rows.ROW` but for the optimizer."""
+        """The columns of `advise.ROW` but for the optimizer."""
         at = self.same_time
         low, high = at.interval if at else (nan, nan)
         return {

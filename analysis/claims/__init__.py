@@ -13,7 +13,7 @@ from pipegap.analysis.claims.claim import (
     not_run,
 )
 
-ORDER = ("optimizers", "swept", "architectures", "corrections", "switches", "downstream")
+ORDER = ("optimizers", "swept", "corrections", "downstream")
 """Modules whose claims come first in a report. Those of any other module here follow by name."""
 
 

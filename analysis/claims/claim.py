@@ -8,8 +8,15 @@ from zlib import crc32
 import numpy as np
 import pandas as pd
 
-from pipegap.analysis.claims.audit import MOST_SEEDS, Audit, audit
-from pipegap.analysis.claims.rule import CONTRADICTED, REPRODUCED, Comparison, Estimate
+from pipegap.analysis.claims.rule import (
+    CONTRADICTED,
+    MOST_SEEDS,
+    REPRODUCED,
+    Audit,
+    Comparison,
+    Estimate,
+    audit,
+)
 from pipegap.analysis.statistics.intervals import CONFIDENCE, POWER
 
 ENOUGH_UPDATES = 100

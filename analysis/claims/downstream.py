@@ -19,8 +19,14 @@ from pipegap.analysis.claims.rule import (
     Row,
     codes_of,
 )
-from pipegap.analysis.statistics.crossed import Noise, intervals, noise, safe_intervals
-from pipegap.analysis.statistics.downstream import TaskScores, task_scores
+from pipegap.analysis.statistics.downstream import (
+    Noise,
+    TaskScores,
+    intervals,
+    noise,
+    safe_intervals,
+    task_scores,
+)
 from pipegap.analysis.statistics.intervals import Values
 from pipegap.analysis.table import names
 from pipegap.analysis.table.answers import ACCURACY, BITS, CHANCE
@@ -38,7 +44,7 @@ class Equal(ClaimRule):
     """Reproduced where the difference is surely within the margin, contradicted where it is surely
     outside. Nothing is decided unless sync is surely better than a guess: guesses are all equal.
 
-    `noises`: how uncertain the questions make each row, see `analysis.statistics.crossed`.
+    `noises`: how uncertain the questions make each row, see `analysis.statistics.downstream`.
     """
 
     margin: float

@@ -6,17 +6,19 @@ from itertools import product
 
 import pandas as pd
 
-from pipegap.analysis.claims.above import Above, Contrast, removes
 from pipegap.analysis.claims.claim import Claim
 from pipegap.analysis.claims.measure import (
     BETWEEN,
     FRAGILE,
     PAPER,
     ROBUST,
+    Above,
     Column,
+    Contrast,
     measured,
     more,
     of_points,
+    removes,
     row,
     share_removed,
 )

@@ -90,8 +90,7 @@ def main(given: Given) -> None:
 
 def _answers(trials: "pd.DataFrame", optimizer: str | None, **question: Any) -> "Sequence[Advice]":
     """Return the advice for an optimizer, or for all; raises BadInput if there is none."""
-    from pipegap.analysis.advice.advise import advise
-    from pipegap.analysis.advice.rows import advices
+    from pipegap.analysis.advice.advise import advices, advise
 
     if optimizer is not None:
         return [advise(trials, optimizer=optimizer, **question)]
@@ -103,7 +102,7 @@ def _answers(trials: "pd.DataFrame", optimizer: str | None, **question: Any) -> 
 
 def _as_text(answers: "Sequence[Advice]") -> str:
     from pipegap.analysis.advice.advice import bubble, headline
-    from pipegap.analysis.advice.rows import handover, matrix
+    from pipegap.analysis.advice.advise import handover, matrix
 
     if len(answers) == 1:
         lines = [str(answers[0])]

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from pipegap.analysis.report.ahead import Ahead
 from pipegap.trainer.base.cli import Given
 from pipegap.trainer.base.places import require_folder
 from pipegap.trainer.store.opened import pulled
@@ -12,11 +11,9 @@ KEYS = {"results": "the store (default: results)", "out": "where to write (defau
 
 def main(given: Given) -> None:
     """Write the report of a store, which may be empty, and print its text; raises BadInput."""
+    from pipegap.analysis.report.report import report  # it is large
+
     places = {"results": "results", "out": "report", **given}
     require_folder("out", places["out"])
     results, out = pulled(places["results"]), Path(places["out"])
-    with Ahead(len([*results.glob("trials/*")])) as ahead:
-        ahead.begin()
-        from pipegap.analysis.report.report import report  # it is large
-
-        print(report(results, out, store=places["results"], worker=ahead.worker))
+    print(report(results, out, store=places["results"]))

@@ -43,8 +43,8 @@ def main(given: Given) -> None:
         for name, nodes in _chosen(given.get("optimizer"), correction, settings)
     ]
     if form == "json":
-        told = [asdict(row) | {name: getattr(row, name) for name in FOLLOWS} for row in rows]
-        print(json.dumps(plain(told), indent=1))
+        fields = [asdict(row) | {name: getattr(row, name) for name in FOLLOWS} for row in rows]
+        print(json.dumps(plain(fields), indent=1))
     else:
         print(f"{title(rows[0])}\n{table(rows)}")
 

@@ -1,29 +1,129 @@
-"""Losses over training and the gap while it grows: one line per arm, its seeds behind it."""
+"""Losses over training and the gap while it grows: one line per arm, its seeds behind it.
 
-from collections.abc import Callable, Iterable
+`mean_lines` draws such lines of any number that trials have over tokens, or over updates since a
+switch.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import product
 
 import altair as alt
 import pandas as pd
 
 from pipegap.analysis.figures.figure import Chart, Figure
-from pipegap.analysis.figures.means import (
-    CAPTION,
-    COLUMNS,
-    below_each_other,
-    marks,
-    of_means,
-    over_tokens,
+from pipegap.analysis.figures.rows import OF_SEED, PANEL, SERIES, best_points
+from pipegap.analysis.figures.scales import column_of, far_apart, gap_axis, linear, token_axis
+from pipegap.analysis.figures.style import (
+    FAINT,
+    INK,
+    SeriesLook,
+    Styles,
+    arm_styles,
+    legend,
+    panels_of,
+    rounded,
+    tooltips,
 )
-from pipegap.analysis.figures.rows import PANEL, best_points
-from pipegap.analysis.figures.scales import Axis, far_apart, linear, of_gaps, of_tokens
-from pipegap.analysis.figures.style import INK, arm_styles
 from pipegap.analysis.statistics.intervals import mean_intervals
 from pipegap.analysis.statistics.pairs import pairs
 from pipegap.analysis.table.metrics import training_losses, validation_losses
 from pipegap.analysis.table.tasks import updates_asked
 from pipegap.trainer.base.status import FINAL, Status
 
+COLUMNS = [*PANEL, *SERIES, *OF_SEED]
+CAPTION = ("lines: mean over n seeds, to where the first of them diverged (×); faint: each seed",)
+
+
+def below_each_other(curves: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Return the curves of several trials in one table, whose index level `trial` counts them."""
+    return pd.concat(curves, keys=range(len(curves)), names=["trial", None])
+
+
+def over_tokens(rows: pd.DataFrame, shown: pd.DataFrame) -> pd.DataFrame:
+    """Return COLUMNS, `update`, `tokens`, and the curves' own column.
+
+    `rows` are those of `below_each_other`, with `update` and one more column: the curve `trial` is
+    that of this row of `shown`.
+    """
+    of_row, rows = rows.index.get_level_values("trial"), rows.reset_index(drop=True)
+    trials = shown[[*COLUMNS, "batch_size", "seq_len"]].iloc[of_row].reset_index(drop=True)
+    tokens = (rows["update"] + 1) * trials["batch_size"] * trials["seq_len"]
+    *_, last = rows.columns
+    return trials[COLUMNS].assign(update=rows["update"], tokens=tokens, **{last: rows[last]})
+
+
+def with_seeds(rows: pd.DataFrame) -> str:
+    """Return the name of a series in the legend, with its number of seeds."""
+    diverged = rows.loc[rows["status"] == Status.DIVERGED, "seed"].nunique()
+    note = f", {diverged} diverged" if diverged else ""
+    return f"{rows['series'].iloc[0]} (n={rows['seed'].nunique()}{note})"
+
+
+def mean_lines(
+    data: pd.DataFrame,
+    y: alt.Y,
+    x: alt.X | None = None,
+    *,
+    styles: Styles = arm_styles,
+    label: Callable[[pd.DataFrame], str] = with_seeds,
+) -> list[Chart]:
+    """Draw one chart per panel of rows of `over_tokens`, against `x` (else tokens) and `y`.
+
+    `styles` returns the looks of the series, `label` the words of one series in the legend.
+    """
+    looks = styles(data)
+    across = x or token_axis(data["tokens"])
+    panels: list[Chart] = []
+    for title, rows in panels_of(data):
+        labels = {str(series): label(of_series) for series, of_series in rows.groupby("series")}
+        panels.append(_panel(rows, title, across, y, legend(labels, looks, lines=True)))
+    return panels
+
+
+def _panel(
+    rows: pd.DataFrame, title: alt.TitleParams, x: alt.X, y: alt.Y, look: SeriesLook
+) -> alt.LayerChart:
+    known = rows.dropna(subset=column_of(y))
+    columns = list(dict.fromkeys(["series", *OF_SEED, "update", column_of(x), column_of(y)]))
+    seeds = marks(known, columns, x, y).encode(color=look.color, detail=alt.Detail("trial_id:N"))
+    ends = known[known["status"] == Status.DIVERGED].groupby("trial_id").tail(1)
+    shown = ["series", column_of(x), column_of(y)]
+    means = marks(_means(rows, column_of(x), column_of(y)), shown, x, y).mark_line(strokeWidth=1.8)
+    layers = [
+        seeds.mark_line(strokeOpacity=FAINT, strokeWidth=0.8),
+        seeds.mark_point(opacity=0, size=40).encode(tooltip=tooltips(columns)),
+        means.encode(color=look.color, strokeDash=look.dash),
+    ]
+    if len(ends):
+        crosses = marks(ends, shown, x, y).mark_text(text="×", fontSize=16)
+        layers.append(crosses.encode(color=look.color))
+    panel = alt.layer(*layers, title=title)
+    assert isinstance(panel, alt.LayerChart)
+    return panel
+
+
+def marks(rows: pd.DataFrame, columns: list[str], x: alt.X, y: alt.Y | None) -> alt.Chart:
+    """Return a chart of these columns, without a mark, against `x` and `y`."""
+    chart = alt.Chart(rounded(rows, columns)).encode(x=x)
+    return chart.encode(y=y) if y else chart
+
+
+def _means(rows: pd.DataFrame, across: str, up: str) -> pd.DataFrame:
+    """Return the mean over all seeds of a series, where each of them has a value."""
+    grids = [
+        of_series.pivot(index=across, columns="trial_id", values=up)
+        .mean(axis=1, skipna=False)
+        .dropna()
+        .reset_index(name=up)
+        .assign(series=series)
+        for series, of_series in rows.groupby("series")
+    ]
+    return pd.concat(grids)
+
+
+Read = Callable[[pd.DataFrame], pd.DataFrame]
+"""Trials → the curve of each, below each other."""
 OF_GAP = ["gap", "n", "mean", "low", "high"]
 """The gap of a trial at an update, and the mean of its series there with its 95 % interval."""
 STAGES = "pipeline.num_stages"
@@ -43,10 +143,12 @@ PAIRED = "gap: minus the loss of sync at the same seed and update; band: 95 % in
 
 
 def losses(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
-    """Return `validation`, or `training` where no trial was evaluated FEWEST times."""
-    evaluated = _of_best(trials, gaps, _evaluations)
-    curves = _with_points(evaluated, lambda: _of_best(trials, gaps, _parts))
-    return _with_gaps(curves, trials)
+    """Return one row per evaluation of every trial of the best points: one panel per optimizer.
+
+    The columns are COLUMNS, `update`, the `tokens` trained on until then, `val_loss`, and OF_GAP.
+    Where no trial was evaluated FEWEST times the rows are those of `training`, if they are more.
+    """
+    return _with_points(partial(_curves, trials, gaps))
 
 
 def losses_of(trials: pd.DataFrame, gaps: pd.DataFrame, optimizers: Iterable[str]) -> pd.DataFrame:
@@ -60,41 +162,7 @@ def losses_by_stages(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     P is a number that some arm has among several. An arm that was run at one P alone, because it
     does not depend on it, is in each panel.
     """
-    evaluated = _by_stages(trials, gaps, validation)
-    return _with_points(evaluated, lambda: _by_stages(trials, gaps, training))
-
-
-def _with_points(evaluated: pd.DataFrame, trained: Callable[[], pd.DataFrame]) -> pd.DataFrame:
-    """Return the curves of evaluations if one has FEWEST points, else those that have more."""
-    if (evaluated["trial_id"].value_counts() >= FEWEST).any():
-        return evaluated
-    parts = trained()
-    return parts if len(parts) > len(evaluated) else evaluated
-
-
-def validation(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per evaluation of every trial of the best points: one panel per optimizer.
-
-    The columns are COLUMNS, `update`, the `tokens` trained on until then, `val_loss`, and OF_GAP.
-    """
-    return _with_gaps(_of_best(trials, gaps, _evaluations), trials)
-
-
-def _by_stages(
-    trials: pd.DataFrame,
-    gaps: pd.DataFrame,
-    curves: Callable[[pd.DataFrame, pd.DataFrame], pd.DataFrame],
-) -> pd.DataFrame:
-    done = trials[trials["status"].isin(FINAL)]
-    stages = done[STAGES] if STAGES in done else pd.Series(dtype=int)
-    per_arm = stages.groupby(done["arm"]).transform("nunique")
-    at = product(sorted(done["optimizer"].unique()), sorted(stages[per_arm > 1].unique()))
-    panels = []
-    for optimizer, count in at:
-        has_count = (stages == count) | (per_arm == 1)
-        panel = curves(done[has_count & (done["optimizer"] == optimizer)], gaps)
-        panels.append(panel.assign(panel=panel["panel"] + f", P = {count}"))
-    return pd.concat(panels, ignore_index=True) if panels else curves(done[:0], gaps)
+    return _with_points(partial(_by_stages, trials, gaps))
 
 
 def training(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
@@ -103,15 +171,37 @@ def training(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     The columns are COLUMNS, the last `update` of the part, the `tokens` until then, the mean
     `train_loss`, and OF_GAP. Every batch is in some part.
     """
-    return _with_gaps(_of_best(trials, gaps, _parts), trials)
+    return _curves(trials, gaps, _parts)
 
 
-def _of_best(
-    trials: pd.DataFrame, gaps: pd.DataFrame, read: Callable[[pd.DataFrame], pd.DataFrame]
-) -> pd.DataFrame:
-    """Return the curves that `read` finds for the trials of the best points, without OF_GAP."""
+def _with_points(curves: Callable[[Read], pd.DataFrame]) -> pd.DataFrame:
+    """Return the curves of evaluations if one has FEWEST points, else those that have more."""
+    evaluated = curves(_evaluations)
+    if (evaluated["trial_id"].value_counts() >= FEWEST).any():
+        return evaluated
+    parts = curves(_parts)
+    return parts if len(parts) > len(evaluated) else evaluated
+
+
+def _by_stages(trials: pd.DataFrame, gaps: pd.DataFrame, read: Read) -> pd.DataFrame:
+    done = trials[trials["status"].isin(FINAL)]
+    stages = done[STAGES] if STAGES in done else pd.Series(dtype=int)
+    per_arm = stages.groupby(done["arm"]).transform("nunique")
+    at = product(sorted(done["optimizer"].unique()), sorted(stages[per_arm > 1].unique()))
+    panels = []
+    for optimizer, count in at:
+        has_count = (stages == count) | (per_arm == 1)
+        panel = _curves(done[has_count & (done["optimizer"] == optimizer)], gaps, read)
+        panels.append(panel.assign(panel=panel["panel"] + f", P = {count}"))
+    return pd.concat(panels, ignore_index=True) if panels else _curves(done[:0], gaps, read)
+
+
+def _curves(trials: pd.DataFrame, gaps: pd.DataFrame, read: Read) -> pd.DataFrame:
+    """Return the curves that `read` finds for the trials of the best points, with OF_GAP."""
     shown = best_points(trials, gaps)
-    return over_tokens(read(shown), shown) if len(shown) else pd.DataFrame(columns=COLUMNS)
+    if shown.empty:
+        return pd.DataFrame(columns=[*dict.fromkeys([*COLUMNS, *OF_GAP])])
+    return _with_gaps(over_tokens(read(shown), shown), trials)
 
 
 def _evaluations(shown: pd.DataFrame) -> pd.DataFrame:
@@ -130,7 +220,7 @@ def _parts(shown: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_gaps(curves: pd.DataFrame, trials: pd.DataFrame) -> pd.DataFrame:
-    """Return rows of `_of_best` with OF_GAP of their loss, which is the last column.
+    """Return curves with OF_GAP of their loss, which is the last column.
 
     OF_GAP is missing for sync, and without a partner that completed. Both trials of a pair saw the
     same batches, whose noise cancels. The mean ends where the first of its trials does, and is
@@ -167,29 +257,31 @@ def _means_of_gaps(of_series: pd.DataFrame) -> pd.DataFrame:
 def with_gaps(data: pd.DataFrame) -> list[Chart]:
     """Draw two charts per panel: the loss, and the gap beside it."""
     [column] = [name for name in TITLES if name in data]
-    y = Axis(column, alt.Y(f"{column}:Q", title=TITLES[column], scale=linear(data[column])))
-    x, looks = of_tokens(data["tokens"]), arm_styles(data)
+    y = alt.Y(f"{column}:Q", title=TITLES[column], scale=linear(data[column]))
+    x, looks = token_axis(data["tokens"]), arm_styles(data)
     values = data.dropna(subset="gap")[["gap", "low", "high"]].melt()["value"]
     symlog = far_apart(values)
-    of_gap = Axis("gap", of_gaps(alt.Y("gap:Q"), values, symlog=symlog))
+    of_gap = gap_axis(alt.Y("gap:Q"), values, symlog=symlog)
     charts: list[Chart] = []
     for _, rows in data.groupby(PANEL, sort=False):
-        charts += of_means(rows, y, x, styles=lambda _: looks)
+        charts += mean_lines(rows, y, x, styles=lambda _: looks)
         paired = rows.dropna(subset="gap")
         if len(paired):
             charts += _gap_charts(paired.assign(panel=paired["panel"] + ", gap"), of_gap, x, looks)
     return charts
 
 
-def _gap_charts(rows: pd.DataFrame, y: Axis[alt.Y], x: Axis[alt.X], looks: dict) -> list[Chart]:
-    """Draw seeds and means as `of_means` does, over the band of the interval and the line of 0."""
+def _gap_charts(rows: pd.DataFrame, y: alt.Y, x: alt.X, looks: dict) -> list[Chart]:
+    """Draw seeds and means as `mean_lines` does, over the interval's band and the line of 0."""
     shown = rows.dropna(subset="low").drop_duplicates(["series", "update"])
     panels: list[Chart] = []
-    for chart in of_means(rows, y, x, styles=lambda _: looks):
-        band = marks(shown, ["series", x.column, "low", "high"], x, None).mark_area(opacity=0.18)
-        low = alt.Y("low:Q", scale=y.channel["scale"], title=y.channel["title"])
+    for chart in mean_lines(rows, y, x, styles=lambda _: looks):
+        band = marks(shown, ["series", column_of(x), "low", "high"], x, None).mark_area(
+            opacity=0.18
+        )
+        low = alt.Y("low:Q", scale=y["scale"], title=y["title"])
         color = chart.layer[0].encoding.color
-        zero = alt.Chart(pd.DataFrame({"gap": [0.0]})).mark_rule(color=INK).encode(y=y.channel)
+        zero = alt.Chart(pd.DataFrame({"gap": [0.0]})).mark_rule(color=INK).encode(y=y)
         layers = [zero, band.encode(y=low, y2=alt.Y2("high:Q"), color=color), *chart.layer]
         panels.append(alt.layer(*layers, title=chart.title))
     return panels

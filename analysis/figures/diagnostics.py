@@ -13,10 +13,16 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
+from pipegap.analysis.figures.curves import (
+    CAPTION,
+    COLUMNS,
+    below_each_other,
+    mean_lines,
+    over_tokens,
+)
 from pipegap.analysis.figures.figure import Chart, Figure
-from pipegap.analysis.figures.means import CAPTION, COLUMNS, below_each_other, of_means, over_tokens
 from pipegap.analysis.figures.rows import OF_SEED, PANEL, along, best_points
-from pipegap.analysis.figures.scales import Axis, linear, of_positive
+from pipegap.analysis.figures.scales import linear, log_axis
 from pipegap.analysis.figures.style import arm_styles, ordered_styles
 from pipegap.analysis.statistics.diagnostics import WINDOW, spikes
 from pipegap.analysis.table import names
@@ -37,10 +43,7 @@ OF_ROUTING = ("changed_share", "greatest_load")
 """Diagnostics that only mixtures of experts have; the others are of the whole model."""
 BEFORE, AFTER = 0.05, 0.15
 """Shares of the run around the switch to a delay that figures zoom in on."""
-FROM_SWITCH = Axis(
-    "from_switch",
-    alt.X("from_switch:Q", title="updates from the switch", scale=alt.Scale(nice=False)),
-)
+FROM_SWITCH = alt.X("from_switch:Q", title="updates from the switch", scale=alt.Scale(nice=False))
 KEY = "optimizer.variance_decay"
 OF_SPIKE = [
     *(*PANEL, KEY, "series", "arm", *OF_SEED, "height", "n", "mean_height", "low", "high"),
@@ -93,7 +96,7 @@ def from_switch(trials: pd.DataFrame, gaps: pd.DataFrame, name: str) -> pd.DataF
 
 def charts(data: pd.DataFrame, name: str) -> list[Chart]:
     """Draw one panel per optimizer, as validation curves are drawn."""
-    return of_means(data, _axis(data, name))
+    return mean_lines(data, _axis(data, name))
 
 
 def around_switch(data: pd.DataFrame, name: str) -> list[Chart]:
@@ -103,20 +106,20 @@ def around_switch(data: pd.DataFrame, name: str) -> list[Chart]:
     for _, rows in data.groupby(PANEL, sort=False):
         near = rows[rows["share"].between(-BEFORE, AFTER)]
         near = near.assign(panel=near["panel"] + ", at the switch")
-        panels += of_means(rows, y, styles=lambda _: looks)
-        panels += of_means(near, y, FROM_SWITCH, styles=lambda _: looks)
+        panels += mean_lines(rows, y, styles=lambda _: looks)
+        panels += mean_lines(near, y, FROM_SWITCH, styles=lambda _: looks)
     return panels
 
 
-def _axis(data: pd.DataFrame, name: str) -> Axis[alt.Y]:
+def _axis(data: pd.DataFrame, name: str) -> alt.Y:
     """Return a log axis for more than two decades, else a linear one.
 
     A log axis has no place for 0, which updates without a delay measure: 0 is not drawn.
     """
     positive = data.loc[data[name] > 0, name]
     if positive.max() > 100 * positive.min():
-        return Axis(name, of_positive(name, MEASURED[name], positive))
-    return Axis(name, alt.Y(f"{name}:Q", title=MEASURED[name], scale=linear(data[name])))
+        return log_axis(name, MEASURED[name], positive)
+    return alt.Y(f"{name}:Q", title=MEASURED[name], scale=linear(data[name]))
 
 
 def spike(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
@@ -152,8 +155,7 @@ def spike_charts(data: pd.DataFrame) -> list[Chart]:
     scale = linear(data["running_mean"])
     y = alt.Y("running_mean:Q", title="training loss (nats per token)", scale=scale)
     looks = ordered_styles(list(dict.fromkeys(data["series"])))
-    axis = Axis("running_mean", y)
-    return of_means(data, axis, FROM_SWITCH, styles=lambda _: looks, label=_label)
+    return mean_lines(data, y, FROM_SWITCH, styles=lambda _: looks, label=_label)
 
 
 def _label(rows: pd.DataFrame) -> str:

@@ -1,25 +1,13 @@
-"""Final loss and gap of every arm: one row per optimizer or value of a key, one dot per arm."""
+"""Numbers of every arm beside each other, one dot per arm: final losses and gaps, with one row per
+optimizer or value of a key, and downstream scores beside those of sync, with one row per task."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import altair as alt
 import pandas as pd
 
 from pipegap.analysis.figures.figure import Chart, Figure
-from pipegap.analysis.figures.marks import (
-    FAINT,
-    ROW_LINE,
-    ROW_PAD,
-    hover,
-    legend,
-    reference,
-    rounded,
-    row_axis,
-    titled,
-    whiskers,
-    words_beside,
-)
 from pipegap.analysis.figures.rows import (
     MEAN,
     OF_SEED,
@@ -29,11 +17,31 @@ from pipegap.analysis.figures.rows import (
     paired_seeds,
     results_along,
     with_means,
+    with_variant,
 )
-from pipegap.analysis.figures.scales import of_gaps, of_losses, over_decades
-from pipegap.analysis.figures.style import Style, arm_styles
+from pipegap.analysis.figures.scales import gap_axis, linear, loss_axis, over_decades
+from pipegap.analysis.figures.style import (
+    FAINT,
+    ROW_LINE,
+    ROW_PAD,
+    SeriesLook,
+    Style,
+    arm_styles,
+    legend,
+    panels_of,
+    reference,
+    rounded,
+    row_axis,
+    titled,
+    tooltips,
+    whiskers,
+    words_beside,
+)
+from pipegap.analysis.statistics.downstream import downstream
 from pipegap.analysis.statistics.text import diverged_text
 from pipegap.analysis.table import names
+from pipegap.analysis.table.answers import ACCURACY, BITS
+from pipegap.analysis.table.answers import title as task_title
 from pipegap.analysis.table.names import signed
 from pipegap.analysis.table.tasks import updates_asked
 
@@ -48,6 +56,16 @@ CAPTION = (
 )
 BEST = "each optimizer at the point where sync ends lowest; sorted by the gap of the delay"
 HOVER = ["group", "series", "setting", "n", "mean", "low", "high", "diverged", "pairs"]
+MEASURES = {
+    ACCURACY: "accuracy: more is better",
+    BITS: "bits per byte of right answers: less is better",
+}
+"""Measures of downstream tasks that are drawn, and what a panel says of them."""
+OF_SCORES = [
+    *(*PANEL, "measure", "task", "questions", "optimizer", "series", "arm", "setting"),
+    *("n", "mean", "low", "high", "of"),
+]
+OF_TASK = ["task", "series", "setting", "n", "questions", "mean", "low", "high"]
 
 
 def by_optimizer(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
@@ -123,17 +141,21 @@ def _charts(data: pd.DataFrame, order: Sequence[str], key: str | None) -> list[C
     for (panel, subtitle), rows in data.groupby(PANEL, sort=False):
         present = {*rows["group"]}
         groups = [name for name in order if name in present]
-        for quantity in (GAP, LOSS):
+        # Rows of gaps and of losses, where sync has a line too, stand beside each other.
+        y = _Rows("group", groups, len(styles), key)
+        for quantity, said in ((GAP, "gap to sync"), (LOSS, "final loss")):
             shown = rows[rows["quantity"] == quantity]
             if len(shown):
-                y = alt.Y("group:N", title=key, sort=groups, axis=row_axis())
-                # Rows of gaps and of losses, where sync has a line too, stand beside each other.
-                height = len(groups) * (ROW_LINE * len(styles) + ROW_PAD)
-                said = "gap to sync" if quantity == GAP else "final loss"
                 words = ", ".join(filter(None, [str(panel), said]))
                 title = titled(words[:1].upper() + words[1:], str(subtitle))
-                layers = _layers(shown, quantity, _axis(quantity, data), y, styles)
-                charts.append(alt.layer(*layers, title=title, height=height))
+                means = shown.drop_duplicates(["group", "series"])
+                means = means.assign(
+                    words=[_words(row, quantity) for row in means.to_dict("records")]
+                )
+                seeds = shown.dropna(subset="of_seed").drop(columns="mean")
+                frame = _frame(means, _axis(quantity, data), y, styles)
+                points = _seeds(frame, seeds.rename(columns={"of_seed": "mean"}))
+                charts.append(_chart(frame, means, HOVER, title, points, zero=quantity == GAP))
     return charts
 
 
@@ -142,39 +164,74 @@ def _axis(quantity: str, data: pd.DataFrame) -> alt.X:
     values = pd.concat([rows[name].astype(float) for name in ("of_seed", "mean", "low", "high")])
     if quantity == GAP:
         symlog = over_decades(rows.drop_duplicates(OF_MEAN)["mean"])
-        return of_gaps(alt.X("mean:Q"), values, symlog=symlog)
-    return of_losses(alt.X("mean:Q"), values)
+        return gap_axis(alt.X("mean:Q"), values, symlog=symlog)
+    return loss_axis(alt.X("mean:Q"), values)
 
 
-def _layers(
-    rows: pd.DataFrame, quantity: str, x: alt.X, y: alt.Y, styles: Mapping[str, Style]
-) -> list[alt.Chart]:
+class _Rows(NamedTuple):
+    """The named rows of a panel: each value of `column` has a line for each of its arms."""
+
+    column: str
+    names: Sequence[str]
+    num_arms: int
+    title: str | None = None
+
+
+class _Frame(NamedTuple):
+    """The channels that the layers of a panel share, and its height in pixels."""
+
+    x: alt.X
+    y: alt.Y
+    offset: alt.YOffset
+    look: SeriesLook
+    height: int
+
+    def layer(self, rows: pd.DataFrame) -> alt.Chart:
+        """Return a chart of these rows, without a mark and without a place on the x axis."""
+        return alt.Chart(rows).encode(y=self.y, yOffset=self.offset, color=self.look.color)
+
+
+def _frame(rows: pd.DataFrame, x: alt.X, of: _Rows, styles: Mapping[str, Style]) -> _Frame:
     series = [name for name in styles if name in {*rows["series"]}]
-    offset = alt.YOffset("series:N", sort=series, scale=alt.Scale(domain=series))
-    look = legend({name: name for name in series}, styles)
-    means = rows.drop_duplicates(["group", "series"])
-    words = [_words(row, quantity) for row in means.to_dict("records")]
-    shown = rounded(means.assign(words=words), [*HOVER, "words"])
-    dots = alt.Chart(shown).encode(y=y, yOffset=offset, color=look.color)
-    seeds = rounded(rows.dropna(subset="of_seed"), ["group", "series", "of_seed", *OF_SEED])
-    points = alt.Chart(seeds.rename(columns={"of_seed": "mean"})).encode(
-        x=x, y=y, yOffset=offset, color=look.color
+    return _Frame(
+        x,
+        alt.Y(f"{of.column}:N", title=of.title, sort=[*of.names], axis=row_axis()),
+        alt.YOffset("series:N", sort=series, scale=alt.Scale(domain=series)),
+        legend({name: name for name in series}, styles),
+        height=len(of.names) * (ROW_LINE * of.num_arms + ROW_PAD),
     )
-    known = dots.transform_filter("isValid(datum.mean)").encode(x=x, tooltip=hover(HOVER))
-    return [
-        *([reference(0.0, x)] if quantity == GAP else []),
-        points.mark_point(filled=True, size=16, opacity=1, fillOpacity=FAINT).encode(
-            tooltip=hover(["series", "mean", *OF_SEED])
-        ),
-        whiskers(dots, alt.X("low:Q", title=x["title"], scale=x["scale"])),
-        known.transform_filter("datum.n > 1")
-        .mark_point(filled=True, size=55, opacity=1)
-        .encode(shape=look.shape),
-        known.transform_filter("datum.n == 1")
-        .mark_point(filled=False, size=45, strokeWidth=1.6, opacity=1)
-        .encode(shape=look.shape),
-        words_beside(shown, y, yOffset=offset),
+
+
+def _seeds(frame: _Frame, rows: pd.DataFrame) -> alt.Chart:
+    shown = rounded(rows, ["group", "series", "mean", *OF_SEED])
+    points = frame.layer(shown).mark_point(filled=True, size=16, opacity=1, fillOpacity=FAINT)
+    return points.encode(x=frame.x, tooltip=tooltips(["series", "mean", *OF_SEED]))
+
+
+def _chart(
+    frame: _Frame,
+    means: pd.DataFrame,
+    columns: Sequence[str],
+    title: alt.TitleParams,
+    *below: alt.Chart,
+    zero: bool = True,
+) -> Chart:
+    """Draw `means` with their intervals over the layers `below`, and their column `words` beside
+    them; a mean of a single seed is hollow."""
+    x, shape = frame.x, frame.look.shape
+    shown = rounded(means, [*columns, "words"])
+    rows = frame.layer(shown)
+    dots = rows.transform_filter("isValid(datum.mean)").encode(x=x, tooltip=tooltips(columns))
+    several, single = (dots.transform_filter(f"datum.n {is_} 1") for is_ in (">", "=="))
+    layers = [
+        *([reference(0.0, x)] if zero else []),
+        *below,
+        whiskers(rows, alt.X("low:Q", title=x["title"], scale=x["scale"])),
+        several.mark_point(filled=True, size=55, opacity=1).encode(shape=shape),
+        single.mark_point(filled=False, size=45, strokeWidth=1.6, opacity=1).encode(shape=shape),
+        words_beside(shown, frame.y, yOffset=frame.offset),
     ]
+    return alt.layer(*layers, title=title, height=frame.height)
 
 
 def _words(row: Mapping[Any, Any], quantity: str) -> str:
@@ -184,12 +241,65 @@ def _words(row: Mapping[Any, Any], quantity: str) -> str:
     return "  ".join(filter(None, [mean if row["n"] else "", f"n={row['n']:g}", lost]))
 
 
+def score_differences(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per optimizer, point, arm and downstream task, for accuracy and for bits.
+
+    `mean`, `low` and `high` are the difference to sync over `n` seeds and all `questions`, and its
+    interval. With one seed (`of` is two checkpoints) the interval is over questions alone.
+    """
+    scores = downstream(trials)
+    rows = scores[scores["measure"].isin([*MEASURES])].reset_index(drop=True)
+    if rows.empty:
+        return pd.DataFrame(columns=OF_SCORES)
+    subtitles = rows["measure"].map(MEASURES) + "\n" + rows["setting"].astype(str)
+    table = rows.assign(
+        panel=rows["optimizer"].map(names.optimizer),
+        subtitle=subtitles.str.rstrip("\n"),
+        series=with_variant(rows, rows["arm"].map(names.arms(trials))),
+        mean=rows["difference"],
+        task=rows["task"].map(task_title),
+    )
+    return table[OF_SCORES].sort_values(["panel", "measure"], kind="stable", ignore_index=True)
+
+
+def task_rows(data: pd.DataFrame) -> list[Chart]:
+    """Draw one chart per panel of `score_differences`, with one row per task; the charts of one
+    measure have one axis."""
+    styles = arm_styles(data)
+    charts = []
+    for title, rows in panels_of(data):
+        same = data[data["measure"] == rows["measure"].iloc[0]]
+        values = pd.concat([same[name].astype(float) for name in ("mean", "low", "high")])
+        scale, axis = linear(pd.concat([values, pd.Series([0.0])])), alt.Axis(tickCount=5)
+        x = alt.X("mean:Q", title="difference to sync", scale=scale, axis=axis)
+        words = [
+            f"{row['mean']:+.3f}  n={row['n']} × {row['questions']:,}"
+            for row in rows.to_dict("records")
+        ]
+        y = _Rows("task", [*dict.fromkeys(rows["task"])], rows["series"].nunique())
+        frame = _frame(rows, x, y, styles)
+        charts.append(_chart(frame, rows.assign(words=words), OF_TASK, title))
+    return charts
+
+
 BY_OPTIMIZER = Figure(
     name="final_losses",
     title="What the delay costs each optimizer",
     data=by_optimizer,
     charts=optimizer_rows,
     caption=(*CAPTION, BEST),
+    columns=2,
+)
+DOWNSTREAM = Figure(
+    name="downstream",
+    title="Downstream scores beside those of sync",
+    data=score_differences,
+    charts=task_rows,
+    caption=(
+        "dots: the arm's mean score minus that of sync; lines: 95 % intervals over n seeds and "
+        "the task's questions; hollow: of two checkpoints, over questions alone",
+    ),
+    source="table 4 (10B MoE)",
     columns=2,
 )
 FIGURES = (BY_OPTIMIZER,)

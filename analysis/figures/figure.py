@@ -21,7 +21,7 @@ OF_WHOLE = ("$schema", "config", "datasets")
 """Parts of a specification that panels beside each other share."""
 MOST_MEANS = 40
 """More numbers are not read out: the CSV has all of them."""
-PLACES = ("panel", "subtitle", "quantity", "group", "row", "series", "value")
+NAMES_A_MEAN = ("panel", "subtitle", "quantity", "group", "row", "series", "value")
 """Columns that say what a mean is of."""
 
 
@@ -117,7 +117,7 @@ def described(title: str, caption: Sequence[str], data: pd.DataFrame) -> str:
     """
     parts = [title, *_shown(data)]
     if "mean" in data and "update" not in data:
-        means = data.drop_duplicates([name for name in PLACES if name in data] or None)
+        means = data.drop_duplicates([name for name in NAMES_A_MEAN if name in data] or None)
         means = means[means["mean"].notna()]
         if len(means) <= MOST_MEANS:
             parts.append("; ".join(map(_mean, means.to_dict("records"))))
@@ -132,8 +132,8 @@ def _shown(data: pd.DataFrame) -> Iterator[str]:
 
 
 def _mean(row: Mapping[Any, Any]) -> str:
-    places = [row[name] for name in PLACES if name in row and name != "subtitle"]
-    place = " ".join(str(part) for part in places if part != "" and not pd.isna(part))
+    parts = [row[name] for name in NAMES_A_MEAN if name in row and name != "subtitle"]
+    name = " ".join(str(part) for part in parts if part != "" and not pd.isna(part))
     mean, low, high = (float(row[name]) for name in ("mean", "low", "high"))
     interval = "" if pd.isna(low) else f" [{signed(low)}, {signed(high)}]"
-    return f"{place} {signed(mean)}{interval}"
+    return f"{name} {signed(mean)}{interval}"

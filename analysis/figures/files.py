@@ -1,17 +1,116 @@
-"""A figure as files: SVG, PNG and PDF with letters that every machine shows, and a CSV."""
+"""A figure as files: SVG, PNG and PDF with letters that every machine shows, and a CSV.
 
+The font, Source Sans Pro (SIL Open Font License 1.1), comes as a package. vl-convert places words
+by its widths; a viewer that lacked it would draw wider letters, and cut titles. So every SVG
+embeds the letters that it uses.
+"""
+
+import base64
+import hashlib
+import io
 import re
+import string
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from html import escape
 from pathlib import Path
 from string import digits as DIGITS
 from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
+import font_source_sans_pro
+import fontTools
 import vl_convert
+from fontTools import subset
+from fontTools.ttLib import TTFont
 
 from pipegap.analysis.figures.figure import Plot, Spec, beside, whole
-from pipegap.analysis.figures.fonts import register, with_font
-from pipegap.analysis.figures.style import dark
+from pipegap.analysis.figures.style import FAMILY, dark
+from pipegap.trainer.base.atomic import write_atomically
 from pipegap.trainer.base.children import Worker
+from pipegap.trainer.base.places import cache_folder
+
+
+def kept(make: Callable[[], bytes], *made_of: str) -> bytes:
+    """Return what `make` makes, or what another process made before of the same `made_of`.
+
+    It lies in `~/.cache/pipegap/kept` (or below XDG_CACHE_HOME); where nothing can be written,
+    nothing is kept.
+    """
+    path = cache_folder() / "kept" / hashlib.sha256("\0".join(made_of).encode()).hexdigest()
+    with suppress(OSError):
+        return path.read_bytes()
+    content = make()
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content)
+    return content
+
+
+FACES = {400: "SourceSansPro-Regular.ttf", 600: "SourceSansPro-Semibold.ttf"}
+"""Weight → file."""
+FOLDER = Path(font_source_sans_pro.__file__).parent / "files"
+USUAL = frozenset(string.printable.strip() + " ×±−–—…°·λβτ≥≤₀₁₂∞")
+"""Letters of which nearly all pictures are made."""
+TEXT = "{http://www.w3.org/2000/svg}text"
+
+
+@cache
+def register() -> None:
+    """Make the family known to vl-convert, once for a process."""
+    vl_convert.register_font_directory(str(FOLDER))
+
+
+def with_font(svg: str) -> str:
+    """Return the picture with the letters that it uses, as a style sheet in its head."""
+    used: dict[int, set[str]] = {weight: set() for weight in FACES}
+    for text in ElementTree.fromstring(svg).iter(TEXT):
+        weight = 600 if text.get("font-weight") == "600" else 400
+        used[weight].update(*text.itertext())  # with the letters of its lines, if it has several
+    faces = "".join(_face(weight, frozenset(used[weight])) for weight in FACES if used[weight])
+    head, _, rest = svg.partition(">")
+    return f"{head}><style>{faces}</style>{rest}"
+
+
+def usual_faces() -> str:
+    """Return a style sheet with the usual letters, for a page on which a browser draws figures."""
+    return "".join(_face(weight, USUAL) for weight in FACES)
+
+
+@cache
+def _face(weight: int, letters: frozenset[str]) -> str:
+    # To cut a few letters out of the whole font takes ten times as long.
+    source = io.BytesIO(_usual(weight)) if letters <= USUAL else FOLDER / FACES[weight]
+    data = base64.b64encode(_cut(source, letters, "woff")).decode()
+    return (
+        f'@font-face{{font-family:"{FAMILY}";font-weight:{weight};'
+        f"src:url(data:font/woff;base64,{data})}}"
+    )
+
+
+@cache
+def _usual(weight: int) -> bytes:
+    """Return the font with the usual letters alone."""
+    path = FOLDER / FACES[weight]
+    made_of = str(weight), str(path.stat().st_size), fontTools.version, "".join(sorted(USUAL))
+    return kept(lambda: _cut(path, USUAL), "letters", *made_of)
+
+
+def _cut(source: Path | io.BytesIO, letters: frozenset[str], flavor: str | None = None) -> bytes:
+    """Return the font of these letters alone, as TrueType or in another `flavor`."""
+    font = TTFont(source, recalcTimestamp=False)
+    font.flavor = flavor
+    options = subset.Options(
+        layout_features=["kern"], hinting=False, name_IDs=[], notdef_outline=False
+    )
+    cutter = subset.Subsetter(options)
+    cutter.populate(text="".join(letters))
+    cutter.subset(font)
+    buffer = io.BytesIO()
+    font.save(buffer)
+    return buffer.getvalue()
+
 
 SCALE, TALL = 2, 8_000
 """Pixels of a PNG per pixel of the specification; one where that is taller than TALL."""
@@ -42,25 +141,18 @@ def save(drawn: Plot, out: Path, worker: Worker | None = None) -> None:
     Equal data give equal bytes, but for the order of a PDF's objects. With a `worker` pictures are
     there when the worker ends.
     """
-    _write_data(drawn, out)
-    spec, path = whole(drawn), out / drawn.figure.name
-    if worker is None:
-        _save_picture(spec, path)
-    else:
-        worker.do(_save_picture, spec, path)
+    drawn.data.to_csv(out / f"{drawn.figure.name}.csv", index=False)
+    what = whole(drawn), out / drawn.figure.name
+    worker.do(_draw, *what) if worker else _draw(*what)
 
 
 def export(drawn: Plot, out: Path, width: str, *, is_dark: bool) -> None:
     """Write the four files in a `width`, a key of WIDTHS; `is_dark`: for a dark page."""
-    _write_data(drawn, out)
+    drawn.data.to_csv(out / f"{drawn.figure.name}.csv", index=False)
     _write_picture(sized(drawn, WIDTHS[width], is_dark=is_dark), out / drawn.figure.name)
 
 
-def _write_data(drawn: Plot, out: Path) -> None:
-    drawn.data.to_csv(out / f"{drawn.figure.name}.csv", index=False)
-
-
-def _save_picture(spec: Spec, path: Path) -> None:
+def _draw(spec: Spec, path: Path) -> None:
     _write_picture(picture(spec), path)
 
 
@@ -85,15 +177,6 @@ def picture(spec: Spec) -> str:
     head, _, rest = svg.partition(">")
     words = escape(str(spec.get("description", "")))
     return f'{head} role="img" aria-label="{words}">{rest}'
-
-
-def warm_up() -> None:
-    """Take the time that the first picture of a process takes beside its own."""
-    letter = {"data": {"values": [{}]}, "mark": {"type": "text", "text": "0"}}
-    svg = picture(letter)
-    with_font(svg)
-    vl_convert.svg_to_png(svg)
-    vl_convert.svg_to_pdf(svg)
 
 
 def _visible(spec: Any) -> Any:

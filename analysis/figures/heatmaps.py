@@ -7,8 +7,8 @@ import altair as alt
 import pandas as pd
 
 from pipegap.analysis.figures.figure import Chart, Figure
-from pipegap.analysis.figures.marks import counted, hover, rounded, titled
 from pipegap.analysis.figures.rows import MEAN, PANEL, along, mean_of
+from pipegap.analysis.figures.style import counted, rounded, titled, tooltips
 from pipegap.analysis.statistics.pairs import results
 from pipegap.analysis.table import names
 
@@ -106,7 +106,7 @@ def _panel(rows: pd.DataFrame, title: alt.TitleParams, scale: alt.Scale) -> Char
     )
     y = alt.Y("batch:O", title=names.key(DOWN), sort=[f"{value:g}" for value in down])
     chart = alt.Chart(cells).encode(
-        x=x, y=y, tooltip=hover(["series", "quantity", "batch", "rate", *MEAN])
+        x=x, y=y, tooltip=tooltips(["series", "quantity", "batch", "rate", *MEAN])
     )
     bar = alt.Legend(
         title=BARS[quantity], orient="right", gradientLength=CELL * len(down) - 30, tickCount=4

@@ -1,28 +1,186 @@
-"""Lines against a swept number: means with their interval, every seed, and divergences."""
+"""Gaps and final losses against a number that was swept: means with their interval, every seed, and
+divergences.
+"""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import altair as alt
+import numpy as np
 import pandas as pd
 
-from pipegap.analysis.figures import by_number
 from pipegap.analysis.figures.figure import Chart, Figure
-from pipegap.analysis.figures.marks import (
+from pipegap.analysis.figures.rows import (
+    IN_PANEL,
+    MEAN,
+    OF_GAPS,
+    OF_SEED,
+    PANEL,
+    SERIES,
+    paired_seeds,
+    panels_of_keys,
+    results_along,
+    with_means,
+    with_variant,
+)
+from pipegap.analysis.figures.scales import MARGIN, far_apart, gap_axis, loss_axis, number_axis
+from pipegap.analysis.figures.style import (
     FAINT,
+    INK,
     SeriesLook,
+    Style,
+    Styles,
+    arm_styles,
     counted,
     dodged,
-    hover,
     legend,
     panels_of,
     rounded,
+    tooltips,
 )
-from pipegap.analysis.figures.rows import OF_SEED, PANEL
-from pipegap.analysis.figures.scales import MARGIN, far_apart, of_gaps, of_losses, of_numbers
-from pipegap.analysis.figures.style import INK, Style, Styles, arm_styles
 from pipegap.analysis.table import names
+from pipegap.analysis.table.points import varied
+
+CORRECTION = ["method", "family", "coefficient"]
+OF_LOSSES = [*PANEL, "key", "value", *SERIES, "size", "loss", "gap", *OF_SEED, *MEAN]
+"""One row per trial with its `loss`, and one with its `gap` where sync completed; MEAN is of
+that number. `size` orders several series of one arm: parameters of the model, or tokens."""
+UNITS = {"num_parameters": "", "tokens": " tokens"}
+"""Columns that order the series of an arm → the unit of their values."""
+KEYS = [*PANEL, "series", "value"]
+
+
+def gaps_by_key(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return rows of OF_GAPS: one panel per optimizer and swept number, one series per arm.
+
+    A panel holds the points that differ in its key alone, and in keys that follow from it. The
+    subtitle names a tuned learning rate that follows, and leaves out the number of updates that
+    goes with a batch size. The table is empty if no number was swept.
+    """
+    paired = paired_seeds(trials, gaps)
+    panels = [
+        paired.merge(panel, left_on="point", right_index=True)
+        .assign(panel=names.optimizer(optimizer))
+        .sort_values(IN_PANEL)
+        for optimizer, points in varied(trials).items()
+        for panel in panels_of_keys(points[points.index.isin(paired["point"])])
+    ]
+    return _joined(panels)
+
+
+def _joined(panels: list[pd.DataFrame]) -> pd.DataFrame:
+    if not panels:
+        return pd.DataFrame(columns=OF_GAPS)
+    return pd.concat(panels, ignore_index=True).reindex(columns=OF_GAPS)
+
+
+def gaps_by_coefficient(
+    trials: pd.DataFrame, gaps: pd.DataFrame, correction: str | None = None
+) -> pd.DataFrame:
+    """Return rows of OF_GAPS: one panel per optimizer, point and correction with several values.
+
+    Rows of arms without correction have no value. With `correction`, that one alone is shown.
+    """
+    paired = paired_seeds(trials, gaps).assign(key="correction.coefficient")
+    own = trials.drop_duplicates("trial_id").set_index("trial_id")[CORRECTION]
+    paired[CORRECTION] = own.loc[paired["trial_id"]].to_numpy()
+    paired["value"] = paired["coefficient"].astype(float)
+    if correction is not None:
+        paired = paired[paired["method"].isin([correction, "none"])]
+    return _joined([panel.sort_values(IN_PANEL) for panel in _panels_of_methods(paired, trials)])
+
+
+def _panels_of_methods(paired: pd.DataFrame, trials: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    settings, families = names.settings(trials), names.families(trials)
+    with_value = paired.dropna(subset="value")
+    for key, group in with_value.groupby(["optimizer", "point", "method"]):
+        optimizer, point, method = map(str, key)
+        if group["value"].nunique() > 1:
+            corrected = group.assign(series=with_variant(group, group["family"].map(families)))
+            plain = paired[
+                (paired["optimizer"] == optimizer)
+                & (paired["point"] == point)
+                & paired["arm"].isin(group["base_arm"])
+            ]
+            yield pd.concat([corrected, plain.assign(value=np.nan)]).assign(
+                panel=f"{names.optimizer(optimizer)}, {names.CORRECTIONS.get(method, method)}",
+                subtitle=settings[point],
+            )
+
+
+def gaps_by_delay(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return rows of OF_GAPS against the delay τ: one panel per optimizer and point, one series per
+    correction.
+
+    A series has several delays. Pipelines whose stages are not equally late have none: their series
+    are named by their stages.
+    """
+    paired = paired_seeds(trials, gaps)
+    if paired.empty:
+        return _joined([])
+    own = trials.drop_duplicates("trial_id").set_index("trial_id")
+    late = paired.assign(
+        key="pipeline.delay",
+        value=own.loc[paired["trial_id"], "delay"].to_numpy(dtype=float),
+        series=paired["series"].str.replace(r"^delay( of \d+)?", "delay of τ", regex=True),
+        panel=paired["optimizer"].map(names.optimizer),
+        subtitle=paired["point"].map(names.settings(trials)),
+    )
+    delays = late.groupby(["point", "series"])["value"].transform("nunique")
+    return _joined([late[delays > 1].sort_values([*PANEL, *IN_PANEL])])
+
+
+def optimizers_by_momentum(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return rows of OF_GAPS against momentum (figure 4): a panel per arm, a line per optimizer."""
+    table = gaps_by_key(trials, gaps)
+    table = table[table["key"] == "optimizer.momentum"]
+    return _with_optimizers(table, table["series"])
+
+
+def optimizers_by_coefficient(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return rows of OF_GAPS against λ (figure 15): one panel per kind of Error Feedback.
+
+    The series are optimizers. The plain delay has coefficient 0.
+    """
+    table = gaps_by_coefficient(trials, gaps, correction="error_feedback")
+    plain = table["value"].isna()
+    kinds = [
+        _with_optimizers(table[plain | (table["series"] == kind)].fillna({"value": 0.0}), kind)
+        for kind in table.loc[~plain, "series"].unique()
+    ]
+    return pd.concat(kinds, ignore_index=True) if kinds else table
+
+
+def _with_optimizers(table: pd.DataFrame, panel: pd.Series | str) -> pd.DataFrame:
+    """`subtitle` stays: what the points of a panel have in common beside their optimizer."""
+    return table.assign(panel=panel, series=table["optimizer"].map(names.optimizer))
+
+
+def losses_along(
+    trials: pd.DataFrame, gaps: pd.DataFrame, key: str, size: str = "", part_of: str = ""
+) -> pd.DataFrame:
+    """Return rows of OF_LOSSES against `key`: a series per arm and value of the column `size`.
+
+    Tokens are those that a point asks for; a diverged trial has fewer.
+    """
+    planned = trials.assign(tokens=trials.groupby("point")["tokens"].transform("max"))
+    rows = results_along(planned, [key, size] if size else [key], part_of)
+    if size and len(rows):
+        sizes = rows[size].map(names.parameters) + UNITS[size]
+        rows = rows.assign(series=sizes + " " + rows["series"].astype(str), size=rows[size])
+    return _losses(rows.assign(key=key, value=rows[key]), trials, gaps)
+
+
+def _losses(rows: pd.DataFrame, trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    if rows.empty:
+        return pd.DataFrame(columns=OF_LOSSES)
+    losses = with_means(rows.assign(loss=rows["final_val_loss"]), "loss", KEYS)
+    of_gaps = rows.merge(paired_seeds(trials, gaps)[["trial_id", "gap", *MEAN]], on="trial_id")
+    parts = [part.reindex(columns=OF_LOSSES) for part in (losses, of_gaps) if len(part)]
+    table = pd.concat([part.astype({"loss": float, "gap": float}) for part in parts])
+    return table.sort_values([*KEYS, "seed"], kind="stable", ignore_index=True)
+
 
 CAPTION = (
     "mean and its 95 % interval over n seeds; faint: each seed; lines stand side by side",
@@ -37,16 +195,16 @@ WITH_MEAN = ["low", "high", "n", "diverged", "pairs"]
 """What is shown beside a mean."""
 
 
-def of_gap(data: pd.DataFrame, styles: Styles = arm_styles) -> list[Chart]:
+def gap_lines(data: pd.DataFrame, styles: Styles = arm_styles) -> list[Chart]:
     """Draw one chart per panel of rows of OF_GAPS; a series without values is a band."""
     return _charts(data, "gap", _gap_axis(data), styles(data))
 
 
-def of_loss_and_gap(data: pd.DataFrame, styles: Styles = arm_styles) -> list[Chart]:
-    """Draw two charts per panel of rows of `by_number.LOSSES`: the loss, and the gap beside it."""
+def loss_and_gap_lines(data: pd.DataFrame, styles: Styles = arm_styles) -> list[Chart]:
+    """Draw two charts per panel of rows of OF_LOSSES: the loss, and the gap beside it."""
     is_loss, looks = data["loss"].notna() | data["gap"].isna(), styles(data)
     values = data.loc[is_loss, ["loss", "low", "high", "mean"]].melt()["value"]
-    y = of_losses(alt.Y("loss:Q"), values, _room(data[is_loss]))
+    y = loss_axis(alt.Y("loss:Q"), values, _room(data[is_loss]))
     of_gap = _gap_axis(data.dropna(subset="gap"))
     charts: list[Chart] = []
     for _, rows in data.groupby(PANEL, sort=False):
@@ -58,7 +216,7 @@ def of_loss_and_gap(data: pd.DataFrame, styles: Styles = arm_styles) -> list[Cha
 
 def _gap_axis(data: pd.DataFrame) -> alt.Y:
     values = pd.concat([data["gap"], data["low"], data["high"], data["mean"]])
-    return of_gaps(alt.Y("gap:Q"), values, _room(data), symlog=far_apart(values))
+    return gap_axis(alt.Y("gap:Q"), values, _room(data), symlog=far_apart(values))
 
 
 def _room(data: pd.DataFrame) -> float:
@@ -93,7 +251,7 @@ def _charts(data: pd.DataFrame, column: str, y: alt.Y, styles: Mapping[str, Styl
     for title, rows in panels_of(data):
         labels = {str(series): _label(of_series) for series, of_series in rows.groupby("series")}
         swept = rows.dropna(subset="value")
-        x = of_numbers("value", names.key(rows["key"].iloc[0]), swept["value"])
+        x = number_axis("value", names.key(rows["key"].iloc[0]), swept["value"])
         shown = frozenset(map(str, swept["series"])) or frozenset(labels)
         frame = _LineFrame(x, y, column, legend(labels, styles), styles, shown | {*labels})
         bands = _bands(frame, rows[rows["value"].isna()])
@@ -114,10 +272,10 @@ def _bands(frame: _LineFrame, rows: pd.DataFrame) -> list[alt.Chart]:
     means = rows.drop_duplicates("series")
     band = frame.layer(means.dropna(subset="low"), "low", "high")
     line = frame.layer(means.dropna(subset="mean"), "mean", *WITH_MEAN)
-    told = hover(["series", frame.column, *WITH_MEAN])
+    tooltip = tooltips(["series", frame.column, *WITH_MEAN])
     return [
         band.mark_rect(opacity=0.15).encode(y2=alt.Y2("high:Q")),
-        line.mark_rule(strokeWidth=1.6).encode(strokeDash=frame.look.dash, tooltip=told),
+        line.mark_rule(strokeWidth=1.6).encode(strokeDash=frame.look.dash, tooltip=tooltip),
         _points(frame, rows).encode(x=alt.XValue("width")),
     ]
 
@@ -128,23 +286,23 @@ def _means(frame: _LineFrame, rows: pd.DataFrame) -> list[alt.Chart]:
     arms = frame.layer(means.dropna(subset="low"), "low", "high").encode(
         x=frame.x, y2=alt.Y2("high:Q")
     )
-    told = hover(["series", "value", frame.column, *WITH_MEAN])
+    tooltip = tooltips(["series", "value", frame.column, *WITH_MEAN])
     return [
         arms.mark_rule(strokeWidth=1.2, xOffset=MOVED),
         line.mark_line(strokeWidth=1.4, opacity=0.8, xOffset=MOVED).encode(
             strokeDash=frame.look.dash
         ),
         line.mark_point(filled=True, size=45, opacity=1, xOffset=MOVED).encode(
-            shape=frame.look.shape, tooltip=told
+            shape=frame.look.shape, tooltip=tooltip
         ),
     ]
 
 
 def _points(frame: _LineFrame, rows: pd.DataFrame) -> alt.Chart:
-    told = hover(["series", "value", frame.column, *OF_SEED])
+    tooltip = tooltips(["series", "value", frame.column, *OF_SEED])
     points = frame.layer(rows.dropna(subset=frame.column), frame.column, *OF_SEED)
     marks = points.mark_point(filled=True, size=14, opacity=1, fillOpacity=FAINT, xOffset=MOVED)
-    return marks.encode(shape=frame.look.shape, tooltip=told)
+    return marks.encode(shape=frame.look.shape, tooltip=tooltip)
 
 
 def _diverged(frame: _LineFrame, rows: pd.DataFrame, order: Sequence[str]) -> list[alt.Chart]:
@@ -162,24 +320,24 @@ def _diverged(frame: _LineFrame, rows: pd.DataFrame, order: Sequence[str]) -> li
 
 def _label(rows: pd.DataFrame) -> str:
     """Return the series with the pairs behind each mean, and for a band how many diverged."""
-    reference = rows.iloc[0]
-    is_band = rows["value"].isna().all() and reference["diverged"]
-    note = f", × {reference['diverged']}/{reference['pairs']}" if is_band else ""
-    return f"{reference['series']} ({counted(rows['n'])}{note})"
+    first = rows.iloc[0]
+    is_band = rows["value"].isna().all() and first["diverged"]
+    note = f", × {first['diverged']}/{first['pairs']}" if is_band else ""
+    return f"{first['series']} ({counted(rows['n'])}{note})"
 
 
 GAPS = Figure(
     name="gap_lines",
     title="Gap against what was swept",
-    data=by_number.gaps_by_key,
-    charts=of_gap,
+    data=gaps_by_key,
+    charts=gap_lines,
     caption=CAPTION,
 )
 LOSSES = Figure(
     name="horizon",
     title="Final loss over horizons",
-    data=partial(by_number.losses_along, key="tokens"),
-    charts=of_loss_and_gap,
+    data=partial(losses_along, key="tokens"),
+    charts=loss_and_gap_lines,
     caption=CAPTION,
     columns=2,
 )
@@ -188,10 +346,8 @@ FIGURES = (
     GAPS._replace(
         name="gap_by_coefficient",
         title="Gap against the coefficient of a correction",
-        data=by_number.gaps_by_coefficient,
+        data=gaps_by_coefficient,
         caption=(*CAPTION, BAND),
     ),
-    GAPS._replace(
-        name="gap_by_delay", title="What a delay of τ updates costs", data=by_number.gaps_by_delay
-    ),
+    GAPS._replace(name="gap_by_delay", title="What a delay of τ updates costs", data=gaps_by_delay),
 )

@@ -3,9 +3,9 @@
 from functools import partial
 from typing import Any
 
-from pipegap.analysis.figures import by_number, curves, diagnostics, heatmaps, lines, means
+from pipegap.analysis.figures import curves, diagnostics, heatmaps, lines
 from pipegap.analysis.figures.curves import OVER_TRAINING
-from pipegap.analysis.figures.dots import BY_OPTIMIZER, CAPTION, by_value, value_rows
+from pipegap.analysis.figures.dots import BY_OPTIMIZER, CAPTION, DOWNSTREAM, by_value, value_rows
 from pipegap.analysis.figures.figure import Figure
 from pipegap.analysis.figures.lines import GAPS, LOSSES
 from pipegap.analysis.figures.style import optimizer_styles, size_styles
@@ -26,9 +26,9 @@ STALENESS = (
     ("18", "update_error", "Relative error of the late update"),
 )
 """Number of the figure, diagnostic, and title."""
-BY_OPTIMIZERS = GAPS._replace(charts=partial(lines.of_gap, styles=optimizer_styles))
-BY_SIZE = LOSSES._replace(charts=partial(lines.of_loss_and_gap, styles=size_styles))
-BY_RATE = partial(by_number.losses_along, key="optimizer.lr")
+BY_OPTIMIZERS = GAPS._replace(charts=partial(lines.gap_lines, styles=optimizer_styles))
+BY_SIZE = LOSSES._replace(charts=partial(lines.loss_and_gap_lines, styles=size_styles))
+BY_RATE = partial(lines.losses_along, key="optimizer.lr")
 
 
 def _of_paper(base: Figure, number: str, name: str, model: str, **changes: Any) -> Figure:
@@ -53,7 +53,7 @@ FIGURES = (
         BY_OPTIMIZERS,
         *("04", "momentum", "135M"),
         title="Gap against momentum",
-        data=by_number.optimizers_by_momentum,
+        data=lines.optimizers_by_momentum,
         caption=(
             *lines.CAPTION,
             "runs of fewer than 100 / (1 − momentum) updates are shown and decide nothing",
@@ -87,14 +87,14 @@ FIGURES = (
         GAPS,
         *("14", "taylor", "135M, Muon"),
         title="Gap against the coefficient of the Taylor compensation",
-        data=partial(by_number.gaps_by_coefficient, correction="taylor"),
+        data=partial(lines.gaps_by_coefficient, correction="taylor"),
         caption=(*lines.CAPTION, lines.BAND),
     ),
     _of_paper(
         BY_OPTIMIZERS,
         *("15", "coefficient", "135M"),
         title="Gap against the coefficient of Error Feedback",
-        data=by_number.optimizers_by_coefficient,
+        data=lines.optimizers_by_coefficient,
         caption=(*lines.CAPTION, "at 0: the plain delay"),
     ),
     _of_paper(
@@ -115,7 +115,7 @@ FIGURES = (
                 *(name, title),
                 data=partial(diagnostics.from_switch, name=name),
                 charts=partial(diagnostics.around_switch, name=name),
-                caption=means.CAPTION,
+                caption=curves.CAPTION,
                 columns=2,
             ),
             *(number, name, "135M"),
@@ -136,4 +136,5 @@ FIGURES = (
         source="appendix A.9 (135M)",
         sweeps=("cooldown",),
     ),
+    DOWNSTREAM,
 )

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pandas as pd
+from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
 from pipegap.analysis.statistics.intervals import mean_interval
 from pipegap.analysis.statistics.pairs import SAME_ARM, VARIANT, pairs, results
@@ -29,7 +30,7 @@ COMPARABLE = ["optimizer", "num_parameters", "data_hash"]
 """Losses of different models or data are never in one panel."""
 
 
-def lines(parts: Iterable[str]) -> str:
+def in_lines(parts: Iterable[str]) -> str:
     """Return the parts that are not empty, in lines."""
     return "\n".join(part for part in parts if part)
 
@@ -150,6 +151,21 @@ def results_along(trials: pd.DataFrame, keys: Sequence[str], part_of: str = "") 
     return rows.assign(series=with_variant(rows, rows["arm"].map(names.arms(trials))))
 
 
+def panels_of_keys(points: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """Yield the points (the index) that differ in one number alone, with `subtitle`, `key` and
+    `value`, for each number."""
+    for key in distinct(points):
+        if not is_numeric_dtype(points[key]) or is_bool_dtype(points[key]):
+            continue
+        for subtitle, group in groups(points, [key]):
+            shown = group.dropna(subset=key)
+            if shown[key].nunique() > 1:
+                without = f"without {names.key(key)}: not shown" if len(shown) < len(group) else ""
+                values = shown[key].astype(float)
+                title = in_lines([subtitle, without])
+                yield pd.DataFrame({"subtitle": title, "key": key, "value": values})
+
+
 def groups(
     points: pd.DataFrame, keys: Sequence[str], part_of: str = ""
 ) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -162,7 +178,7 @@ def groups(
     named = [other for other in follow if not part_of or group_of(other) != part_of]
     for _, group in points.groupby(fixed, dropna=False) if fixed else [((), points)]:
         followers = [f"with {names.key(other)} moving along" for other in named]
-        yield lines([names.in_words(group[fixed].iloc[0]), *followers]), group
+        yield in_lines([names.in_words(group[fixed].iloc[0]), *followers]), group
 
 
 def distinct(points: pd.DataFrame, first: Sequence[str] = ()) -> list[str]:

@@ -1,7 +1,7 @@
 """Axes: scales that hold every value and say in words where they are not linear."""
 
 from collections.abc import Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import altair as alt
 import numpy as np
@@ -31,11 +31,9 @@ SIDES = 14  # pixels left of the smallest number and right of the largest
 Channel = TypeVar("Channel", alt.X, alt.Y)
 
 
-class Axis(NamedTuple, Generic[Channel]):
-    """A column of the data, and how an axis shows it."""
-
-    column: str
-    channel: Channel
+def column_of(channel: alt.X | alt.Y) -> str:
+    """Return the column of the data that a channel shows."""
+    return str(channel["shorthand"]).partition(":")[0]
 
 
 class Symlog(NamedTuple):
@@ -57,7 +55,7 @@ def linear(values: pd.Series, *, above: float = MARGIN) -> alt.Scale:
     return alt.Scale(domain=_around(values, above), nice=False, zero=False)
 
 
-def of_losses(channel: Channel, values: pd.Series, above: float = MARGIN) -> Channel:
+def loss_axis(channel: Channel, values: pd.Series, above: float = MARGIN) -> Channel:
     """Return the axis of losses, from below the least to above the largest.
 
     The axis is logarithmic, and says so, if most losses would lie on each other at its end.
@@ -76,7 +74,7 @@ def of_losses(channel: Channel, values: pd.Series, above: float = MARGIN) -> Cha
     return type(channel)(channel["shorthand"], title=words, scale=scale, axis=axis)
 
 
-def of_positive(column: str, title: str, values: pd.Series) -> alt.Y:
+def log_axis(column: str, title: str, values: pd.Series) -> alt.Y:
     """Return a log axis with one tick per decade."""
     powers = values.astype(float).map(np.log10)
     domain = [float(10**place) for place in _around(powers, MARGIN)]
@@ -114,7 +112,9 @@ def _sizes(values: pd.Series) -> pd.Series:
     return known[known != 0].abs()
 
 
-def of_gaps(channel: Channel, values: pd.Series, above: float = MARGIN, *, symlog: bool) -> Channel:
+def gap_axis(
+    channel: Channel, values: pd.Series, above: float = MARGIN, *, symlog: bool
+) -> Channel:
     """Return the axis of gaps, which holds 0: linear, or `symlog`, which it says."""
     held = pd.concat([values.astype(float).dropna(), pd.Series([0.0])])
     sizes = _sizes(held)
@@ -144,7 +144,7 @@ def _ticks(symlog: Symlog, low: float, high: float) -> list[float]:
     return sorted(tick for tick in {0.0, *kept, *(-tick for tick in kept)} if low <= tick <= high)
 
 
-def of_ratios(channel: Channel, title: str, values: pd.DataFrame) -> Channel:
+def ratio_axis(channel: Channel, title: str, values: pd.DataFrame) -> Channel:
     """Return `channel` on a log axis that holds 1 and all `values`, with ticks at round ratios."""
     held = pd.concat([*(values[name].astype(float) for name in values), pd.Series([1.0])])
     scale = _logarithmic(held)
@@ -154,15 +154,15 @@ def of_ratios(channel: Channel, title: str, values: pd.DataFrame) -> Channel:
     return type(channel)(channel["shorthand"], title=title, scale=scale, axis=axis)
 
 
-def of_tokens(values: pd.Series) -> Axis[alt.X]:
+def token_axis(values: pd.Series) -> alt.X:
     """Return the axis of tokens trained on, from 0 to the last."""
     last = float(values.max()) if len(values) else 1.0
     scale = alt.Scale(domain=[0, last], nice=False)
     axis = alt.Axis(tickCount=5, labelExpr=NUMBER)
-    return Axis("tokens", alt.X("tokens:Q", title="tokens", scale=scale, axis=axis))
+    return alt.X("tokens:Q", title="tokens", scale=scale, axis=axis)
 
 
-def of_numbers(column: str, title: str, values: pd.Series) -> alt.X:
+def number_axis(column: str, title: str, values: pd.Series) -> alt.X:
     """Return the axis of swept numbers, with ticks at them where there is room."""
     distinct = sorted(set(values.astype(float)))
     scale = alt.Scale(

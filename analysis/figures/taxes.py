@@ -1,28 +1,24 @@
 """The token tax of all trials of a scale, and the speed-up of the pipeline that it eats up."""
 
-import json
-from functools import cache
-
 import altair as alt
 import pandas as pd
 
-from pipegap.analysis import advice
-from pipegap.analysis.advice.speed import equal_stages, speed_up
 from pipegap.analysis.figures.figure import Chart, Figure
-from pipegap.analysis.figures.kept import kept, source
-from pipegap.analysis.figures.marks import (
-    hover,
+from pipegap.analysis.figures.rows import PANEL
+from pipegap.analysis.figures.scales import number_axis, ratio_axis
+from pipegap.analysis.figures.style import (
+    SOLID,
+    arm_styles,
     legend,
+    ordered_styles,
     panels_of,
     reference,
     rounded,
     row_axis,
+    tooltips,
     whiskers,
     words_beside,
 )
-from pipegap.analysis.figures.rows import PANEL
-from pipegap.analysis.figures.scales import of_numbers, of_ratios
-from pipegap.analysis.figures.style import SOLID, arm_styles, ordered_styles
 from pipegap.analysis.statistics.tax import (
     ESTIMATED,
     LENGTHS,
@@ -33,7 +29,6 @@ from pipegap.analysis.statistics.tax import (
     reported_taxes,
 )
 from pipegap.analysis.table import names
-from pipegap.trainer import schedules
 
 AS_MEAN = {"tax": "mean", "tax_low": "low", "tax_high": "high", "tax_n": "n"}
 """The columns of a tax → those of any mean."""
@@ -95,7 +90,7 @@ def tax_rows(data: pd.DataFrame) -> list[Chart]:
         ],
         source=[SHAPES[name][1] for name in data["tax_from"]],
     )
-    x = of_ratios(alt.X("mean:Q"), RATIO, data[["mean", "low", "high"]])
+    x = ratio_axis(alt.X("mean:Q"), RATIO, data[["mean", "low", "high"]])
     y = alt.Y("row:N", sort=[*shown["row"]], title=None, axis=row_axis(LABEL_WIDTH))
     looks = arm_styles(data)
     colors = alt.Scale(domain=[*looks], range=[style.color for style in looks.values()])
@@ -104,7 +99,7 @@ def tax_rows(data: pd.DataFrame) -> list[Chart]:
     layers = [
         reference(1.0, x),
         whiskers(base, alt.X("low:Q", title=RATIO, scale=x["scale"]), 1.4),
-        dots.encode(x=x, shape=_shape(data), tooltip=hover(columns)),
+        dots.encode(x=x, shape=_shape(data), tooltip=tooltips(columns)),
         words_beside(shown, y),
     ]
     return [alt.layer(*layers, title="", height=ROW_HEIGHT * len(data))]
@@ -122,7 +117,7 @@ def break_even(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
 
     There is one row of the `kind` SPEED_UP per number of stages and of microbatches, and one of the
     kind TAX for the delay and for Error Feedback, each at its `best_taxes`. `mean` is the speed-up
-    of 2BW over 1F1B, simulated with `equal_stages`, or the tax.
+    of 2BW over 1F1B with equal stages, or the tax.
     """
     own = own_taxes(gaps)
     own = own[own["arm"].isin(MAIN_ARMS)]
@@ -134,31 +129,21 @@ def break_even(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(panels, ignore_index=True) if panels else pd.DataFrame(columns=AT_PIPELINE)
 
 
-@cache
 def speed_ups() -> pd.DataFrame:
     """Return the rows of `break_even` of the kind SPEED_UP, with at least as many microbatches as
-    stages, which fill the pipeline."""
+    stages, which fill the pipeline.
+
+    Of equal stages 1F1B makes a batch in the time of m + p − 1 microbatches and 2BW in that of m;
+    the simulation of `advice.speed` says the same.
+    """
     shapes = [(stages, m) for stages in STAGES for m in MICROBATCHES if m >= stages]
-
-    def simulated() -> bytes:
-        return json.dumps([speed_up(equal_stages(stages), m) for stages, m in shapes]).encode()
-
-    known = kept(simulated, "speed-ups", str(shapes), source(advice.speed, schedules))
-    return pd.DataFrame(
-        {
-            "kind": SPEED_UP,
-            "series": f"p = {stages}",
-            "stages": stages,
-            "microbatches": m,
-            "mean": mean,
-        }
-        for (stages, m), mean in zip(shapes, json.loads(known), strict=True)
-    )
+    rows = [(SPEED_UP, f"p = {p}", p, m, (m + p - 1) / m) for p, m in shapes]
+    return pd.DataFrame(rows, columns=["kind", "series", "stages", "microbatches", "mean"])
 
 
 def speed_lines(data: pd.DataFrame) -> list[Chart]:
     """Draw one chart per optimizer of rows of `break_even`."""
-    y = of_ratios(alt.Y("mean:Q"), "speed-up, or token tax", data[["mean", "low", "high"]])
+    y = ratio_axis(alt.Y("mean:Q"), "speed-up, or token tax", data[["mean", "low", "high"]])
     return [_panel(rows, title, y) for title, rows in panels_of(data)]
 
 
@@ -170,19 +155,19 @@ def _panel(rows: pd.DataFrame, title: alt.TitleParams, y: alt.Y) -> Chart:
     known = zip(taxes["series"], taxes["mean"], taxes["n"], strict=True)
     labels = {arm: f"{arm} {mean:.2f} (n={n})" for arm, mean, n in known}
     look = legend(labels | {name: name for name in pipelines}, styles, lines=True)
-    x = of_numbers("microbatches", "microbatches m", speeds["microbatches"])
+    x = number_axis("microbatches", "microbatches m", speeds["microbatches"])
     columns = ["series", "n", "mean", "low", "high", "setting"]
     speed = alt.Chart(rounded(speeds, ["series", "stages", "microbatches", "mean"]))
     tax = alt.Chart(rounded(taxes, columns)).encode(color=look.color)
     low = alt.Y("low:Q", scale=y["scale"], title=y["title"])
-    told = hover(["stages", "microbatches", "mean"])
+    tooltip = tooltips(["stages", "microbatches", "mean"])
     return alt.layer(
         tax.transform_filter("isValid(datum.low)")
         .mark_rect(opacity=0.15, stroke=None)
         .encode(y=low, y2=alt.Y2("high:Q")),
-        tax.mark_rule(strokeWidth=1.6).encode(y=y, strokeDash=look.dash, tooltip=hover(columns)),
+        tax.mark_rule(strokeWidth=1.6).encode(y=y, strokeDash=look.dash, tooltip=tooltips(columns)),
         speed.mark_line(point=True).encode(
-            x=x, y=y, color=look.color, strokeDash=look.dash, tooltip=told
+            x=x, y=y, color=look.color, strokeDash=look.dash, tooltip=tooltip
         ),
         title=title,
     )
@@ -208,7 +193,7 @@ FIGURES = (
         data=break_even,
         charts=speed_lines,
         caption=(
-            "lines: how many batches 2BW makes in the time of one of 1F1B, simulated: equal "
+            "lines: how many batches 2BW makes in the time of one of 1F1B, with equal "
             "stages, a backward of two forwards",
             "dashed: the token tax with its 95 % interval; the delay pays where a line lies above "
             "it",

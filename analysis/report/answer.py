@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from pipegap.analysis.advice.advice import Advice, sentence
-from pipegap.analysis.advice.rows import advices, handover, matrix, most_decided
-from pipegap.analysis.report.missing import command
+from pipegap.analysis.advice.advise import advices, handover, matrix, most_decided
+from pipegap.analysis.report.facts import command
 from pipegap.analysis.statistics.intervals import ends_text
 from pipegap.analysis.table import names
 from pipegap.trainer.base.errors import BadInput

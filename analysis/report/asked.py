@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import pandas as pd
 
 from pipegap.analysis.advice.advice import headline
-from pipegap.analysis.advice.rows import advices, matrix
+from pipegap.analysis.advice.advise import advices, matrix
 from pipegap.analysis.statistics.best import best
 from pipegap.trainer.store.records import Record
 

@@ -1,20 +1,158 @@
-"""The chapters of a report: figures, tables and verdicts of each scope, written as files."""
+"""The chapters of a report: the trials of each scale, as the records of sweeps list them, and their
+figures, tables and verdicts, written as files.
+"""
 
+import re
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
 from pipegap.analysis.claims import CLAIMS, Verdict, audited, judged, not_run
 from pipegap.analysis.figures import FIGURES, Figure, Plot, plot, save
-from pipegap.analysis.report.missing import command
+from pipegap.analysis.report.facts import command
 from pipegap.analysis.report.page.listing import Listing, listed, write_latex
 from pipegap.analysis.report.page.page import Chapter, drawn
 from pipegap.analysis.report.paper_tables import TABLES, Table
-from pipegap.analysis.report.scopes import Scope, StoreView
+from pipegap.analysis.statistics.gaps import gaps
+from pipegap.analysis.statistics.text import notes
 from pipegap.analysis.table import names
 from pipegap.trainer.base.children import Worker
+from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.store.records import Record
+
+
+class StoreView(NamedTuple):
+    """Trials that are compared, and their gaps."""
+
+    trials: pd.DataFrame
+    gaps: pd.DataFrame
+
+
+@dataclass
+class StoreViews:
+    """Views of a store. Each is made once, since many figures show the same trials."""
+
+    store: pd.DataFrame
+    records: Sequence[Record]
+    """What each sweep asked for."""
+    _known: dict[frozenset[str], StoreView] = field(default_factory=dict)
+
+    def of(self, trial_ids: frozenset[str]) -> StoreView:
+        """Return the view of the trials that the store has of these."""
+        there = trial_ids & self._ids
+        if there not in self._known:
+            trials = self.store[self.store["trial_id"].isin(there)]
+            self._known[there] = StoreView(trials, gaps(trials))
+        return self._known[there]
+
+    def whole(self) -> StoreView:
+        """Return the view of the whole store."""
+        return self.of(self._ids)
+
+    @cached_property
+    def _ids(self) -> frozenset[str]:
+        return frozenset(self.store["trial_id"])
+
+
+@dataclass(frozen=True)
+class Scope:
+    """A part of a report: the trials `trial_ids`, and those that `records` compare.
+
+    `folder` is the folder of its files within that of the report. `scale` is empty without a
+    record.
+    """
+
+    title: str
+    folder: str
+    trial_ids: frozenset[str]
+    views: StoreViews
+    records: Sequence[Record] = ()
+    scale: str = ""
+    general: bool = True
+    """Whether figures and tables of any trials show all of its trials; else one sweep each."""
+
+    @property
+    def prefix(self) -> str:
+        """The folder, with a slash unless it is that of the report."""
+        return f"{self.folder}/" if self.folder else ""
+
+    def of_sweeps(self, sweeps: Collection[str]) -> StoreView | None:
+        """Return the trials that these sweeps compare, taken together; None without a record."""
+        named = [record for record in self.records if record.sweep in sweeps]
+        return self.of_records(named) if named else None
+
+    def of_records(self, records: Sequence[Record]) -> StoreView:
+        """Return the trials that these sweeps compare."""
+        return self.views.of(_compared(records))
+
+    def whole(self) -> StoreView:
+        """Return all trials of the scope."""
+        return self.views.of(self.trial_ids)
+
+    def asked_for(self) -> StoreView:
+        """Return all trials of the scope, and the others that its sweeps asked for.
+
+        Among these are the longer runs that no table compares and that tell a tax.
+        """
+        return self.views.of(self.trial_ids.union(*(record.trials for record in self.records)))
+
+    def remarks(self) -> Iterator[str]:
+        """Yield remarks on each sweep by itself: it does not need the arms and seeds of others."""
+        for record in self.records:
+            view = self.of_records([record])
+            remarks = [*(notes(*view) if len(view.trials) else []), *record.remarks]
+            yield from (f"{record.label}: {remark}" for remark in remarks)
+        if not self.records:
+            yield from notes(*self.whole())
+
+
+def scopes(views: StoreViews, label: str | None = None) -> list[Scope]:
+    """Return one scope per scale, the costliest first, and one for the trials of no record.
+
+    Trials that were compiled in another way have a scope of their own.
+
+    With `label` there is one scope, of the trials that this sweep compares, for its own figures and
+    those of any trials. Raises BadInput for a `label` without a record.
+    """
+    if label is not None:
+        record = _of_label(views.records, label)
+        return [Scope(label, "", record.compared, views, [record], record.scale)]
+    known = frozenset().union(*(record.trials for record in views.records))
+    rest = frozenset(views.store["trial_id"]) - known
+    no_sweep = [Scope("Trials of no sweep", "", rest, views)] if rest else []
+    return [*_by_scale(views), *no_sweep]
+
+
+def _of_label(records: Sequence[Record], label: str) -> Record:
+    for record in records:
+        if record.label == label:
+            return record
+    known = ", ".join(record.label for record in records) or "none"
+    raise BadInput("label", label, f"must be a sweep that left a record in the store ({known})")
+
+
+def _by_scale(views: StoreViews) -> Iterator[Scope]:
+    by_conditions: dict[str, list[Record]] = {}
+    for record in views.records:
+        by_conditions.setdefault(record.conditions, []).append(record)
+    for title, own in sorted(by_conditions.items(), key=lambda item: -_cost(item[1])):
+        folder = re.sub(r"[ =]", "-", title)
+        yield Scope(title, folder, _compared(own), views, own, own[0].scale, general=False)
+
+
+def _compared(records: Sequence[Record]) -> frozenset[str]:
+    return frozenset().union(*(record.compared for record in records))
+
+
+def _cost(records: Sequence[Record]) -> float:
+    """Return the floating-point operations of the largest trial, or else its tokens."""
+    trials = [trial for record in records for trial in record.trials.values()]
+    return max((trial.flops or float(trial.tokens or 0) for trial in trials), default=0.0)
+
 
 WITH_FIGURE = frozenset(sweep for figure in FIGURES for sweep in figure.sweeps)
 """The sweeps that have a figure of their own."""
@@ -23,7 +161,7 @@ EXPECTED = sorted(
 )
 """The sweeps that figures, tables or claims need."""
 RATES = ("decided_if_placebo", "decided")
-"""Rates of an audit (`analysis.claims.rates`), each with the ends of its 95 % interval."""
+"""Rates of an audit (`claims.rule.Audit`), each with the ends of its 95 % interval."""
 OF_PART = [
     *("scale", "claim", "place", "verdict", "part", "counts", "says", "numbers", "why"),
     *(f"{name}{end}" for name in RATES for end in ("", "_low", "_high")),

@@ -1,4 +1,4 @@
-"""What is told of each trial: the file that opens on the page, and what made it.
+"""What the page says of each trial: the file that opens on the page, and what made it.
 
 What opens are settings, config, curves and log. The file is a script, since a page that was opened
 from a disk may load nothing else. Each file holds the trials whose ids start alike, so that there
@@ -15,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 
+from pipegap.analysis.report.facts import shown_value
 from pipegap.analysis.table.metrics import config_of, curves
 from pipegap.analysis.table.points import flatten, versions
 from pipegap.trainer.base.errors import BadInput
@@ -67,7 +68,7 @@ def file_of(trial_id: str) -> str:
 
 
 def details(rows: Iterable[Row], store: str) -> str:
-    """Return the script that tells the page of these trials.
+    """Return the script by which the page knows these trials.
 
     Keys of the config that are equal in all of them stand once.
     """
@@ -98,7 +99,7 @@ def _details(row: Row, store: str) -> dict[str, Any]:
     losses, again = curves(folder), [f"trial_id={row['trial_id']}", "force=true", store]
     known = {words: row[name] for name, words in SUMMARY.items() if not pd.isna(row[name])}
     return {
-        "summary": {words: _plain(value) for words, value in known.items()},
+        "summary": {words: shown_value(value) for words, value in known.items()},
         "command": f"pipegap rerun {shlex.join(again)}",
         "config": config,
         "curve": [
@@ -109,16 +110,6 @@ def _details(row: Row, store: str) -> dict[str, Any]:
         "log": [_attempt(read(path)) for path in attempts(folder)],
         "error": "" if pd.isna(row["error"]) else row["error"],
     }
-
-
-def _plain(value: Any) -> str:
-    return (
-        f"{value:,}"
-        if isinstance(value, int)
-        else f"{value:.6g}"
-        if isinstance(value, float)
-        else str(value)
-    )
 
 
 def _attempt(attempt: Mapping[str, Any]) -> str:

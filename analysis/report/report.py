@@ -4,23 +4,36 @@ import shutil
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
 
-from pipegap.analysis.report.ahead import MANY
 from pipegap.analysis.report.answer import StoreAnswer, answer
 from pipegap.analysis.report.asked import Asked, answers
-from pipegap.analysis.report.contents import EXPECTED, claims_table, write_chapter
+from pipegap.analysis.report.contents import (
+    EXPECTED,
+    Scope,
+    StoreView,
+    StoreViews,
+    claims_table,
+    scopes,
+    write_chapter,
+)
 from pipegap.analysis.report.details import makers, provenance, write_details
-from pipegap.analysis.report.facts import overview, running, settings_by_trial, summary
-from pipegap.analysis.report.missing import command, cost, missing, shown
+from pipegap.analysis.report.facts import (
+    command,
+    cost,
+    missing,
+    overview,
+    running,
+    settings_by_trial,
+    shown,
+    summary,
+)
 from pipegap.analysis.report.page.listing import listed
 from pipegap.analysis.report.page.page import Chapter, Page, html, with_lead
-from pipegap.analysis.report.scopes import Scope, StoreView, StoreViews, scopes
 from pipegap.analysis.statistics.text import gap_table, printed_gaps, taxes_text
 from pipegap.analysis.table.load import load
 from pipegap.analysis.table.metrics import DamagedRows
@@ -30,8 +43,10 @@ from pipegap.trainer.base.children import Worker
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.store.records import Record, records
 
-PLACES = ["folder", "results", "out", "data.path", "data.shards", "code"]
+PATHS = ["folder", "results", "out", "data.path", "data.shards", "code"]
 """Paths on one machine: they are left out of the files, which name a trial by its id."""
+MANY = 50
+"""Trials whose pictures and files take longer to make than a process takes to start."""
 MOST_TRIALS = 10_000
 """Rows of the list of trials on the page."""
 TRIALS = "Each opens: config, losses over training, log. What made it stands in the CSV."
@@ -49,7 +64,6 @@ def report(
     out: Path,
     label: str | None = None,
     store: str = "",
-    worker: Worker | None = None,
     asked: Asked | None = None,
 ) -> str:
     """Write a report to `out` and return what to print.
@@ -58,9 +72,9 @@ def report(
     claims.csv, missing.csv and provenance.csv. `trials/` beside the page holds what opens on it for
     one trial. The report shows the whole store, with one folder per scale, or only the trials that
     the sweep `label` compares. `store` is the value of `results=` in the commands that the report
-    shows, such as a URL, if it is not the path `results`. With a `worker` some files are there when
-    the worker has done its calls. `asked`: what the sweep `label` asks besides. Raises BadInput for
-    a missing `results`, a `label` without a record, an `out` that cannot be written, or mixed data.
+    shows, such as a URL, if it is not the path `results`. `asked`: what the sweep `label` asks
+    besides. Raises BadInput for a missing `results`, a `label` without a record, an `out` that
+    cannot be written, or mixed data.
     """
     with warnings.catch_warnings(record=True) as on_reading:
         warnings.simplefilter("always", UserWarning)
@@ -71,7 +85,7 @@ def report(
         out.mkdir(parents=True, exist_ok=True)
         with (
             warnings.catch_warnings(record=True) as caught,
-            nullcontext(worker) if worker else Worker(apart=len(trials) >= MANY) as drawing,
+            Worker(apart=len(trials) >= MANY) as drawing,
         ):
             warnings.simplefilter("ignore", UserWarning)  # those of the gaps are remarks now
             warnings.simplefilter("always", DamagedRows)
@@ -127,7 +141,7 @@ def _write(
     left = missing(contents.stored, contents.records, contents.expected, word)
     made = provenance(contents.shown.trials, contents.records)
     tables = {
-        "trials": contents.shown.trials.drop(columns=PLACES, errors="ignore"),
+        "trials": contents.shown.trials.drop(columns=PATHS, errors="ignore"),
         "gaps": contents.shown.gaps,
         "provenance": made,
         "makers": makers(made),

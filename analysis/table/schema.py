@@ -135,7 +135,7 @@ DOWNSTREAM: Columns = {
     "sync": ("float64", "mean of sync over these seeds and questions"),
     "value": ("float64", "mean of the arm"),
     "difference": ("float64", "the arm's mean minus sync's"),
-    "low": ("float64", "lower end of its 95 % interval over seeds and questions (crossed.py)"),
+    "low": ("float64", "lower end of its 95 % interval over seeds and questions (downstream.py)"),
     "high": ("float64", "upper end"),
     "of": ("string", "arms, or two checkpoints: the interval of one seed is of its models alone"),
     "p": ("float64", "of one seed's accuracy: McNemar's exact p-value"),

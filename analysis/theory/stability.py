@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from scipy.optimize import minimize_scalar
 
 from pipegap.analysis.table.text import markdown
-from pipegap.analysis.theory.linear import STRENGTHS, hooks, linear
-from pipegap.analysis.theory.recursion import SAME, Filter, Hooks, Loop, late
+from pipegap.analysis.theory.linear import SAME, STRENGTHS, Filter, Hooks, Loop, hooks, late, linear
 from pipegap.trainer.base.build import Node
 
 START, SMALLEST = 0.01, 1e-9

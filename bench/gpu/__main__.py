@@ -4,8 +4,8 @@
 
 Looks at the machine; rehearses trials with a stop and a resume; then measures the device's
 ceilings, a whole update by optimizer and arm beside the same step of transformers, evaluations,
-checkpoints, whole trials, two ranks on two GPUs, an update beside what a fake GPU counted of it,
-and the host's time by part of an update.
+checkpoints, whole trials, two ranks on two GPUs, and an update beside what a fake GPU counted of
+it.
 
 Each row is appended to `out`/measured.jsonl when it is measured. `out`/README.md has all rows
 there, those of earlier commands too; of two with one name it has the later. A part that fails
@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from bench.gpu import host, pair, steps, trials
+from bench.gpu import pair, steps, trials
 from bench.gpu.device import GPUSetting, Row, ceilings
 from pipegap.analysis.table.text import markdown
 from pipegap.trainer.base.cli import DONE, FAILED, end_with, exit_code, split_word
@@ -71,10 +71,6 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         ("first", "first update, s", WHOLE),
         ("graphs", "graphs", str),
         ("breaks", "breaks", str),
-    ),
-    "host": (
-        ("seconds", "ms of the host", scaled(1e3, 2)),
-        ("fake_launches", "kernels of the fake GPU", WHOLE),
     ),
     "evaluation": (("tokens_per_second", "tokens/s", WHOLE),),
     "checkpoints": (
@@ -153,8 +149,7 @@ def _parts(
         "checkpoints": lambda: trials.checkpoints(setting),
         "trials": lambda: trials.trials(setting),
         "pair": lambda: pair.pair(setting),
-        "fake": lambda: host.beside(setting),
-        "host": lambda: host.host(setting),
+        "fake": lambda: steps.beside_fake(setting),
     }
 
 
@@ -215,11 +210,11 @@ def page(head: str, measured: Mapping[str, Mapping[str, Row]]) -> str:
 
 
 def _part(part: str, rows: Sequence[Row]) -> str:
-    told = [row for row in rows if "said" not in row]
+    done = [row for row in rows if "said" not in row]
     lines = [f"{part}: {row['name']}: {row['said']}" for row in rows if "said" in row]
-    if told:
+    if done:
         columns = COLUMNS[part]
-        cells = ((row["name"], *_cells(row, columns)) for row in _compared(told))
+        cells = ((row["name"], *_cells(row, columns)) for row in _compared(done))
         lines.append(markdown([part, *(head for _, head, _ in columns)], cells))
     return "\n\n".join(lines)
 

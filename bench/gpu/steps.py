@@ -1,5 +1,5 @@
 """Work for a GPU on random tokens, one contender after the other: updates by arm and optimizer
-beside transformers' step, and evaluations."""
+beside transformers' step, evaluations, and an update beside what a fake GPU counted of it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bench.gpu.device import GPUSetting, Row, prepare, timed
 from pipegap.trainer.base.build import build
+from tests.support.fake_cuda.parts import PEAKS, in_two
 from tests.support.steps import executor, ours, resolved, theirs
 
 DELAY = ("pipeline=pipedream_2bw",)
@@ -62,6 +63,19 @@ def whole(setting: GPUSetting, flops_per_second: float) -> Iterator[Row]:
             "share_of_product": flops / median(seconds) / flops_per_second,
         }
         del ready  # its memory, before the next one is made
+
+
+def beside_fake(setting: GPUSetting) -> Iterator[Row]:
+    """Yields the peak of an update, and the one recorded of a fake GPU (tests/fake_cuda)."""
+    words = in_two(setting.scale, f"device={setting.device}", *setting.more)
+    ready = prepare(partial(ours, words), setting.device)
+    known = None if setting.more else PEAKS.get(setting.scale)
+    what = ", ".join((setting.scale, *(setting.more or ["AdamW"])))
+    yield {
+        "name": f"{what}, delay + EF, eager, two microbatches",
+        "peak": ready.peak,
+        "fake_peak": known and 1e9 * known,
+    }
 
 
 def evaluation(setting: GPUSetting) -> Iterator[Row]:

@@ -1,7 +1,7 @@
 """Runs trials on Ray Tune, each to its end, whatever becomes of the others."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from pipegap.sweeps.cluster.session import Session
 from pipegap.sweeps.cluster.stop_flag import stop_requested
 from pipegap.sweeps.cluster.tune_hooks import (
     Bundles,
-    LastTrials,
     Offers,
     StopWhenAsked,
     Untracked,
@@ -45,23 +44,19 @@ RETRIES = 2
 """How often a trial that failed or died resumes from its checkpoint before it counts as failed."""
 
 
-def run_trials(
-    session: Session, work: WorkList, planned: Sequence[Trial], on_last: Callable[[], None]
-) -> None:
+def run_trials(session: Session, work: WorkList, planned: Sequence[Trial]) -> None:
     """Run those trials that nobody else runs; each that ends leaves a result in the store.
 
     Shows them among the `planned` ones. Once the session is asked to stop, running trials save a
-    checkpoint, from which the next call resumes. `on_last` is called, once or more, while the last
-    trials run. Raises BadInput if the cluster is too small for a trial.
+    checkpoint, from which the next call resumes. Raises BadInput if the cluster is too small for a
+    trial.
     """
     view = session.title, planned, work.left, session.store, session.asked_to_stop
     with Display(*view, DriverConsole()) as display:
-        _run_on_tune(session, work, display, on_last)
+        _run_on_tune(session, work, display)
 
 
-def _run_on_tune(
-    session: Session, work: WorkList, display: Display, on_last: Callable[[], None]
-) -> None:
+def _run_on_tune(session: Session, work: WorkList, display: Display) -> None:
     trials = work.left
     needed = {trial.trial_id: bundles(trial, session.gpus_per_trial) for trial in trials}
     for bundle in needed.values():
@@ -88,7 +83,7 @@ def _run_on_tune(
         run_config=RunConfig(
             storage_path=str(session.folder / "tune"),
             verbose=0,
-            callbacks=[display, Untracked(), LastTrials(work.queue, on_last)],
+            callbacks=[display, Untracked()],
             stop=stop,
             failure_config=FailureConfig(max_failures=RETRIES),
         ),

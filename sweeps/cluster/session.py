@@ -51,13 +51,11 @@ class Session:
 
         try_first(todo, wanted, self.gpus_per_trial, self.store.name, self.asked_to_stop)
 
-    def run_trials(
-        self, work: WorkList, planned: Sequence[Trial], on_last: Callable[[], None] = lambda: None
-    ) -> None:
+    def run_trials(self, work: WorkList, planned: Sequence[Trial]) -> None:
         """Run trials that nobody else runs: see `driver.run_trials`."""
         from pipegap.sweeps.cluster.driver import run_trials
 
-        run_trials(self, work, planned, on_last)
+        run_trials(self, work, planned)
 
 
 @contextmanager
@@ -76,12 +74,11 @@ def session(
         yield Session(title, store, gpus_per_trial, tracking, folder, asked_to_stop)
 
 
-def run_rounds(now: Round, on_last: Callable[[], None]) -> tuple[Round, bool]:
+def run_rounds(now: Round) -> tuple[Round, bool]:
     """Run the trials that can run, in rounds: those that decide which others do, then the others.
 
     This driver tries each trial once at most. Trials that another driver runs are waited for, and
-    run here if it dies. While the last ones run, `on_last` is called, once or more. Returns the
-    round at the end, and whether a signal asked to stop.
+    run here if it dies. Returns the round at the end, and whether a signal asked to stop.
     """
     request = now.request
     if not now.runnable:
@@ -94,7 +91,7 @@ def run_rounds(now: Round, on_last: Callable[[], None]) -> tuple[Round, bool]:
         while len(work) and not here.asked_to_stop():
             num_left = len(work)
             if work.queue.is_ready():
-                here.run_trials(work, now.planned, on_last)
+                here.run_trials(work, now.planned)
             else:
                 time.sleep(POLL_EVERY)
             if len(work) < num_left:

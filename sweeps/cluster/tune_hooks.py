@@ -120,24 +120,6 @@ class StopWhenAsked(Stopper):
         return not left or time.monotonic() > self._deadline
 
 
-class LastTrials(Callback):
-    """Calls `action` for each row that a trial reports while none of `queue` has still to begin."""
-
-    def __init__(self, queue: TrialQueue, action: Callable[[], None]) -> None:
-        self._queue, self._action = queue, action
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return nothing: Tune pickles its callbacks for a restore that we never make."""
-        return {}
-
-    def on_trial_result(
-        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: object
-    ) -> None:
-        """Called by Tune for every row of a trial."""
-        if not self._queue.has_turns:
-            self._action()
-
-
 class Untracked(Callback):
     """Warns of the first trial that is not tracked at once, and of their number at the end."""
 

@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Sequence
 
-from pipegap.analysis.report.ahead import Ahead
 from pipegap.sweeps.cluster.session import require_ready, run_rounds
 from pipegap.sweeps.commands import COMMANDS
 from pipegap.sweeps.plan import sweep_record
@@ -13,7 +12,6 @@ from pipegap.sweeps.plan.sweep_plan import SweepPlan
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import unique
 from pipegap.sweeps.request.files import ALL, PAPER, known
-from pipegap.trainer.base.children import Worker
 from pipegap.trainer.base.cli import DONE, FAILED, parser
 from pipegap.trainer.base.errors import Stopped
 from pipegap.trainer.store.opened import open_store
@@ -27,13 +25,13 @@ def main(words: Sequence[str]) -> int:
     if request.dry_run:
         return DONE
     require_ready(now.store, now.todo)
-    with now.store.driven(), Ahead(len(now.planned)) as ahead:
+    with now.store.driven():
         sweep_record.write(now, now.sweeps)
-        now, stopped = run_rounds(now, ahead.begin)
+        now, stopped = run_rounds(now)
         sweep_record.write(now, now.sweeps)  # what is left is priced by what has finished
         if stopped:  # whoever asked will not wait for a report (Slurm kills after a minute)
             return _say_what_is_left(now)
-        return max(_end(now, sweep, ahead.worker) for sweep in now.sweeps)
+        return max(_end(now, sweep) for sweep in now.sweeps)
 
 
 def _request_words(words: Sequence[str]) -> list[str]:
@@ -44,7 +42,7 @@ def _request_words(words: Sequence[str]) -> list[str]:
     commands = "\n".join(f"  {name:<10}{what}" for name, what in COMMANDS.items())
     return (
         parser(
-            "pipegap sweep [COMMAND]",
+            "pipegap sweep",
             "Runs the trials of a sweep that are not in the store yet, then reports gaps.",
             f"commands:\n{commands}\n\n"
             f"sweep=    {sweeps}, or a file: path/to/a.yaml; several: a,b; "
@@ -74,7 +72,7 @@ def _say_what_is_left(now: Round) -> int:
     return Stopped.exit_code
 
 
-def _end(now: Round, plan: SweepPlan, worker: Worker | None) -> int:
+def _end(now: Round, plan: SweepPlan) -> int:
     """Prints what became of a sweep, its report and its advice; returns an exit code."""
     if len(now.sweeps) > 1:
         print(f"\nsweep {plan.label}")
@@ -82,7 +80,7 @@ def _end(now: Round, plan: SweepPlan, worker: Worker | None) -> int:
     lost = [trial for trial in todo if now.seen.failed(trial)]
     for trial in lost:
         print(f"failed: {trial.name}, see {trial.folder}/result.json")
-    print(sweep_record.report(now, plan, worker))
+    print(sweep_record.report(now, plan))
     if plan.sweep.verdict:
         print(f"rule for the verdict, written before the run: {plan.sweep.verdict}")
     if left := len(todo) - len(lost):

@@ -23,7 +23,6 @@ from pipegap.sweeps.plan.sweep_plan import SweepPlan
 from pipegap.sweeps.request.command_line import Request
 from pipegap.sweeps.request.expand import Trial, unique
 from pipegap.trainer.base.atomic import clean, write_json
-from pipegap.trainer.base.children import Worker
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.config.identity import code_version
 from pipegap.trainer.folder.lease import STALE_AFTER
@@ -91,11 +90,10 @@ def _trial(trial: Trial, prices: Prices) -> dict[str, Any]:
     }
 
 
-def report(now: Round, plan: SweepPlan, worker: Worker | None) -> str:
+def report(now: Round, plan: SweepPlan) -> str:
     """Writes the report of the arms at the chosen values, unless it is there; returns its text.
 
-    The other values that tuning tried are in tuned.csv. A `worker` that has begun already draws the
-    pictures.
+    The other values that tuning tried are in tuned.csv.
     """
     request, out = now.request, now.request.results / "reports" / plan.label
     folders = [trial.folder for trial in unique(plan.planned)]
@@ -109,13 +107,8 @@ def report(now: Round, plan: SweepPlan, worker: Worker | None) -> str:
     search = plan.sweep.search
     asked = Asked(plan.sweep.advice, search.seeds if search else None)
     lines = [*tried.write(plan.sweep, plan.choices, out)]
-    lines += [page.report(request.results, out, plan.label, request.where, worker, asked)]
+    lines += [page.report(request.results, out, plan.label, request.where, asked)]
     text = "\n".join(lines)
-    if worker is not None:
-        try:
-            worker.wait()
-        except OSError as error:
-            raise BadInput("results", out, f"must be a folder to write to ({error})") from None
     note(out, made_of, text)
     now.store.push(out)
     return text

@@ -2,14 +2,13 @@
 
 import json
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 import torch
 
-from bench.gpu import host, steps, trials
+from bench.gpu import steps, trials
 from bench.gpu.__main__ import main
 from bench.gpu.device import GPUSetting, Row
 from bench.gpu.pair import pair
@@ -36,33 +35,14 @@ def rows(out: Path) -> dict[str, dict[str, Row]]:
 
 
 def test_steps_of_every_kind_are_measured(tmp_path: Path) -> None:
-    assert run(tmp_path, "parts=preflight,limits,steps,checkpoints,fake,host", *NARROW) == 0
+    assert run(tmp_path, "parts=preflight,limits,steps,checkpoints,fake", *NARROW) == 0
     found, page = rows(tmp_path), (tmp_path / "README.md").read_text()
     assert [*found["steps"]] == [*steps.STEPS]
     assert all(0 < row["least"] <= row["seconds"] <= row["most"] for row in found["steps"].values())
     assert all(f"| {name} |" in page for name in steps.STEPS)
     [saved] = found["checkpoints"].values()
     assert min(saved[key] for key in ("bytes", "copy", "write", "read", "restore")) > 0
-    ways = {"eager", "as the scale says"}
-    assert {*found["host"]} == {f"{way}: {part}" for way in ways for part in host.SHOWN}
-    assert all(row["seconds"] > 0 for row in found["host"].values())
-    assert page.count("\n| --- |") == 6
-
-
-def test_updates_before_those_that_are_timed_count_as_no_part(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now, numbers = 0.0, count()
-
-    def update() -> None:
-        nonlocal now
-        now += 100 if next(numbers) < host.WARM else 2
-
-    monkeypatch.setattr(host, "perf_counter", lambda: now)
-    monkeypatch.setattr(host, "ours", lambda words: update)
-    setting = GPUSetting("micro", torch.device("cpu"), rounds=3)
-    row = next(row for row in host.host(setting) if row["name"] == f"eager: {host.REST}")
-    assert row["seconds"] == 2
+    assert page.count("\n| --- |") == 5
 
 
 def test_a_killed_command_keeps_its_rows_and_a_failed_part_stops_no_other(
@@ -80,7 +60,7 @@ def test_a_killed_command_keeps_its_rows_and_a_failed_part_stops_no_other(
         run(tmp_path, "parts=limits,evaluation", *SMALL)
     with (tmp_path / "measured.jsonl").open("a") as file:
         file.write('{"part": "trials", "na')
-    monkeypatch.setattr(host, "beside", failing)
+    monkeypatch.setattr(steps, "beside_fake", failing)
     assert run(tmp_path, "parts=fake,limits", *SMALL) == 1
     page = (tmp_path / "README.md").read_text()
     assert "| first | 1 |" in page

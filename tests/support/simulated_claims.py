@@ -6,14 +6,19 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from pipegap.analysis.claims.above import Above, Contrast, near_best, near_best_of_arm, removes
-from pipegap.analysis.claims.corrections import Diverges, NoHelp
+from pipegap.analysis.claims.corrections import Diverges, Either, NoHelp
 from pipegap.analysis.claims.downstream import Equal
-from pipegap.analysis.claims.measure import AtBest
+from pipegap.analysis.claims.measure import (
+    Above,
+    AtBest,
+    Contrast,
+    near_best,
+    near_best_of_arm,
+    removes,
+)
 from pipegap.analysis.claims.rule import ClaimRule, Comparison, Row
 from pipegap.analysis.claims.swept import BestBelow
-from pipegap.analysis.claims.switches import Either
-from pipegap.analysis.statistics.crossed import Noise
+from pipegap.analysis.statistics.downstream import Noise
 
 Values = NDArray[np.float64]
 STORES = 4_000

@@ -20,7 +20,12 @@ FEEDBACK = {
     "_target_": "pipegap.trainer.corrections.error_feedback.ErrorFeedback",
     "coefficient": 1.0,
 }
-ARMS = {"sync": (SYNC, NONE), "delay": (TWO_BUFFERED, NONE), "delay_ef": (TWO_BUFFERED, FEEDBACK)}
+Node = Mapping[str, Any]
+ARMS: Mapping[str, tuple[Node, Node]] = {
+    "sync": (SYNC, NONE),
+    "delay": (TWO_BUFFERED, NONE),
+    "delay_ef": (TWO_BUFFERED, FEEDBACK),
+}
 
 LOSSES: dict[str, list[float | None]] = {
     "sync": [1.70, 1.69, 1.71],
@@ -86,9 +91,14 @@ def write(
 ) -> Path:
     """One trial's folder; without an outcome it is unfinished."""
     trials = store / "trials"
-    trials.mkdir(parents=True, exist_ok=True)
-    folder = trials / f"{len(list(trials.iterdir())):04d}"
-    folder.mkdir()
+    number = len(list(trials.iterdir())) if trials.exists() else 0
+    return write_in(trials / f"{number:04d}", settings, outcome, curve=curve)
+
+
+def write_in(
+    folder: Path, settings: dict[str, Any], outcome: dict[str, Any] | None, *, curve: bool = False
+) -> Path:
+    folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(settings))
     if outcome is not None:
         named = {"trial_id": folder.name, **outcome}

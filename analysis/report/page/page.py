@@ -10,11 +10,10 @@ import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from pipegap.analysis.claims import ALL_PARTS, Outcome, Verdict
-from pipegap.analysis.claims.audit import MOST_SEEDS
+from pipegap.analysis.claims.rule import MOST_SEEDS
 from pipegap.analysis.figures import Figure, Plot, panels
 from pipegap.analysis.figures.curves import FEWEST
-from pipegap.analysis.figures.fonts import usual_faces
-from pipegap.analysis.figures.kept import kept
+from pipegap.analysis.figures.files import kept, usual_faces
 from pipegap.analysis.report.answer import MICROBATCHES, STAGES, StoreAnswer
 from pipegap.analysis.report.facts import Overview, TrialNow
 from pipegap.analysis.report.page.listing import Listing

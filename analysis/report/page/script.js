@@ -57,10 +57,11 @@ const frame = () => new Promise((done) => setTimeout(done));
 
 const PICTURE = "first picture";  // bench/report.py reads when it was there
 async function drawCharts() {
-  for (;;) {
-    const left = [...document.querySelectorAll(".panel:not([data-drawn])")];
-    if (!left.length) break;
-    await draw(left.find(inView) ?? left[0]);
+  const left = new Set(document.querySelectorAll(".panel"));
+  while (left.size) {
+    const next = [...left].find(inView) ?? [...left][0];
+    left.delete(next);
+    await draw(next);
     await frame();
     if (!performance.getEntriesByName(PICTURE).length) performance.mark(PICTURE);
   }
@@ -158,7 +159,7 @@ async function copy(text) {
 }
 
 async function makeTables() {
-  for (const block of document.querySelectorAll(".table.block:not([data-made])")) {
+  for (const block of document.querySelectorAll(".table:not([data-made])")) {
     makeTable(block);
     await frame();
   }
@@ -243,8 +244,7 @@ addEventListener("popstate", followHash);
 
 // --- Contents: open where there is room, with the section in view marked.
 
-const contents = () => document.getElementById("contents");
-contents().open = matchMedia("(min-width: 72rem)").matches;
+document.getElementById("contents").open = matchMedia("(min-width: 72rem)").matches;
 const watcher = new IntersectionObserver((entries) => {
   for (const {target, isIntersecting} of entries) {
     const link = document.querySelector(`nav a[href="#${CSS.escape(target.id)}"]`);
@@ -260,15 +260,15 @@ addEventListener("beforeprint", () => {
     opened.set(details, details.open);
     details.open = true;
   }
-  document.querySelectorAll(".table.block:not([data-made])").forEach(makeTable);
-  for (const {dataTable} of document.querySelectorAll(".table.block")) {
+  document.querySelectorAll(".table:not([data-made])").forEach(makeTable);
+  for (const {dataTable} of document.querySelectorAll(".table")) {
     dataTable.page.len(-1).draw(false);
   }
 });
 addEventListener("afterprint", () => {
   for (const [details, open] of opened) details.open = open;
   opened.clear();
-  for (const {dataTable} of document.querySelectorAll(".table.block")) {
+  for (const {dataTable} of document.querySelectorAll(".table")) {
     dataTable.page.len(PAGE).draw(false);
   }
 });

@@ -11,7 +11,7 @@ from torch.nn.functional import mse_loss
 
 import pipegap
 from pipegap.analysis import advise, load
-from pipegap.analysis.advice.rows import handover
+from pipegap.analysis.advice.advise import handover
 from tests.support.synthetic_store import write_arms
 
 SYNC, FEEDBACK = [1.00, 1.01, 1.02], [0.90, 0.92, 0.91]

@@ -6,7 +6,7 @@ import pytest
 
 from pipegap.analysis import load
 from pipegap.analysis.advice.advice import sentence
-from pipegap.analysis.advice.rows import ROW, advices, verdict_rows
+from pipegap.analysis.advice.advise import ROW, advices, verdict_rows
 from tests.support.synthetic_store import put, write_arms
 
 RIVALS = ["1F1B", "interleaved 1F1B (4 parts)", "ZB-H1", "ZB-V", "DualPipeV"]

@@ -4,9 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipegap.analysis.claims.audit import audit
 from pipegap.analysis.claims.claim import Outcome, Verdict, audited
-from pipegap.analysis.claims.rule import Comparison, Row
+from pipegap.analysis.claims.rule import Comparison, Row, audit
 from tests.support.claim_stores import BY_NAME
 from tests.support.simulated_claims import LARGER, ORDER, stored, stored_parts
 

@@ -3,8 +3,8 @@ stores without an effect, at 3 to 16 seeds."""
 
 import pytest
 
-from pipegap.analysis.claims.audit import audit
 from pipegap.analysis.claims.claim import against
+from pipegap.analysis.claims.rule import audit
 from tests.support.simulated_claims import MOST, PARTS, SLACK, STORES, stored_parts
 
 SEEDS = (3, 5, 8, 16)

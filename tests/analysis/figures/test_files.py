@@ -12,8 +12,7 @@ from fontTools.ttLib import TTFont
 from pipegap.analysis import gaps, load
 from pipegap.analysis.__main__ import main
 from pipegap.analysis.figures import BY_NAME, Plot, files, plot, save
-from pipegap.analysis.figures.files import PER_INCH, WIDTHS, sized
-from pipegap.analysis.figures.fonts import USUAL, with_font
+from pipegap.analysis.figures.files import PER_INCH, USUAL, WIDTHS, sized, with_font
 from pipegap.analysis.statistics.tax import paper_losses
 from pipegap.trainer.base.children import Worker
 from tests.support.synthetic_store import put

@@ -11,7 +11,7 @@ import pytest
 
 from pipegap.analysis import load
 from pipegap.analysis.__main__ import main as analysis
-from pipegap.analysis.advice.rows import verdict_rows
+from pipegap.analysis.advice.advise import verdict_rows
 from pipegap.analysis.report.answer import MICROBATCHES, STAGES
 from pipegap.analysis.report.contents import EXPECTED
 from pipegap.sweeps.__main__ import main as sweeps

@@ -112,7 +112,7 @@ def test_print_loses_no_word(browser: Any) -> None:
     resize(browser, 1280)
     cells, labels = browser.execute_script(
         "const words = (cell) => Array.isArray(cell) ? cell[0] : cell ?? '';"
-        "return [[...document.querySelectorAll('.table.block:not(#trials *)')].flatMap(block =>"
+        "return [[...document.querySelectorAll('.table:not(#trials *)')].flatMap(block =>"
         "  block.dataTable.rows().data().toArray().flatMap(row => row.map(words))),"
         " [...document.querySelectorAll('.panel svg text, .page li, .page dd')]"
         "  .map(text => text.textContent)]"

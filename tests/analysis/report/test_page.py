@@ -22,7 +22,7 @@ from tests.support.synthetic_store import LOSSES, config, ids, record, result, w
 pytestmark = pytest.mark.usefixtures("few_figures")
 
 TABLE = re.compile(
-    r'<section class="table block".*?href="([^"]+\.csv)"'
+    r'<section class="table".*?href="([^"]+\.csv)"'
     r'.*?<script type="application/json">(.*?)</script>',
     re.DOTALL,
 )

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from pipegap.analysis import gaps, load
-from pipegap.analysis.report.missing import cost, missing
+from pipegap.analysis.report.facts import cost, missing
 from pipegap.analysis.report.page.listing import listed, write_latex
 from pipegap.analysis.report.table_data import protocols, remedies
 from pipegap.trainer.store.records import Record, RecordedTrial

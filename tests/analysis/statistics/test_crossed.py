@@ -9,7 +9,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from scipy import stats
 
-from pipegap.analysis.statistics.crossed import (
+from pipegap.analysis.statistics.downstream import (
     crossed_interval,
     detectable_difference,
     intervals,

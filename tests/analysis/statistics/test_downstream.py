@@ -10,8 +10,7 @@ import pytest
 from scipy import stats
 
 from pipegap.analysis import downstream, load
-from pipegap.analysis.statistics.crossed import crossed_interval
-from pipegap.analysis.statistics.downstream import precision
+from pipegap.analysis.statistics.downstream import crossed_interval, precision
 from pipegap.analysis.table.answers import answered
 from tests.support.answers import BYTES, write_answers
 from tests.support.synthetic_store import write_arms

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipegap.analysis.statistics.lengths import Crossing, bracket, crossing, no_higher, no_lower
+from pipegap.analysis.statistics.tax import Crossing, bracket, crossing, no_higher, no_lower
 
 LAWS: Sequence[Callable[[float], float]] = [
     lambda t: 1.2 + 0.9 * (t / 1600) ** -0.22,

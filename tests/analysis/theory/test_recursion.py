@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from scipy.signal import lfilter
 from torch import nn
 
-from pipegap.analysis.theory.linear import hooks, linear
-from pipegap.analysis.theory.recursion import Loop
+from pipegap.analysis.theory.linear import Loop, hooks, linear
 from pipegap.analysis.theory.stability import largest_stable
 from tests.support import every_optimizer
 from tests.support.every_correction import settings

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from pipegap.analysis.theory import linear as choices
-from pipegap.analysis.theory.linear import hooks, linear
-from pipegap.analysis.theory.recursion import SAME, Loop, average
+from pipegap.analysis.theory.linear import SAME, Loop, average, hooks, linear
 from pipegap.analysis.theory.stability import best_strength, largest_stable, stability
 from pipegap.trainer.base.errors import BadInput
 from tests.support import every_correction, every_optimizer

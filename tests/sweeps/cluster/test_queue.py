@@ -14,7 +14,7 @@ from pipegap.sweeps.cluster.queue import (
     WorkList,
     in_order,
 )
-from pipegap.sweeps.cluster.tune_hooks import LastTrials, Offers
+from pipegap.sweeps.cluster.tune_hooks import Offers
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import points, unique
 from pipegap.trainer.base.status import Status
@@ -169,15 +169,6 @@ def test_no_more_is_offered_than_there_are_slots_and_one_and_nothing_after_a_sig
     asked = True
     assert offers.suggest("tune 9") == Offers.FINISHED
     assert len(queue) == 4
-
-
-def test_the_last_trials_are_told_when_no_turn_is_left() -> None:
-    told, queue = [], InMemory().queue("ab")
-    hook = LastTrials(queue, lambda: told.append(len(queue)))
-    for num_told in (0, 0, 1, 2):
-        hook.on_trial_result(0, [], None, {})
-        assert len(told) == num_told
-        queue.next()
 
 
 def test_two_drivers_of_which_one_dies(tmp_path: Path) -> None:
