@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from sweeps.request.files import scale_file
-from trainer.base.places import CODE_ROOT
-from trainer.config.compose import compose
-from trainer.corrections.error_feedback import ErrorFeedback
-from trainer.trial import run_trial
+from pipegap.sweeps.request.files import scale_file
+from pipegap.trainer.base.places import CODE_ROOT
+from pipegap.trainer.config.compose import compose
+from pipegap.trainer.corrections.error_feedback import ErrorFeedback
+from pipegap.trainer.trial import run_trial
 
 OPTIMIZERS, COEFFICIENTS, SEEDS = ("adamw", "muon", "soap"), (1, 3), range(8, 16)
 AT_ONCE = 2

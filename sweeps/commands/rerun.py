@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipegap.sweeps.cluster.queue import WorkList
-from pipegap.sweeps.cluster.session import Session, require_ready, session
+from pipegap.sweeps.cluster.rounds import require_ready, run_trials, session, try_first
+from pipegap.sweeps.cluster.session import Session
 from pipegap.sweeps.commands.list import KEYS, select
 from pipegap.sweeps.request.command_line import CHOICES, parse_gpus
 from pipegap.sweeps.request.expand import Trial, placed
@@ -102,12 +103,12 @@ def _run(trials: Sequence[Trial], here: Session, first_trial: bool | None, seen:
     """
     done = [trial for trial in trials if seen.finished(trial) is not None]
     if not done:
-        here.try_first(trials, first_trial)
+        try_first(here, trials, first_trial)
     work, restores = WorkList(here.store), [here.store.archive(trial) for trial in done]
     here.store.pull()
     work.add(trials)
     try:
-        here.run_trials(work, trials)
+        run_trials(here, work, trials)
     finally:
         for restore in restores:
             restore()

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Sequence
 
-from pipegap.sweeps.cluster.session import require_ready, run_rounds
+from pipegap.sweeps.cluster.rounds import require_ready, run_rounds
 from pipegap.sweeps.commands import COMMANDS
 from pipegap.sweeps.plan import sweep_record
 from pipegap.sweeps.plan.pricing import summary

@@ -9,6 +9,7 @@ import pytest
 from pipegap.analysis.theory import linear as choices
 from pipegap.analysis.theory.linear import SAME, Loop, average, hooks, linear
 from pipegap.analysis.theory.stability import best_strength, largest_stable, stability
+from pipegap.trainer.base.build import published
 from pipegap.trainer.base.errors import BadInput
 from tests.support import every_correction, every_optimizer
 
@@ -135,7 +136,7 @@ REFUSED = r"is not linear|no fixed recursion|not covered by the theory"
 
 @pytest.mark.parametrize("name", every_optimizer.NAMES)
 def test_every_optimizer_is_linear_or_refused_with_a_reason(name: str) -> None:
-    if node(name)["_target_"] in choices.OPTIMIZERS:
+    if published(node(name)["_target_"]) in choices.OPTIMIZERS:
         assert linear(node(name)).past.coef[0] == 1
         assert 0 < limit(node(name), NONE, 1) < math.inf
     else:
@@ -146,7 +147,7 @@ def test_every_optimizer_is_linear_or_refused_with_a_reason(name: str) -> None:
 @pytest.mark.parametrize("name", every_correction.NAMES)
 def test_every_correction_is_linear_or_refused_with_a_reason(name: str) -> None:
     correction = every_correction.settings(name)
-    if correction["_target_"] in choices.CORRECTIONS:
+    if published(correction["_target_"]) in choices.CORRECTIONS:
         hooks(correction, 1)
     else:
         with pytest.raises(BadInput, match=REFUSED):

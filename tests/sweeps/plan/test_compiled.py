@@ -3,15 +3,16 @@
 from pathlib import Path
 
 import pytest
-from pipegap.sweeps.store.opened import FileStore
-from pipegap.sweeps.store.results import require_ready
 
+from pipegap.sweeps.cluster.rounds import require_ready
 from pipegap.sweeps.plan import sweep_record
-from pipegap.sweeps.plan.pricing import Prices
+from pipegap.sweeps.plan.paces import Prices
 from pipegap.sweeps.plan.sweep_plan import SweepPlan, plan_sweeps
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.files import STUDIES
 from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.store.files import FileStore
+from pipegap.trainer.store.snapshot import Snapshot
 from tests.support import small
 
 SWEEP = """\
@@ -125,6 +126,6 @@ def test_the_record_says_that_its_trials_are_compiled(tmp_path: Path) -> None:
     ):
         plan = planned(tmp_path, *words)
         request = parse_request([f"sweep={tmp_path / 'mine.yaml'}", "scale=tiny", *words])
-        record = sweep_record.record(request, plan, Prices.measured(tmp_path, []))
+        record = sweep_record.record(request, plan, Prices.measured(tmp_path, [], Snapshot()))
         assert record["added"] == added
         assert record["words"] == [*request.words, *added]

@@ -11,7 +11,6 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-from pipegap.trainer.torch_pipelining.twins import Twins
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
@@ -20,6 +19,7 @@ from pipegap.trainer.corrections.error_feedback import ErrorFeedback
 from pipegap.trainer.ranks.groups import Heartbeat
 from pipegap.trainer.torch_pipelining import Schedule2BW
 from pipegap.trainer.torch_pipelining.sums import LateSums
+from pipegap.trainer.torch_pipelining.two_versions import TwoVersions
 from tests.support import every_correction, every_optimizer
 from tests.support.lazy_kernels import OF_2BW
 from tests.support.torch_expected import differences, expected, of_our_pipeline
@@ -134,11 +134,11 @@ def _scheduler_first(self: Training) -> None:
     self.optimizer.step()
 
 
-TAKE, FACTORS, MODULE = LateSums.take, ErrorFeedback._factors, Twins.module
+TAKE, FACTORS, MODULE = LateSums.take, ErrorFeedback._factors, TwoVersions.module
 MUTANTS: dict[str, list[tuple[type, str, Callable[..., Any]]]] = {
-    "one version": [(Twins, "module", lambda self, _: MODULE(self, 0))],
-    "versions swapped": [(Twins, "module", lambda self, t: MODULE(self, t + 1))],
-    "a twin updated in place": [(Twins, "make_room", lambda self, t: self.weights(t + 1))],
+    "one version": [(TwoVersions, "module", lambda self, _: MODULE(self, 0))],
+    "versions swapped": [(TwoVersions, "module", lambda self, t: MODULE(self, t + 1))],
+    "a twin updated in place": [(TwoVersions, "make_room", lambda self, t: self.weights(t + 1))],
     "the norm of another batch": [(LateSums, "take", _norm_of_the_batch_before)],
     "the other sign": [(ErrorFeedback, "_factors", lambda *given: -FACTORS(*given))],
     "a learning rate one off": [(Training, "update", _scheduler_first)],
