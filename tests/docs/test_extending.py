@@ -81,18 +81,6 @@ def test_the_schedule(folder: Path) -> None:
     assert "delays [1, 0]" in DOCUMENT.read_text()
 
 
-def test_the_model(folder: Path) -> None:
-    from mine.squared_relu import SquaredReluLlama  # type: ignore[import-not-found]
-
-    words = words_of("model=squared_relu")
-    result, resolved = run(folder, *words), config(folder, *words)
-    keys = {key: value for key, value in resolved["model"].items() if key != "_target_"}
-    recipe = SquaredReluLlama(**keys)
-    module = recipe.stage(0, recipe.split(1, 16))
-    assert result["num_parameters"] == sum(p.numel() for p in module.parameters())
-    assert not any("gate_proj" in name for name, _ in module.named_parameters())
-
-
 def test_the_sweep(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [words] = [w[2:] for w in shell_lines(DOCUMENT) if w[:2] == ["pipegap", "sweep"]]
     assert sweeps([*words, f"data.path={folder / 'corpus'}"]) == 0
