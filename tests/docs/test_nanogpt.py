@@ -13,6 +13,7 @@ from examples.nanogpt.nanogpt import NanoGPT
 from pipegap.trainer.base.build import build
 from pipegap.trainer.base.code import use_code
 from pipegap.trainer.config.compose import compose_node
+from pipegap.trainer.config.identity import version_of
 from pipegap.trainer.models.loss import cross_entropy
 from tests.support import gangs, small
 from tests.support.markdown import ROOT
@@ -134,3 +135,8 @@ def test_it_trains_alike_in_one_stage_and_in_two(tmp_path: Path) -> None:
     for name, weight in one.weights.items():
         torch.testing.assert_close(two.weights[name], weight)
     assert all(weight.any() for weight in one.weights.values())
+
+
+def test_its_head_counts_as_its_own(tmp_path: Path) -> None:
+    """HEAD_FIXES is 1, and the model has no key that says that its head is its own."""
+    assert version_of(small.config(tmp_path, *WORDS)) == 3
