@@ -99,7 +99,7 @@ def _row(advice: Advice, store: str) -> AnswerRow:
         difference = names.minus(f"{row['difference']:+.4f}") if row["n"] else ""
         interval = names.minus(ends_text(row["low"], row["high"], "+.4f").strip())
         cells.append({**row, "difference": difference, "interval": interval})
-    words = shlex.split(advice.command)[3:]
+    words = shlex.split(advice.command)[2:]
     settle = command(words, store) if words else ""
     name = names.optimizer(advice.optimizer)
     return AnswerRow(name, cells, names.minus(sentence(advice)), settle)

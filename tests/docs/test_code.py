@@ -169,7 +169,7 @@ BAD = {
     "fails model._target_=fails.Model": "must be importable (KeyError: 'a', ",
     "syntax model._target_=syntax.Model": "must be importable (SyntaxError: ",
     "names model._target_=names.Model": "must be importable (name 'Roows' is not defined)",
-    "mine model=small": "model._target_=windowed.Small: must make a Recipe (trainer/models/rec",
+    "mine model=small": "model._target_=windowed.Small: must make a Recipe (pipegap/trainer/mod",
     "shadow model._target_=numpy.Model": "code=shadow: has numpy.py, but Python finds ",
 }
 FILES = {

@@ -11,8 +11,8 @@ from tests.support.markdown import ROOT, shell_lines
 from tests.support.own_text import texts, write_jsonl, write_parquet, write_txt
 
 DOCUMENT = ROOT / "docs" / "data.md"
-LINES = [words[2:] for words in shell_lines(DOCUMENT) if words[:2] == ["python", "-m"]]
-TRIALS = [words for program, *words in LINES if program == "trainer"]
+LINES = [words[1:] for words in shell_lines(DOCUMENT) if words[:1] == ["pipegap"]]
+TRIALS = [words for command, *words in LINES if command == "trial"]
 HERE = [words for words in TRIALS if not any("HuggingFaceFW" in word for word in words)]
 
 
@@ -44,7 +44,7 @@ def test_a_trial_prepares_and_trains(words: list[str], capsys: pytest.CaptureFix
 
 def test_the_sweep_is_priced(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(HERE) == 4, "trials above, of which each was tried"
-    [words] = [words for program, *words in LINES if program == "sweeps"]
+    [words] = [words for command, *words in LINES if command == "sweep"]
     assert sweeps(words) == 0
     assert "not prepared" not in capsys.readouterr().out
     assert not Path("data").exists()

@@ -86,7 +86,7 @@ def test_trials_of_other_data_and_fewer_trials_are_refused(store: Path, findings
     [
         (["publish", "results=results"], "study=: must be given"),
         (["publish", "study=main", "results=results", "size=2"], "size=2: is not a key"),
-        (["print"], "must be key=value, or a command first: front, publish"),
+        (["print"], "print=: must be key=value"),
     ],
 )
 def test_a_wrong_command_line_is_refused_in_one_line(

@@ -12,9 +12,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipegap.analysis.__main__ import main as analysis
+from pipegap.analysis.commands import COMMANDS as ANALYSES_DO
 from pipegap.sweeps.__main__ import main as sweeps
+from pipegap.sweeps.commands import COMMANDS as SWEEPS_DO
 from pipegap.sweeps.request.schema import Sweep
 from pipegap.trainer.__main__ import main as trainer
+from pipegap.trainer.base.cli import split_command
 from pipegap.trainer.base.places import CONF
 from pipegap.trainer.config.schema import TrialConfig
 from tests.support import fuzzing, odd, small
@@ -128,6 +131,11 @@ def check(
     return found
 
 
+def program(words: Sequence[str], commands: Collection[str], default: str) -> str:
+    """What the line of a refusal begins with."""
+    return f"pipegap {split_command(fuzzing.passable(words), commands, default)[0]}"
+
+
 def names(words: Sequence[str]) -> set[str]:
     """What a message may name: the keys of the words, or those that are always there."""
     given = {word.split("=")[0].lstrip("+~-") for word in words}
@@ -154,10 +162,10 @@ def test_of_sweeps(place: Path, words: list[str]) -> None:
     if first in ("submit", "jobs", "stop"):
         return
     kept = [word for word in words if not word.startswith(("watch=", "mode=", "tracking.mode="))]
-    last = "dry_run=true" if first not in ("status", "list", "dashboard") else ""
+    last = ["dry_run=true"] if first not in ("status", "list", "dashboard") else []
     fuzzing.count(
         "`pipegap sweep`",
-        lambda: check(place, "pipegap sweep", sweeps, [*kept, *filter(None, [last])]),
+        lambda: check(place, program(words, SWEEPS_DO, "sweep"), sweeps, [*kept, *last]),
     )
 
 
@@ -168,7 +176,10 @@ def test_of_the_analysis(place: Path, words: list[str]) -> None:
     kept = [*words]
     if words[:1] != ["advise"]:
         kept += [f"out={place}/report", "results=nowhere"]
-    fuzzing.count("`pipegap report`", lambda: check(place, "pipegap report", analysis, kept))
+    fuzzing.count(
+        "`pipegap report`",
+        lambda: check(place, program(words, ANALYSES_DO, "report"), analysis, kept),
+    )
 
 
 @st.composite

@@ -188,7 +188,7 @@ def test_a_config_file_with_a_wrong_value(
 ) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**small.config(tmp_path), key: value}))
-    assert f"trainer: {key}" in refused(lambda: main(["--config", str(path)]))
+    assert f"pipegap trial: {key}" in refused(lambda: main(["--config", str(path)]))
 
 
 @pytest.mark.parametrize("path", [".", "/dev/zero", "nowhere.json"])

@@ -8,7 +8,7 @@ import altair as alt
 import vl_convert
 
 from pipegap.trainer.schedules.proof import Timeline
-from pipegap.trainer.tracing.trace import Span
+from pipegap.trainer.tracing.span import Span
 
 BATCHES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 """Colours of successive batches, which colour-blind readers can tell apart (Okabe and Ito 2008)."""

@@ -7,29 +7,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean, median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from pipegap.trainer.schedules.operations import Op, Schedule
 from pipegap.trainer.schedules.proof import Awaits, Costs, Timeline, key, simulate
+from pipegap.trainer.tracing.span import Span
 
 LONGEST_TRACE = 50_000
 """Most spans that a rank keeps: viewers show a trace of that size with ease."""
-
-
-class Span(NamedTuple):
-    """An operation, a wait before one ("wait F"), or the reduction of a batch ("reduce").
-
-    `start` and `end` are seconds since 1970, so the ranks of one machine can be compared.
-    """
-
-    kind: str
-    stage: int
-    batch: int
-    microbatch: int
-    start: float
-    end: float
 
 
 class Clock:

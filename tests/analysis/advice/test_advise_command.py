@@ -119,4 +119,4 @@ def test_every_command_has_a_help(capsys: pytest.CaptureFixture[str], name: str)
     with pytest.raises(SystemExit) as ended:
         main([name, "--help"])
     assert ended.value.code == 0
-    assert f"usage: pipegap report {name} " in capsys.readouterr().out
+    assert f"usage: pipegap {name} " in capsys.readouterr().out

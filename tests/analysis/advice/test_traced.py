@@ -16,7 +16,8 @@ from pipegap.analysis.advice.speed import (
 )
 from pipegap.analysis.commands import advise
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.tracing.trace import Span, write_trace
+from pipegap.trainer.tracing.span import Span
+from pipegap.trainer.tracing.trace import write_trace
 from tests.support.advised import ask
 from tests.support.synthetic_store import put
 

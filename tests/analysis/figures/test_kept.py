@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pipegap.analysis.figures import files
 from pipegap.analysis.figures.files import kept, usual_faces
 
 
@@ -38,6 +39,8 @@ def test_where_nothing_can_be_written_it_is_made_each_time(
 
 
 def test_letters_are_the_same_made_and_kept(folder: Path) -> None:
+    files._usual.cache_clear()  # by a picture of another test
+    files._face.cache_clear()
     made = usual_faces()
     assert made.count("@font-face") == 2
     assert folder.is_dir()

@@ -175,7 +175,7 @@ def test_make_figures_prices_every_scale_or_one(given: list[str], priced: list[s
 def test_make_figures_reports_of_the_store_that_its_sweeps_write(words: str, store: str) -> None:
     made = ("-o", ".venv/.ready", "-o", "data/wiki/manifest.json")
     lines = "\n".join(lines_of_make(*made, "figures", "SCALE=micro", f"ARGS={words}"))
-    assert f"-m analysis {store} out=report" in lines
+    assert f"pipegap report {store} out=report" in lines
 
 
 def test_emulated_trials_may_share_a_gpu(tmp_path: Path) -> None:
