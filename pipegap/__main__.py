@@ -9,6 +9,7 @@ from typing import NoReturn
 from pipegap.analysis.commands import COMMANDS as OF_ANALYSIS
 from pipegap.sweeps.commands import COMMANDS as OF_SWEEPS
 from pipegap.trainer.base.cli import BAD_INPUT, end_with
+from pipegap.trainer.base.former import COMMANDS as FORMER
 
 DOES = {
     "trial": "trains one trial, or resumes it",
@@ -41,15 +42,20 @@ def run() -> int:
         print("pipegap COMMAND [key=value …], or pipegap COMMAND --help", "", *lines, sep="\n")
         return 0
     if name not in PROGRAMS:
-        near = get_close_matches(name, PROGRAMS, n=1)
-        hint = f", such as {near[0]}" if near else ""
-        print(f"pipegap: {name}: must be a command{hint}, see pipegap --help", file=sys.stderr)
+        print(f"pipegap: {name}: {_refusal(name)}, see pipegap --help", file=sys.stderr)
         return BAD_INPUT
     module, *begin = PROGRAMS[name]
     sys.path.append(os.getcwd())  # modules of one's own, after all that is installed
     sys.argv[1:] = [*begin, *words]
     run_module(module, run_name="__main__", alter_sys=True)
     return 0
+
+
+def _refusal(name: str) -> str:
+    if name in FORMER:
+        return "was dropped in 0.3.0; stay with 0.2 to run it"
+    near = get_close_matches(name, PROGRAMS, n=1)
+    return f"must be a command{f', such as {near[0]}' if near else ''}"
 
 
 def main() -> NoReturn:

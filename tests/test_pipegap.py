@@ -50,14 +50,19 @@ def test_a_command_runs_with_its_words(
     assert ran == [runs]
 
 
-def test_a_mistyped_command_is_refused_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("advice", "must be a command, such as advise, see pipegap --help"),
+        ("forecast", "was dropped in 0.3.0; stay with 0.2 to run it, see pipegap --help"),
+    ],
+)
+def test_no_command_is_refused_in_one_line(
+    name: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["pipegap", "advice"])
+    monkeypatch.setattr(sys, "argv", ["pipegap", name])
     assert run() == 2
-    assert capsys.readouterr().err == (
-        "pipegap: advice: must be a command, such as advise, see pipegap --help\n"
-    )
+    assert capsys.readouterr().err == f"pipegap: {name}: {says}\n"
 
 
 def test_it_ends_as_the_command_does(

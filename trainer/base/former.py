@@ -17,6 +17,8 @@ KEYS: Mapping[str, tuple[Any, str, str]] = {
 }
 """Key → the value at which a trial does what all trials do since it was dropped; and both versions.
 With this value the key is read, and forgotten."""
+COMMANDS = frozenset({"check", "forecast", "forecasts", "serve", "sharpness"})
+"""Commands that 0.2 had and 0.3.0 has not."""
 
 
 def refuse_dropped_choice(group: str, name: str) -> None:
