@@ -25,7 +25,7 @@ GANG = (
 SWEEP = ("sweep=main", "scale=micro", "seeds=[0]", "grid.optimizer=[adamw]")
 LENGTH = ("num_updates=300", "eval_every=100", "checkpoint_every=20")
 TARGETS: Mapping[str, str] = {
-    "driver": "-m sweeps",
+    "driver": "-m pipegap sweep",
     "trial": "ray::ImplicitFunc",
     "rank": "ray::RankActor",
     "raylet": "raylet/raylet",

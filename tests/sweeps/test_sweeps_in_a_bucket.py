@@ -20,7 +20,11 @@ TABLES = ("gaps.csv", "table1_2_losses.csv", "final_losses_main.csv", "validatio
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "XDG_CACHE_HOME": str(folder)}
     return subprocess.run(
-        [sys.executable, "-m", *words], env=environment, check=False, capture_output=True, text=True
+        [sys.executable, "-m", "pipegap", *words],
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
     )
 
 
@@ -30,22 +34,22 @@ def test_a_bucket_of_moto_is_a_store(tmp_path: Path) -> None:
     words += ["grid.optimizer=[adamw]"]
     common = [word for word in words if not word.startswith("results=")]
     here, there = tmp_path / "here", tmp_path / "there"
-    done = command(here, "sweeps", *common, f"results={URL}")
+    done = command(here, "sweep", *common, f"results={URL}")
     assert done.returncode == 0, done.stderr
-    again = command(there, "sweeps", *common, f"results={URL}")
+    again = command(there, "sweep", *common, f"results={URL}")
     assert "0 to do" in again.stdout, "another machine sees that all is done"
-    listed = command(there, "sweeps", "list", f"results={URL}", "format=csv")
+    listed = command(there, "list", f"results={URL}", "format=csv")
     assert listed.stdout.count("completed") == 8, listed.stderr
-    rerun = command(there, "sweeps", "rerun", f"results={URL}", "seed=1", "force=true")
+    rerun = command(there, "rerun", f"results={URL}", "seed=1", "force=true")
     assert rerun.returncode == 0, rerun.stderr
-    pruned = command(here, "sweeps", "prune", f"results={URL}", "checkpoints=all")
+    pruned = command(here, "prune", f"results={URL}", "checkpoints=all")
     assert "deleted 0 checkpoints" in pruned.stdout
     kept = {meta.key for meta in BucketClient(URL).list("reports")}
     assert "reports/main-micro/gaps.csv" in kept
-    assert command(here, "sweeps", *words).returncode == 0
+    assert command(here, "sweep", *words).returncode == 0
     of_bucket, of_files = tmp_path / "of_bucket", tmp_path / "of_files"
     for results, out in ((URL, of_bucket), (tmp_path / "results", of_files)):
-        done = command(there, "analysis", f"results={results}", f"out={out}")
+        done = command(there, "report", f"results={results}", f"out={out}")
         assert done.returncode == 0, done.stderr
     for table in TABLES:
         one, other = (sorted(out.rglob(table)) for out in (of_bucket, of_files))
