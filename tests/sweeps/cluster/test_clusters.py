@@ -30,7 +30,7 @@ class Cluster:
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "pipegap", "sweep", *words],
+            [sys.executable, "-m", "pipegap", *words],
             env=self.environment,
             text=True,
             stdout=subprocess.PIPE,
@@ -39,7 +39,7 @@ class Cluster:
 
     def run(self, *words: str, **changed: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "pipegap", "sweep", *words],
+            [sys.executable, "-m", "pipegap", *words],
             env={**self.environment, **changed},
             text=True,
             capture_output=True,
