@@ -125,6 +125,8 @@ def _rows(path: Path) -> Iterator[Row]:
         names = next(lines, [])
         if lacking := [name for name in NEEDED if name not in names]:
             raise ValueError(f"it lacks {', '.join(lacking)}")
+        if len({*names}) < len(names):
+            raise ValueError("it has a column twice")
         seen = set()
         for line in filter(None, lines):
             where = f"line {lines.line_num}"

@@ -39,6 +39,10 @@ DAMAGES: dict[str, tuple[Callable[[Table], Table], str]] = {
         lambda table: [[name.replace("num_stages", "x") for name in table[0]], *table[1:]],
         "it lacks pipeline.num_stages",
     ),
+    "a column twice": (
+        lambda table: [[*table[0], "seed"], *([*line, "1"] for line in table[1:])],
+        "it has a column twice",
+    ),
     "a trial twice": (lambda table: [*table, table[1]], "line 11 has the trial of another line"),
     "no trial": (with_value("trial_id", ""), "line 2 has the trial of another line, or none"),
     "a loss that is a text": (with_value("final_val_loss", "abc"), "line 2 has final_val_loss=abc"),
