@@ -13,11 +13,13 @@ from pipegap.sweeps.plan.devices import bundles, device_of, occupied, unit
 from pipegap.sweeps.plan.round import Round
 from pipegap.sweeps.plan.sweep_plan import SweepPlan
 from pipegap.sweeps.request.expand import Trial, unique
+from pipegap.trainer.base.build import made
 from pipegap.trainer.base.cli import duration
 from pipegap.trainer.base.errors import some
 from pipegap.trainer.config.memory import peak_bytes
 from pipegap.trainer.config.names import data_place, names
 from pipegap.trainer.config.plan import Plan, which_optimizer
+from pipegap.trainer.data.tokens import KnowsLength, Source
 
 if TYPE_CHECKING:
     from pipegap.analysis.statistics.gaps import Spread
@@ -199,12 +201,24 @@ def _warnings(trials: Sequence[Trial]) -> Iterator[str]:
             f"data      {', '.join(sorted(unprepared))} is not prepared here: trials that ran on "
             "it elsewhere count as to do, and evaluation is not counted"
         )
+    if (passes := max(_passes(trials), default=0.0)) > 1:
+        yield f"data      {passes:.3g} passes over its tokens in the longest trial"
     idle = sum(trial.plan.corrects_nothing for trial in trials)
     if idle:
         yield (
             f"warning   {idle} trials have a correction and no delay: "
             "they repeat the numbers of the trials without"
         )
+
+
+def _passes(trials: Sequence[Trial]) -> Iterator[float]:
+    """Yield how often the longest trial on each data sees a token; 0 where nobody knows."""
+    nodes = {json.dumps(t.config["data"]): t.config["data"] for t in trials if t.plan.data_hash}
+    for key, node in nodes.items():
+        source: Source = made("data", node, Source)
+        known = source.num_training_tokens if isinstance(source, KnowsLength) else None
+        longest = max(t.plan.tokens for t in trials if json.dumps(t.config["data"]) == key)
+        yield longest / known if known else 0.0
 
 
 def _models(trials: Sequence[Trial]) -> str:

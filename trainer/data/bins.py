@@ -43,7 +43,15 @@ class Bins:
     @property
     def num_validation_tokens(self) -> int:
         """Tokens of the validation split, by the headers; 0 of files that have none."""
-        headers = [np.fromfile(file, dtype="<i4", count=3) for file in self._files(VALIDATION)]
+        return self._num_tokens(VALIDATION)
+
+    @property
+    def num_training_tokens(self) -> int:
+        """Tokens of the training split, in the same way."""
+        return self._num_tokens(TRAIN)
+
+    def _num_tokens(self, split: tuple[str, ...]) -> int:
+        headers = [np.fromfile(file, dtype="<i4", count=3) for file in self._files(split)]
         return sum(int(header[2]) for header in headers if len(header) == 3)
 
     def _files(self, split: tuple[str, ...]) -> list[Path]:

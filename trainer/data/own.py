@@ -111,6 +111,12 @@ class OwnText(ABC):
         shards = self._shards(str(self.hash))
         return 0 if shards.hash is None else shards.num_validation_tokens
 
+    @property
+    def num_training_tokens(self) -> int | None:
+        """Tokens of the training split; None before they are prepared."""
+        shards = self._shards(str(self.hash))
+        return None if shards.hash is None else shards.num_training_tokens
+
     def read_tokenizer(self) -> Tokenizer:
         """Returns the tokenizer of the tokens; raises BadInput before they are prepared."""
         return self._shards(str(self.hash)).read_tokenizer()

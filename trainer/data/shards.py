@@ -120,6 +120,11 @@ class Prepared:
         """Tokens of the validation split, by the manifest; raises BadInput as it does."""
         return self.manifest.splits.validation.num_tokens
 
+    @property
+    def num_training_tokens(self) -> int:
+        """Tokens of the training split, by the manifest; raises BadInput as it does."""
+        return self.manifest.splits.train.num_tokens
+
     def read_tokenizer(self) -> Tokenizer:
         """What made the tokens; raises BadInput if its file is lost or altered."""
         expected = self.manifest.tokenizer_sha256

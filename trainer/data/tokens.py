@@ -57,6 +57,15 @@ class Source(Protocol):
 
 
 @runtime_checkable
+class KnowsLength(Protocol):
+    """A source that may say how much text there is before it is opened."""
+
+    @property
+    def num_training_tokens(self) -> int | None:
+        """None before they are prepared."""
+
+
+@runtime_checkable
 class KnowsVocabulary(Protocol):
     """A source that may say its vocabulary before it is opened, which can take hours."""
 

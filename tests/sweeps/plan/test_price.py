@@ -17,6 +17,7 @@ from pipegap.sweeps.request.files import known
 from pipegap.trainer.store.files import FileStore
 from tests.support.make import lines_of_make
 from tests.support.records import leave_finished
+from tests.trainer.data.test_data import write_bin
 
 SWEEP = """\
 grid: {optimizer: [adamw, muon]}
@@ -213,6 +214,24 @@ def test_the_paper_s_scales_tell_sizes_memory_and_how_the_model_is_cut(
     shared = plan([*short, "scale=2b", "gpus_per_trial=0.5"], capsys)
     assert "; 2 trials share a GPU: " in shared["memory"]
     assert shared["memory"].endswith("do not fit 85 GB of H100")
+
+
+@pytest.mark.parametrize(
+    ("num_updates", "told"), [(50, None), (60, "1.2 passes"), (250, "5 passes")]
+)
+def test_a_plan_says_that_the_longest_trial_repeats_its_data(
+    num_updates: int, told: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for split, number in ("train", 6400), ("val", 2000):
+        write_bin(tmp_path / f"x_{split}.bin", [1] * number, 20240520, 1, "<u2")
+    words = ["sweep=main", "advice=null", "grid.optimizer=[muon]", "seeds=[0]"]
+    words += ["data=bins", f"data.path={tmp_path}", "data.vocab_size=50", "model.vocab_size=50"]
+    words += ["batch_size=2", "seq_len=64", f"num_updates={num_updates}"]
+    price = plan([*words, f"results={tmp_path}"], capsys)
+    if told is None:
+        assert "data" not in price
+    else:
+        assert price["data"] == f"data      {told} over its tokens in the longest trial"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
