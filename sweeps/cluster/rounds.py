@@ -75,6 +75,8 @@ def run_rounds(now: Round) -> tuple[Round, bool]:
     with session(request.title, now.store, request.gpus_per_trial, request.tracking) as here:
         if len(now.todo) == len(now.planned):
             try_first(here, now.runnable, request.first_trial)
+        if note := request.tracking.note(request.results):
+            print(f"tracking  {note}", flush=True)
         work = WorkList(now.store)
         work.add(now.runnable)
         while len(work) and not here.asked_to_stop():

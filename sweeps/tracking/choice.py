@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 from time import monotonic
 from types import TracebackType
@@ -17,7 +18,7 @@ from annotated_types import Interval
 from pydantic import TypeAdapter, ValidationError
 
 from pipegap.sweeps.tracking.tracker import About, Tracker
-from pipegap.trainer.base.build import Node, build
+from pipegap.trainer.base.build import Node, build, locate
 from pipegap.trainer.base.cli import one_of
 from pipegap.trainer.base.errors import BadInput, LeaseLost, Stopped
 from pipegap.trainer.base.status import Status
@@ -117,6 +118,12 @@ class Tracking:
     """`_target_` and its keys."""
     wait: float
     """Seconds that a trial's end waits for its tracker."""
+
+    def note(self, store: Path) -> str | None:
+        """What people must do to see the runs of `store`, in a line, if the tracker says so."""
+        keys = dict(self.node)
+        said = getattr(locate(keys.pop("_target_")), "note", None)
+        return said(store, keys) if said else None
 
     def of(
         self,

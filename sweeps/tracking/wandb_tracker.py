@@ -1,11 +1,12 @@
 """Tracks a trial on Weights & Biases."""
 
 import secrets
+import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Gt, MinLen
 
@@ -75,6 +76,12 @@ class WandbTracker:
         )
         self._run.define_metric("update")
         self._run.define_metric("*", step_metric="update")
+
+    @staticmethod
+    def note(store: Path, keys: Mapping[str, Any]) -> str:
+        """How runs that lie on this machine alone are uploaded; empty if they do not."""
+        runs = f"{shlex.quote(str(store / keys['dir']))}/wandb/offline-run-*"
+        return f"offline: `wandb sync {runs}` uploads the runs" * (keys["mode"] == "offline")
 
     def log(self, row: Row) -> None:
         """See `Tracker`."""

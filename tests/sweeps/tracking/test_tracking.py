@@ -1,7 +1,9 @@
 """Trackers show what metrics.jsonl holds, and can neither change, fail nor hold up a trial."""
 
+import glob
 import json
 import random
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +46,10 @@ def test_wandb_holds_what_metrics_jsonl_holds(tmp_path: Path) -> None:
     assert tracker.trouble is None
     [run] = runs(config)
     records = inspect(run)
+    said = chosen("tracking=wandb").note(Path(config["results"])) or ""
+    pattern = re.findall(r"`wandb sync (\S+)`", said)[0]
+    assert glob.glob(pattern) == [str(run if run.is_dir() else run.parent)]
+    assert not chosen("tracking=wandb", "tracking.mode=online").note(tmp_path)
     assert history(records) == [dict(numbers(row)) for row in rows(config)]
     assert "diagnostics/all/update_cosine" in history(records)[3]
     run_record = json.loads(inspect(run, "--summary"))
