@@ -9,6 +9,7 @@ import pytest
 from pipegap.analysis.__main__ import main as analysis
 from pipegap.sweeps.__main__ import main as sweeps
 from pipegap.trainer.base.places import CODE_ROOT
+from tests.support.reports import FEW, with_figures
 
 FILES = CODE_ROOT / "tests" / "stores" / "v0_2.jsonl"
 """The text files of its store: five sweeps of tiny models, their records and finished trials."""
@@ -48,7 +49,8 @@ def store(tmp_path: Path) -> Path:
 
 def test_it_reports_as_before(store: Path) -> None:
     out = store / "report"
-    assert analysis(["report", f"results={store}", f"out={out}"]) == 0
+    with with_figures(FEW):
+        assert analysis(["report", f"results={store}", f"out={out}"]) == 0
     gaps = pd.read_csv(out / "gaps.csv").query("n > 0")
     columns = gaps[["optimizer", "arm", "loss_sync", "loss", "n"]].round(4)
     assert sorted(columns.itertuples(index=False, name=None)) == GAPS

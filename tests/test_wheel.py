@@ -12,12 +12,15 @@ from zipfile import ZipFile
 import pytest
 from ray._private.runtime_env.packaging import create_package
 
+from pipegap.trainer.__main__ import main as trial
 from pipegap.trainer.base.places import CODE_ROOT, CONF
 from tests.support import small
 
 FOLDERS = ("pipegap", "trainer", "sweeps", "analysis", "conf")
 SOURCE = ("pyproject.toml", "README.md", *FOLDERS)
 PROJECT = tomllib.loads((CODE_ROOT / "pyproject.toml").read_text())["project"]
+OTHERS = ("trainer", "sweeps", "analysis")
+OFFLINE = ("--no-deps", "--no-build-isolation", "--no-index")
 RELEASE = f"{PROJECT['name']} {PROJECT['version']}"
 pytestmark = pytest.mark.long
 
@@ -27,8 +30,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The installed wheel alone, in a git repository and beside a conf/ of somebody else."""
     folder = tmp_path_factory.mktemp("wheel")
     checkout = copy_of_the_source(folder / "checkout")
-    offline = ("--no-deps", "--no-build-isolation", "--no-index")
-    pip("wheel", *offline, "--wheel-dir", str(folder), str(checkout))
+    pip("wheel", *OFFLINE, "--wheel-dir", str(folder), str(checkout))
     shutil.rmtree(checkout)
     [wheel] = folder.glob("*.whl")
     pip("install", "--no-deps", "--no-index", "--target", str(folder / "site"), str(wheel))
@@ -93,35 +95,33 @@ def test_the_wheel_has_one_package(site: Path) -> None:
     assert record.read_text().split() == ["pipegap"]
 
 
-@pytest.mark.parametrize("ours_last", [False, True])
-def test_packages_of_its_folders_names_break_nothing(
-    site: Path, tmp_path: Path, ours_last: bool
-) -> None:
-    """PyPI has a `trainer`, and wandb has an extra that installs a `sweeps`."""
-    others = stand_ins(tmp_path / "others")
-    [ours] = site.parent.glob("*.whl")
-    together = tmp_path / "together"
-    for wheel in [*others, ours] if ours_last else [ours, *others]:
-        install = ("install", "--no-deps", "--no-index", "--no-build-isolation", "--upgrade")
-        pip(*install, "--target", str(together), str(wheel))
-    words = small.overrides(tmp_path, "num_updates=2", f"results={tmp_path / 'results'}")
-    run(together, tmp_path, "-m", "pipegap", "trial", *words)
-    assert "completed" in run(together, tmp_path, "-m", "pipegap", "list", "status=completed")
-    for name in ("trainer", "sweeps", "analysis"):
-        mine = run(together, tmp_path, "-c", f"import {name}; print({name}.MINE)")
-        assert mine == f"{name}\n"
-
-
-def stand_ins(folder: Path) -> list[Path]:
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Somebody else's packages, each with a name that a folder of ours has too."""
-    made = []
-    for name in ("trainer", "sweeps", "analysis"):
+    folder = tmp_path_factory.mktemp("others")
+    for name in OTHERS:
         (folder / name / name).mkdir(parents=True)
         (folder / name / name / "__init__.py").write_text(f"MINE = {name!r}\n")
         about = f'[project]\nname = "other-{name}"\nversion = "1"\n'
         (folder / name / "pyproject.toml").write_text(about)
-        made.append(folder / name)
-    return made
+    pip("wheel", *OFFLINE, "--wheel-dir", str(folder), *(str(folder / name) for name in OTHERS))
+    return [str(wheel) for wheel in folder.glob("*.whl")]
+
+
+@pytest.mark.parametrize("ours_last", [False, True])
+def test_packages_of_its_folders_names_break_nothing(
+    site: Path, others: list[str], tmp_path: Path, ours_last: bool
+) -> None:
+    """PyPI has a `trainer`, and wandb has an extra that installs a `sweeps`."""
+    [ours] = site.parent.glob("*.whl")
+    together = tmp_path / "together"
+    for wheels in [others, [str(ours)]] if ours_last else [[str(ours)], others]:
+        pip("install", "--no-deps", "--no-index", "--upgrade", "--target", str(together), *wheels)
+    words = small.overrides(tmp_path, "num_updates=2", f"results={tmp_path / 'results'}")
+    run(together, tmp_path, "-m", "pipegap", "trial", *words)
+    assert "completed" in run(together, tmp_path, "-m", "pipegap", "list", "status=completed")
+    ask = "import analysis, sweeps, trainer; print(trainer.MINE, sweeps.MINE, analysis.MINE)"
+    assert run(together, tmp_path, "-c", ask).split() == [*OTHERS]
 
 
 def test_a_trial_runs_and_names_the_release_that_made_it(site: Path, tmp_path: Path) -> None:
@@ -144,10 +144,13 @@ def test_commands_explain_themselves(site: Path, tmp_path: Path, command: str) -
     assert f"pipegap {command}" in run(site, tmp_path, "-m", "pipegap", command, "--help")
 
 
-def test_one_program_has_every_command(site: Path, tmp_path: Path) -> None:
+def test_one_program_has_every_command(
+    site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     program = str(site / "bin" / "pipegap")
     composed = run(site, tmp_path, program, "trial", "--cfg", "optimizer=muon")
-    assert composed == run(site, tmp_path, "-m", "pipegap", "trial", "--cfg", "optimizer=muon")
+    assert trial(["--cfg", "optimizer=muon"]) == 0
+    assert composed == capsys.readouterr().out
     told = run(site, tmp_path, program, "--help")
     assert told == run(site, tmp_path, "-m", "pipegap")
 

@@ -160,6 +160,7 @@ def _ask(model: Any, tasks: Sequence[Any], folder: Path, limit: int | None) -> N
     """
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
+    from lm_eval.tasks import TaskManager
 
     folder.parent.mkdir(exist_ok=True)
     with TemporaryDirectory(dir=folder.parent, prefix=".") as partial:
@@ -167,7 +168,12 @@ def _ask(model: Any, tasks: Sequence[Any], folder: Path, limit: int | None) -> N
         tracker = EvaluationTracker(output_path=str(whole / "results.json"))
         try:
             results = simple_evaluate(
-                model, tasks=[*tasks], limit=limit, bootstrap_iters=0, evaluation_tracker=tracker
+                model,
+                tasks=[*tasks],
+                task_manager=TaskManager(include_defaults=False),  # its own would be listed anew
+                limit=limit,
+                bootstrap_iters=0,
+                evaluation_tracker=tracker,
             )
         except AssertionError:  # lm-eval's only word for it
             allowed = f"must be at least the tokens of each answer of {folder.name}"

@@ -63,6 +63,7 @@ def test_a_trial_is_asked_once_and_whole(
 ) -> None:
     """Accuracies are those that lm-eval reports; likelihoods those of our own modules."""
     monkeypatch.setattr(evaluate, "_with_weights", lambda request: [trial])
+    monkeypatch.setattr("lm_eval.evaluator.TaskManager", None)  # it would take seconds, each time
     task = asked.write_task(tmp_path)
     words = ["evaluate", *WORDS, f"tasks=[{task}]", "max_length=64"]
 

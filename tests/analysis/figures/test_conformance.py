@@ -50,24 +50,26 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Table]:
 
 
 @pytest.fixture(scope="module")
-def drawn(swept: Callable[..., Table]) -> Callable[[str], Drawn]:
-    """A figure of its whole sweep, drawn once for all tests: altair is slow."""
+def shown(swept: Callable[..., Table]) -> Callable[[str], Table]:
+    """The data of a figure of its whole sweep, and the trials of that, made once for all tests."""
+    return cache(lambda name: of_sweep(BY_NAME[name], swept))
+
+
+@pytest.fixture(scope="module")
+def drawn(shown: Callable[[str], Table]) -> Callable[[str], Drawn]:
+    """That figure, drawn once for all tests: altair is slow."""
 
     @cache
     def of(name: str) -> Drawn:
-        made = plot(BY_NAME[name], shown(BY_NAME[name], swept))
+        made = plot(BY_NAME[name], shown(name)[0])
         return Drawn(made, whole(made))
 
     return of
 
 
-def shown(figure: Figure, swept: Callable[..., Table], **changes: Any) -> pd.DataFrame:
-    """Return the data of a figure's last sweep, or of the first sweep that it shows."""
-    return of_sweep(figure, swept, **changes)[0]
-
-
 def of_sweep(figure: Figure, swept: Callable[..., Table], **changes: Any) -> Table:
-    """Return these data, and the trials of that sweep."""
+    """Return the data of a figure's last sweep, or of the first sweep that it shows, and its
+    trials."""
     data = trials = pd.DataFrame()
     for sweep in figure.sweeps[-1:] or ANY_TRIALS:
         trials, of_gaps = swept(sweep, **changes)
@@ -135,7 +137,7 @@ def test_a_store_that_lacks_something_is_drawn_or_left_out(
     figure: Figure, changes: dict[str, Any], swept: Callable[..., Table]
 ) -> None:
     """A single seed has no interval either."""
-    data = shown(figure, swept, optimizers=("adamw",), seeds=1, **changes)
+    data, _ = of_sweep(figure, swept, optimizers=("adamw",), seeds=1, **changes)
     assert data.empty or plot(figure, data).specs
 
 
@@ -227,20 +229,20 @@ PLACES = ["panel", "subtitle", "quantity", "group", "series", "key", "value", "u
 
 @each
 def test_numbers_are_those_of_the_trials_their_pairs_and_students_t(
-    figure: Figure, swept: Callable[..., Table]
+    figure: Figure, shown: Callable[[str], Table]
 ) -> None:
     """Of all that show losses and gaps of trials."""
-    data, trials = of_sweep(figure, swept)
+    data, trials = shown(figure.name)
     if "trial_id" not in data or not {"of_seed", "gap"} & {*data}:
         return
     data = data.reset_index(drop=True)
     loss, gap = by_hand(data, trials)
     is_gap = data["quantity"] == "gap" if "quantity" in data else data["gap"].notna()
     expected = gap.where(is_gap, loss)
-    shown = data["of_seed"] if "of_seed" in data else data["gap"]
+    found = data["of_seed"] if "of_seed" in data else data["gap"]
     for name in {"loss", "train_loss"} & {*data}:
-        shown = shown.fillna(data[name])
-    assert shown.tolist() == pytest.approx(expected.tolist())
+        found = found.fillna(data[name])
+    assert found.tolist() == pytest.approx(expected.tolist())
     with_mean = data["mean"].notna()
     places = [data.loc[with_mean, name] for name in PLACES if name in data]
     groups = expected[with_mean].groupby([*places, is_gap[with_mean]], dropna=False)
@@ -282,7 +284,7 @@ def test_the_same_data_give_the_same_few_bytes(
     name: str, swept: Callable[..., Table], tmp_path: Path
 ) -> None:
     figure = BY_NAME[name]
-    data = shown(figure, swept, optimizers=("adamw",), seeds=2)
+    data, _ = of_sweep(figure, swept, optimizers=("adamw",), seeds=2)
     for out in ("a", "b"):
         (tmp_path / out).mkdir()
         save(plot(figure, data), tmp_path / out)

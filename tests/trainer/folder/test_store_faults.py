@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipegap.sweeps.__main__ import main
+from pipegap.trainer.__main__ import main as trial
+from pipegap.trainer.base.cli import end_with
 from pipegap.trainer.trial import run_trial
 from tests.support import small
 from tests.support.processes import python
@@ -28,21 +30,19 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
-def trainer(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return python("-m", "pipegap", "trial", *small.overrides(folder, *words))
-
-
 def test_a_full_disk_is_said_in_a_line_and_the_trial_goes_on_when_there_is_space(
-    tmp_path: Path, tiny_disk: Path
+    tmp_path: Path, tiny_disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("num_updates=40", "checkpoint_every=5", f"out={tiny_disk / 'trial'}")
     ballast = tiny_disk / "ballast"
     ballast.write_bytes(b"0" * 650_000)
-    full = trainer(tmp_path, *words)
-    assert full.returncode == 1
-    assert full.stderr.strip().splitlines()[-1].startswith("pipegap trial: ")
-    assert "No space left on device" in full.stderr
-    assert "Traceback" not in full.stderr
+    with pytest.raises(SystemExit) as ended:
+        end_with(lambda: trial(small.overrides(tmp_path, *words)))
+    assert ended.value.code == 1
+    errors = capsys.readouterr().err
+    assert errors.strip().splitlines()[-1].startswith("pipegap trial: ")
+    assert "No space left on device" in errors
+    assert "Traceback" not in errors
     ballast.unlink()
     result = run_trial(small.config(tmp_path, *words))
     expected = run_trial(small.config(tmp_path, "num_updates=40", f"out={tmp_path / 'whole'}"))
@@ -61,7 +61,7 @@ def test_a_limit_on_the_size_of_files_is_said_in_a_line(tmp_path: Path) -> None:
     assert full.returncode == 1
     assert full.stderr.strip().splitlines()[-1].startswith("pipegap trial: [Errno 27]")
     assert "Traceback" not in full.stderr
-    assert trainer(tmp_path, f"out={tmp_path / 'trial'}").returncode == 0
+    assert trial(small.overrides(tmp_path, f"out={tmp_path / 'trial'}")) == 0
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
