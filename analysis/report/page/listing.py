@@ -120,9 +120,10 @@ def listed(
 
 
 def _head(name: str, arms: Mapping[str, str]) -> str:
-    """Return `delay + EF gap` for the column `delay_ef gap`."""
+    """Return `delay + EF gap` for the column `delay_ef gap`, `loss of sync` for `loss_sync`."""
     arm, space, rest = name.rpartition(" ") if name not in arms else (name, "", "")
-    return f"{arms.get(arm, arm)}{space}{rest}"
+    words = f"{arms.get(arm, arm)}{space}{rest}"
+    return words.replace("_sync", " of sync").replace("_", " ")
 
 
 def write_latex(listing: Listing, out: Path) -> None:

@@ -119,3 +119,10 @@ def test_latex_has_the_words_of_the_page(tmp_path: Path) -> None:
     text = (tmp_path / "t.tex").read_text()
     assert "delay\\_ef & +0.5000 [+0.4000, +0.6000] & 58\\% \\\\" in text
     assert text.index("\\toprule") < text.index("\\midrule") < text.index("\\bottomrule")
+
+
+def test_heads_are_words_and_the_csv_keeps_its_names() -> None:
+    table = pd.DataFrame({"loss_sync": [1.0], "tax_n": [3], "delay_ef n": [2]})
+    heads = listed("t", table, "", "t.csv", arms={"delay_ef": "delay + EF"}).heads
+    assert [head.title for head in heads] == ["loss of sync", "tax n", "delay + EF n"]
+    assert [name for head in heads for name in head.names] == [*table]
