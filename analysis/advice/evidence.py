@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from pipegap.analysis.statistics.gaps import ENOUGH_UPDATES, OF_REGIME, deciding_updates
 from pipegap.analysis.statistics.intervals import Interval
 from pipegap.analysis.statistics.pairs import VARIANT, results
 from pipegap.analysis.statistics.tax import Finals, Tax
@@ -55,6 +56,8 @@ class Evidence:
     where a run diverged."""
     trials: tuple[str, ...] = ()
     """Ids of all these runs."""
+    deciding: float = ENOUGH_UPDATES
+    """The fewest updates of runs that decide something (`gaps.deciding_updates`)."""
 
     def diverged(self, arm: str, length: int) -> tuple[int, int]:
         """How many runs of an arm diverged at seeds at which sync did not, and of how many.
@@ -137,6 +140,7 @@ def _at(
         gaps=gaps,
         finals={name: _finals(done, same_family, name) for name in names},
         trials=tuple(sorted(done.loc[done["point"].isin(same_family), "trial_id"])),
+        deciding=deciding_updates(here.reindex(columns=OF_REGIME).astype(float).max().to_dict()),
     )
 
 

@@ -3,12 +3,13 @@ answer against each synchronous pipeline, as rows and as one sentence."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil, floor, nan
+from math import ceil, floor, isinf, nan
 from typing import Any
 
 from pipegap.analysis.advice.evidence import Evidence, Gap
 from pipegap.analysis.advice.race import NEARLY, SameTime, compared, optimistic, pessimistic
 from pipegap.analysis.advice.speed import FLUSHED
+from pipegap.analysis.statistics.gaps import ENOUGH_UPDATES
 from pipegap.analysis.statistics.intervals import ends_text, seeds_needed
 
 GO, STAY, UNDECIDED = "go asynchronous", "stay synchronous", "not enough data"
@@ -58,9 +59,19 @@ def _diverged(evidence: Evidence, arm: str, speed_ups: Collection[float]) -> lis
     return [f"{arm} in {k} of {n} runs of {length} updates" for length, k, n in counts if k]
 
 
-def without_candidate(evidence: Evidence | None, speed_ups: Collection[float]) -> Decision:
-    """The verdict where no arm can be recommended: stay if the delay diverged and sync did not."""
+def without_candidate(
+    evidence: Evidence | None, speed_ups: Collection[float], longest: float
+) -> Decision:
+    """The verdict where no arm can be recommended: stay if the delay diverged and sync did not.
+
+    `longest`: the most updates of a trial, which count without evidence.
+    """
     num_pairs = 0
+    length = (
+        (longest, ENOUGH_UPDATES) if evidence is None else (evidence.updates, evidence.deciding)
+    )
+    if few := _too_few(*length):
+        return few
     if evidence is not None:
         counts = [w for gap in evidence.gaps for w in _diverged(evidence, gap.arm, speed_ups)]
         if counts:
@@ -80,18 +91,21 @@ def decide(
     In this order, with 95 % intervals of numbers paired by seed:
 
     1. If 2BW is not faster: stay.
-    2. In the same time, if the interval of the delayed loss minus sync's lies below 0: go; if it
+    2. If a run that is compared is shorter than `evidence.deciding`: not enough data.
+    3. In the same time, if the interval of the delayed loss minus sync's lies below 0: go; if it
        lies above 0: stay. Where no runs have the lengths for that, a verdict must hold of runs that
        end no better for its side (see `race`).
-    3. Else not enough data.
+    4. Else not enough data.
     """
     if speed_up <= 1 + 1e-9:
         return Decision(STAY, "2BW is no faster here"), None
     low, high = (side(evidence, arms, speed_up) for side in (optimistic, pessimistic))
-    if high.is_lower:
-        return Decision(GO, _by_time(high)), high
-    if low.is_higher:
-        return Decision(STAY, _by_time(low)), low
+    for at, is_shown, word in ((high, high.is_lower, GO), (low, low.is_higher, STAY)):
+        shortest = min(evidence.updates, *at.lengths, *at.sync_lengths)
+        if few := _too_few(shortest if is_shown else evidence.updates, evidence.deciding):
+            return few, at
+        if is_shown:
+            return Decision(word, _by_time(at)), at
     if not high.excess and high.interval[0] <= 0 <= high.interval[1]:
         return Decision(UNDECIDED, _by_time(high), _more_seeds(high)), high
     if not high.excess and high.n > 1:
@@ -104,6 +118,22 @@ def decide(
     return Decision(UNDECIDED, why, _longer(evidence, largest)), high
 
 
+def _too_few(updates: float, deciding: float) -> Decision | None:
+    """The verdict on runs that are too short to decide anything; None on longer ones."""
+    if not updates < deciding:
+        return None
+    why = f"runs of {updates:,.0f} updates decide nothing"
+    if updates < ENOUGH_UPDATES:
+        return Decision(UNDECIDED, f"{why}: fewer than {ENOUGH_UPDATES} are a smoke test", TINY)
+    if isinf(deciding):
+        return Decision(UNDECIDED, f"{why}: no length without decay is in the paper's regime", TINY)
+    least = ceil(deciding)
+    why += f": the paper's regime begins at {least:,} with this momentum, rate and decay"
+    return Decision(UNDECIDED, why, {"num_updates": least, **BY_UPDATES})
+
+
+TINY = {"scale": "tiny"}
+"""The smallest scale that decides something."""
 BY_UPDATES = {"tokens_per_parameter": "null"}
 """At the scales that give their length in tokens, num_updates must replace that."""
 
