@@ -3,7 +3,7 @@ all of its optimizers in rows; and the lines of code that put 2BW in the place o
 """
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from pipegap.analysis.advice.verdict import (
     Rival,
     candidates,
     decide,
+    diverged,
     recommended,
     without_candidate,
 )
@@ -86,7 +87,7 @@ def advise(
     trials = _trials(df, optimizer)
     longest = trials["num_updates"].astype(float).max()
     answer = partial(_answer, longest=longest, own=own, others=others, most=most, rival=rival)
-    by_length = _at_length(evidence(trials, gaps(trials)), updates)
+    by_length = _at_length(evidence(trials, gaps(trials), _newest(trials, records)), updates)
     answers = [*map(answer, by_length)] or [answer(None)]
     chosen = next((each for each in answers if each["verdict"].word != UNDECIDED), answers[0])
     return Advice(
@@ -122,7 +123,22 @@ def _answer(
         kept = at.num_chunks, speed_ups[name], at.activations, at.activations <= most + NEARLY
         rivals[name] = Rival(name, *kept, decision, same_time)
     verdict = rivals[rival].decision
-    return {"evidence": evidence, "gap": recommended(left), "rivals": rivals, "verdict": verdict}
+    return {
+        "evidence": evidence,
+        "gap": recommended(left),
+        "rivals": rivals,
+        "verdict": verdict,
+        "left_out": _left_out(evidence, left, [*speed_ups.values()]) if evidence else (),
+    }
+
+
+def _left_out(
+    evidence: Evidence, left: Sequence[Gap], speed_ups: Collection[float]
+) -> tuple[str, ...]:
+    """What is left out of the candidates because it diverged, in words; nothing if none is left:
+    then it decides."""
+    gone = [gap for gap in evidence.gaps if gap not in left] if left else []
+    return tuple(words for gap in gone for words in diverged(evidence, gap, speed_ups))
 
 
 def _check(stages: int, microbatches: int) -> None:
@@ -135,6 +151,14 @@ def _check(stages: int, microbatches: int) -> None:
         raise BadInput("microbatches", microbatches, allowed)
     if stages * microbatches > MOST:
         raise BadInput("microbatches", microbatches, f"must be {MOST // stages} at most")
+
+
+def _newest(trials: pd.DataFrame, records: Sequence[Record]) -> Collection[str]:
+    """The trials of the sweep that was the last to finish one of these; empty without records."""
+    finished = trials.set_index("trial_id")["finished_at"].dropna()
+    ends = {record.label: finished[finished.index.isin([*record.trials])] for record in records}
+    known = {label: own.max() for label, own in ends.items() if len(own)}
+    return ends[max(known, key=lambda label: known[label])].index if known else ()
 
 
 def _trials(df: pd.DataFrame, optimizer: str) -> pd.DataFrame:

@@ -47,16 +47,14 @@ def recommended(candidates: Sequence[Gap]) -> Gap | None:
 def candidates(evidence: Evidence, speed_ups: Collection[float]) -> list[Gap]:
     """The gaps of at least two pairs of arms no run of which, of a length that is compared at one
     of the speed-ups, diverged where sync did not."""
-    return [
-        gap for gap in evidence.gaps if gap.n >= 2 and not _diverged(evidence, gap.arm, speed_ups)
-    ]
+    return [gap for gap in evidence.gaps if gap.n >= 2 and not diverged(evidence, gap, speed_ups)]
 
 
-def _diverged(evidence: Evidence, arm: str, speed_ups: Collection[float]) -> list[str]:
+def diverged(evidence: Evidence, gap: Gap, speed_ups: Collection[float]) -> list[str]:
     """How many runs of an arm diverged where sync did not, for each length, in words."""
-    lengths = compared(evidence, arm, speed_ups)
-    counts = ((length, *evidence.diverged(arm, length)) for length in lengths)
-    return [f"{arm} in {k} of {n} runs of {length} updates" for length, k, n in counts if k]
+    lengths = compared(evidence, gap.arm, speed_ups)
+    counts = ((length, *evidence.diverged(gap.arm, length)) for length in lengths)
+    return [f"{gap.words} in {k} of {n} runs of {length} updates" for length, k, n in counts if k]
 
 
 def without_candidate(
@@ -73,7 +71,7 @@ def without_candidate(
     if few := _too_few(*length):
         return few
     if evidence is not None:
-        counts = [w for gap in evidence.gaps for w in _diverged(evidence, gap.arm, speed_ups)]
+        counts = [w for gap in evidence.gaps for w in diverged(evidence, gap, speed_ups)]
         if counts:
             why = f"the delayed runs diverged where sync did not: {', '.join(counts)}"
             return Decision(STAY, why)
@@ -225,14 +223,28 @@ def listed(words: Sequence[str]) -> str:
 
 
 def _numbers(rivals: Sequence[Rival]) -> str:
-    """What the same time allows, against the slowest rival with runs that long."""
+    """What the same time allows, against the slowest and the fastest rival with runs that long."""
     measured = [rival for rival in rivals if rival.same_time and not rival.same_time.excess]
     slowest = max(measured or rivals, key=lambda rival: rival.speed_up)
-    at = slowest.same_time
-    if at is None or at.excess or slowest.decision.word == UNDECIDED:
+    fastest = min(measured or rivals, key=lambda rival: rival.speed_up)
+    if not measured or slowest.decision.word == UNDECIDED:
         return slowest.decision.why
-    more = f"{floor(100 * (slowest.speed_up - 1) + 1e-6)} % more updates"
+    said = f"in the time of {slowest.label} it makes {more_updates(slowest)} {_ends(slowest)}"
+    if fastest.speed_up == slowest.speed_up:
+        return said
+    return f"{said}, in that of {fastest.label} {more_updates(fastest)} {_ends(fastest)}"
+
+
+def more_updates(rival: Rival) -> str:
+    """`37 % more updates`, in the time of a rival."""
+    return f"{floor(100 * (rival.speed_up - 1) + 1e-6)} % more updates"
+
+
+def _ends(rival: Rival) -> str:
+    at = rival.same_time
+    if at is None:
+        return ""
     low, high = sorted(map(abs, at.interval))
     side = "lower" if at.gap < 0 else "higher"
     by = f"{abs(at.gap):.4f}{ends_text(low, high, '.4f')}"
-    return f"in the time of {slowest.label} it makes {more} and ends {side} by {by}"
+    return f"and ends {side} by {by}"

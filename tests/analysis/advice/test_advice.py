@@ -138,7 +138,7 @@ def test_an_uncertain_tax_decides_nothing(tmp_path: Path) -> None:
             "to settle it against ZB-V, run more of these trials: num_updates=550",
         ),
         ([1.4, 1.5, 1.6], 4, UNDECIDED, "not enough data: runs of one length only"),
-        ([0.9, 0.9, 0.9], 4, GO, "400 updates to sync's 400, fewer than the time allows"),
+        ([0.9, 0.9, 0.9], 4, GO, "400 against 400 updates, fewer than the time allows"),
         ([0.9, 0.9, 0.9], 1, STAY, "2BW is no faster here"),
         (
             [0.9, None, 0.9],
