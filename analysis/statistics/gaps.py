@@ -65,7 +65,8 @@ def gaps(df: pd.DataFrame) -> pd.DataFrame:
     The mean is over the seeds of which both trials completed. A seed whose sync trial diverged is
     left out and counted. A seed at which only the arm diverged is counted beside the mean
     (`diverged` of `pairs`). Every point has a row for every arm of the table, so that a missing arm
-    is named (n = 0). Warns and raises as `pairs.pairs` does.
+    is named (n = 0); a point at which sync was not asked for, as that of longer delayed runs, has
+    none, unless the optimizer was never trained with sync. Warns and raises as `pairs.pairs` does.
     """
     if df.empty:
         return _table([])
@@ -75,11 +76,20 @@ def gaps(df: pd.DataFrame) -> pd.DataFrame:
     seeds: Seeds = {key: set(column) for key, column in df.groupby("point")["seed"]}
     rows = [_row(key, group, seeds[key[1]]) | tax[key]._asdict() for key, group in groups.items()]
     rows += _absent(df, {key[:3] for key in groups}, seeds)
+    unasked = _without_sync(df)
+    rows = [row for row in rows if row["point"] not in unasked]
     words, outside = settings(df), regimes(df)
     arms: dict[Any, Any] = df.drop_duplicates("arm").set_index("arm")[[*OF_ARM]].to_dict("index")
     for row in rows:
         row.update(setting=words[row["point"]], regime=outside[row["point"]], **arms[row["arm"]])
     return _table(rows)
+
+
+def _without_sync(trials: pd.DataFrame) -> set[str]:
+    """The points that have no sync trial, done or not, though others of their optimizer do."""
+    sync = trials[trials["arm"] == "sync"]
+    others = trials[trials["optimizer"].isin(sync["optimizer"])]
+    return {*others.loc[~others["settings_key"].isin(sync["settings_key"]), "point"]}
 
 
 def _table(rows: list[dict[str, Any]]) -> pd.DataFrame:
