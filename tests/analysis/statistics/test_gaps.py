@@ -119,7 +119,7 @@ def test_nothing_to_compare_gives_an_empty_table(tmp_path: Path) -> None:
 def test_a_row_without_a_pair_is_left_out(tmp_path: Path) -> None:
     put(tmp_path, "sync", [1.0, 1.1])
     put(tmp_path, "delay", [1.2, 1.3])
-    put(tmp_path, "delay_ef", [1.2], momentum=0.5)  # no sync with this momentum
+    put(tmp_path, "delay_ef", [1.2], momentum=0.9)  # no sync with this momentum
     table = gaps(load(tmp_path))
     assert (table["pairs"] > 0).sum() == 1 < len(table)
     rows = gap_table(table).strip().splitlines()[2:]
