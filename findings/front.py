@@ -8,16 +8,15 @@ here return. Every other page is a record, which nothing makes anew.
 import os
 import textwrap
 from collections.abc import Sequence
-from math import floor
 from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
 
 from pipegap.analysis import gaps, load
-from pipegap.analysis.advice.advice import sentence
+from pipegap.analysis.advice.advice import Advice, cost, heading, sentence
 from pipegap.analysis.advice.advise import advices
-from pipegap.analysis.advice.verdict import GO, Rival
+from pipegap.analysis.advice.verdict import GO, Rival, more_updates
 from pipegap.analysis.figures import BY_NAME
 from pipegap.analysis.figures.figure import Spec, plot, whole
 from pipegap.analysis.figures.files import picture, with_font
@@ -39,29 +38,38 @@ TIMEOUT = 300
 
 def answer() -> str:
     """The optimizers that may be asynchronous whatever the rival, in bold, with what each wins
-    over the slowest rival in the same time; then a sentence for each other optimizer."""
+    over the slowest and the fastest rival in the same time; then a sentence for each other
+    optimizer; what all this is for, and what it costs."""
+    answers = advices(load(JOB), stages=STAGES, microbatches=MICROBATCHES)
     wins, others = [], []
-    for advice in advices(load(JOB), stages=STAGES, microbatches=MICROBATCHES):
-        rivals = [*advice.rivals.values()]
-        slowest = max(rivals, key=lambda rival: rival.speed_up)
-        if slowest.same_time and all(rival.decision.word == GO for rival in rivals):
-            wins.append((name(advice.optimizer), slowest, slowest.same_time.gap))
+    for advice in answers:
+        if all(rival.decision.word == GO for rival in advice.rivals.values()):
+            wins.append(advice)
         else:
             others.append(f"{sentence(advice)}.")
-    said = minus(" ".join([*_won(wins), *others]))
+    of_wins = [f"{name(advice.optimizer)}: {cost(advice)}." for advice in wins]
+    of_all = [f"All of this is for {line}." for line in heading(answers)]
+    said = minus(" ".join([*_won(wins), *of_all, *others, *of_wins]))
     return textwrap.fill(said, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
-def _won(wins: Sequence[tuple[str, Rival, float]]) -> list[str]:
+def _won(wins: Sequence[Advice]) -> list[str]:
     if not wins:
         return []
-    optimizers, [rival, *_], gaps = zip(*wins, strict=True)
-    more = f"{floor(100 * (rival.speed_up - 1) + 1e-6)} %"
-    lower = " or ".join(f"{-gap:.3f}" for gap in gaps)
+    optimizers = " or ".join(name(advice.optimizer) for advice in wins)
+    by_speed = sorted(wins[0].rivals.values(), key=lambda rival: rival.speed_up)
+    slowest, fastest = by_speed[-1], by_speed[0]
     return [
-        f"**Yes, with {' or '.join(optimizers)} and Error Feedback: in the time of {rival.name}, "
-        f"2BW makes {more} more updates and its loss ends lower by {lower}.**"
+        f"**Yes, with {optimizers} and Error Feedback: in the time of {slowest.label}, 2BW makes "
+        f"{more_updates(slowest)} and its loss ends lower by {_lower(wins, slowest)}; in that of "
+        f"{fastest.label}, the strongest rival, {more_updates(fastest)} and lower by "
+        f"{_lower(wins, fastest)}.**"
     ]
+
+
+def _lower(wins: Sequence[Advice], rival: Rival) -> str:
+    compared = (advice.rivals[rival.name].same_time for advice in wins)
+    return " or ".join(f"{-at.gap:.3f}" for at in compared if at)
 
 
 def table() -> str:

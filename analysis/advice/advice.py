@@ -1,6 +1,6 @@
 """An advice: a verdict on one optimizer and pipeline with what it rests on, in words."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isnan
 
@@ -48,6 +48,8 @@ class Advice:
     """The gap and the token tax of the recommended arm; None if no arm can be recommended."""
     verdict: Decision
     """The verdict against the rival."""
+    left_out: tuple[str, ...]
+    """Arms that diverged, and so are no candidates beside those that did not, in words."""
     command: str
     """The command of the trials that would decide; empty if the verdict is decided, or if no sweep
     of the store ran such trials."""
@@ -59,7 +61,7 @@ class Advice:
 
     def __str__(self) -> str:
         evidence = self.evidence
-        parts = [bubble(self), _verdict(self), _against(self)]
+        parts = [[*heading([self])], bubble(self), _verdict(self), _against(self)]
         parts += [_gaps(self, evidence) if evidence else []]
         if evidence and self.gap:
             parts += [[*_tax(self, self.gap, evidence)]]
@@ -68,11 +70,45 @@ class Advice:
 
 def sentence(advice: Advice) -> str:
     """`Muon: go, against every schedule; in the time of 1F1B it makes 37 % more updates and …`."""
-    return f"{names.optimizer(advice.optimizer)}: {against([*advice.rivals.values()])}"
+    said = f"{names.optimizer(advice.optimizer)}: {against([*advice.rivals.values()])}"
+    return said + (f"; left out: {listed(advice.left_out)} diverged" if advice.left_out else "")
+
+
+def cost(advice: Advice) -> str:
+    """What the recommended arm costs beside what it wins; empty where nothing is decided."""
+    gap = advice.gap
+    if gap is None or advice.evidence is None or not advice.num_decided:
+        return ""
+    parts = [f"a gap of {_mean(gap)} after as many updates"]
+    parts += [f"a token tax of {tax_text(gap.tax._asdict())}"] if gap.tax.tax_n else []
+    sets = "2 more sets" if gap.coefficient else "1 more set"
+    return f"{gap.words} costs {listed([*parts, f'{sets} of weights'])}"
+
+
+def heading(answers: Sequence[Advice]) -> Iterator[str]:
+    """What the answers are for, in a line per task; the other tasks of the store."""
+    said: dict[str, list[str]] = {}
+    for advice in answers:
+        said.setdefault(_heading(advice), []).append(names.optimizer(advice.optimizer))
+    for line, optimizers in said.items():
+        yield line if len(said) == 1 else f"{', '.join(optimizers)}: {line}"
+    others = dict.fromkeys(o for each in answers if each.evidence for o in each.evidence.others)
+    if others:
+        yield f"not for the other tasks here: {'; '.join(others)}"
+
+
+def _heading(advice: Advice) -> str:
+    simulated = f"time simulated for {advice.stages} stages, {advice.microbatches} microbatches"
+    evidence = advice.evidence
+    if evidence is None:
+        return f"no pair of runs yet; {simulated}"
+    decide = {at.arm for rival in advice.rivals.values() if (at := rival.same_time)}
+    arms = listed([gap.words for gap in evidence.gaps if gap.arm in decide or not decide])
+    return f"{evidence.task}, {evidence.updates:,} updates, {arms}; {simulated}"
 
 
 def _verdict(advice: Advice) -> list[str]:
-    lines = [sentence(advice)]
+    lines = [sentence(advice), *([f"  {costs}"] if (costs := cost(advice)) else [])]
     if advice.command:
         lines.append(f"  to settle it against {advice.rival}: {advice.command}")
     elif advice.verdict.settle:
@@ -106,13 +142,13 @@ def _gaps(advice: Advice, evidence: Evidence) -> list[str]:
     setting = f" at {evidence.setting}" if evidence.setting else ""
     return [
         f"gap of 2BW after {evidence.updates} updates{setting}, nats per token [95 %]:",
-        *(f"  {gap.arm:<16}{_gap(gap)}" for gap in evidence.gaps),
+        *aligned([[f"  {gap.words}", _gap(gap)] for gap in evidence.gaps]),
         f"  recommended λ of Error Feedback: {_recommended(advice.gap, evidence)}",
     ]
 
 
 def _gap(gap: Gap) -> str:
-    parts = [f"{gap.gap:+.4f}{ends_text(*gap.interval, '+.4f')} n={gap.n}"] if gap.n else []
+    parts = [_mean(gap)] if gap.n else []
     if not isnan(gap.removed):
         parts.append(f"removes {gap.removed:.0%}{ends_text(*gap.removed_interval, '.0%')}")
     if gap.diverged:
@@ -120,11 +156,17 @@ def _gap(gap: Gap) -> str:
     return ", ".join(parts)
 
 
+def _mean(gap: Gap) -> str:
+    return f"{gap.gap:+.4f}{ends_text(*gap.interval, '+.4f')} n={gap.n}"
+
+
 def _recommended(chosen: Gap | None, evidence: Evidence) -> str:
     tried = [gap.coefficient for gap in evidence.gaps if gap.coefficient]
     if not tried:
         return "not enough data: none was run"
     among = f"of {', '.join(f'{value:g}' for value in tried)}"
+    if any(gap.removes for gap in evidence.gaps) and not (chosen and chosen.removes):
+        return f"none: {among} those that remove a part of the gap diverged in runs that count"
     if chosen is None or not chosen.removes:
         return f"not enough data: {among} none is shown to remove a part of the gap"
     only = "" if len(tried) > 1 else ", the only one that was run: sweep=coefficient runs others"
@@ -167,7 +209,7 @@ def _speed(advice: Advice) -> Iterator[str]:
 
 def _tax(advice: Advice, gap: Gap, evidence: Evidence) -> Iterator[str]:
     tax = gap.tax
-    yield f"token tax of {gap.arm}, the updates it needs for sync's loss over sync's own:"
+    yield f"token tax of {gap.words}, the updates it needs for sync's loss over sync's own:"
     if not tax.tax_n:
         yield f"  not enough data: {tax.tax_why}"
         return

@@ -3,7 +3,7 @@ all of its optimizers in rows; and the lines of code that put 2BW in the place o
 """
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from pipegap.analysis.advice.verdict import (
     Rival,
     candidates,
     decide,
+    diverged,
     recommended,
     without_candidate,
 )
@@ -49,6 +50,8 @@ OF_ONE_SWEEP = (
     *("dry_run", "tracking"),
 )
 """Words of a command line, or what they begin with, that say nothing of its trials' setting."""
+OF_DATA = ("code", "data")
+"""Those that hold at every scale."""
 
 
 def advise(
@@ -81,9 +84,10 @@ def advise(
     most = own.activations if activations is None else activations
     others = flushed_speeds(costs, microbatches, most, chunks)
     rival = fastest(others, most)
-    answer = partial(_answer, own=own, others=others, most=most, rival=rival)
     trials = _trials(df, optimizer)
-    by_length = _at_length(evidence(trials, gaps(trials)), updates)
+    longest = trials["num_updates"].astype(float).max()
+    answer = partial(_answer, longest=longest, own=own, others=others, most=most, rival=rival)
+    by_length = _at_length(evidence(trials, gaps(trials), _newest(trials, records)), updates)
     answers = [*map(answer, by_length)] or [answer(None)]
     chosen = next((each for each in answers if each["verdict"].word != UNDECIDED), answers[0])
     return Advice(
@@ -99,7 +103,12 @@ def advise(
 
 
 def _answer(
-    evidence: Evidence | None, own: Speed, others: Mapping[str, Speed], most: float, rival: str
+    evidence: Evidence | None,
+    longest: float,
+    own: Speed,
+    others: Mapping[str, Speed],
+    most: float,
+    rival: str,
 ) -> dict[str, Any]:
     """The fields of an advice that depend on the length of training."""
     speed_ups = {name: at.batch_time / own.batch_time for name, at in others.items()}
@@ -110,11 +119,26 @@ def _answer(
             arms = [candidate.arm for candidate in left]
             decision, same_time = decide(evidence, arms, speed_ups[name], max(speed_ups.values()))
         else:
-            decision, same_time = without_candidate(evidence, speed_ups.values()), None
+            decision, same_time = without_candidate(evidence, speed_ups.values(), longest), None
         kept = at.num_chunks, speed_ups[name], at.activations, at.activations <= most + NEARLY
         rivals[name] = Rival(name, *kept, decision, same_time)
     verdict = rivals[rival].decision
-    return {"evidence": evidence, "gap": recommended(left), "rivals": rivals, "verdict": verdict}
+    return {
+        "evidence": evidence,
+        "gap": recommended(left),
+        "rivals": rivals,
+        "verdict": verdict,
+        "left_out": _left_out(evidence, left, [*speed_ups.values()]) if evidence else (),
+    }
+
+
+def _left_out(
+    evidence: Evidence, left: Sequence[Gap], speed_ups: Collection[float]
+) -> tuple[str, ...]:
+    """What is left out of the candidates because it diverged, in words; nothing if none is left:
+    then it decides."""
+    gone = [gap for gap in evidence.gaps if gap not in left] if left else []
+    return tuple(words for gap in gone for words in diverged(evidence, gap, speed_ups))
 
 
 def _check(stages: int, microbatches: int) -> None:
@@ -127,6 +151,14 @@ def _check(stages: int, microbatches: int) -> None:
         raise BadInput("microbatches", microbatches, allowed)
     if stages * microbatches > MOST:
         raise BadInput("microbatches", microbatches, f"must be {MOST // stages} at most")
+
+
+def _newest(trials: pd.DataFrame, records: Sequence[Record]) -> Collection[str]:
+    """The trials of the sweep that was the last to finish one of these; empty without records."""
+    finished = trials.set_index("trial_id")["finished_at"].dropna()
+    ends = {record.label: finished[finished.index.isin([*record.trials])] for record in records}
+    known = {label: own.max() for label, own in ends.items() if len(own)}
+    return ends[max(known, key=lambda label: known[label])].index if known else ()
 
 
 def _trials(df: pd.DataFrame, optimizer: str) -> pd.DataFrame:
@@ -165,16 +197,28 @@ def _command(
     made = _made_by(evidence, records)
     if made is None or not decision.settle:
         return ""
-    sweep = MAIN if gap is None or gap.coefficient in TRIED_BY_MAIN else COEFFICIENT
+    anew = "scale" in decision.settle  # where nothing of this one's setting holds
+    tried = anew or gap is None or gap.coefficient in TRIED_BY_MAIN
+    sweep = MAIN if tried else COEFFICIENT
     words: dict[str, object] = {"sweep": sweep, "scale": made.scale}
-    of_sweep = (word.partition("=") for word in made.words)
-    of_setting = {k: value for k, _, value in of_sweep if k.split(".")[0] not in OF_ONE_SWEEP}
-    words |= {"grid.optimizer": f"[{optimizer}]", **of_setting}
+    of_sweep = {k: value for k, _, value in (word.partition("=") for word in made.words)}
+    words |= {"grid.optimizer": f"[{optimizer}]"}
+    words |= {k: value for k, value in of_sweep.items() if _is_kept(k.split(".")[0], anew)}
+    if anew:
+        words |= decision.settle
+        return _as_command(words)
     if evidence is not None:
         words |= {key: "null" if value is None else value for key, value in evidence.keys.items()}
         if made.sweep != sweep and not {"num_updates", "grid.num_updates"} & {*decision.settle}:
             words |= {"num_updates": evidence.updates, **BY_UPDATES}  # not those of another sweep
-    words |= {**decision.settle, "advice": "null"}
+    return _as_command({**words, **decision.settle, "advice": "null"})
+
+
+def _is_kept(group: str, anew: bool) -> bool:
+    return group in OF_DATA if anew else group not in OF_ONE_SWEEP
+
+
+def _as_command(words: Mapping[str, object]) -> str:
     given = (f"{key}={value}".replace(" ", "") for key, value in words.items())
     return f"pipegap sweep {shlex.join(given)}"
 

@@ -1,15 +1,17 @@
 """What a store shows of the delay: gaps at the best setting of sync, for each training length."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf, isfinite, isinf, isnan
 from typing import Any
 
 import pandas as pd
 
+from pipegap.analysis.statistics.gaps import ENOUGH_UPDATES, OF_REGIME, deciding_updates
 from pipegap.analysis.statistics.intervals import Interval
 from pipegap.analysis.statistics.pairs import VARIANT, results
 from pipegap.analysis.statistics.tax import Finals, Tax
+from pipegap.analysis.table import names
 from pipegap.analysis.table.tasks import Family, families, kinds, tokens_asked, updates_asked
 from pipegap.trainer.base.status import FINAL, Status
 
@@ -31,6 +33,12 @@ class Gap:
     removed: float
     removed_interval: Interval
     tax: Tax
+
+    @property
+    def words(self) -> str:
+        """The arm in words; λ where it is not the usual 1."""
+        of = "" if self.coefficient == 1 else f" (λ = {self.coefficient:g})"
+        return f"delay + Error Feedback{of}" if self.coefficient else "delay"
 
     @property
     def removes(self) -> bool:
@@ -55,6 +63,12 @@ class Evidence:
     where a run diverged."""
     trials: tuple[str, ...] = ()
     """Ids of all these runs."""
+    task: str = ""
+    """Model, size and data in words."""
+    others: tuple[str, ...] = ()
+    """The other tasks of these trials, in words."""
+    deciding: float = ENOUGH_UPDATES
+    """The fewest updates of runs that decide something (`gaps.deciding_updates`)."""
 
     def diverged(self, arm: str, length: int) -> tuple[int, int]:
         """How many runs of an arm diverged at seeds at which sync did not, and of how many.
@@ -73,8 +87,11 @@ class Evidence:
         return sum(map(isinf, losses)), len(losses)
 
 
-def evidence(trials: pd.DataFrame, gaps: pd.DataFrame) -> list[Evidence]:
-    """One evidence per length at which the largest task of these trials has a gap, longest first.
+def evidence(
+    trials: pd.DataFrame, gaps: pd.DataFrame, newest: Collection[str] = ()
+) -> list[Evidence]:
+    """One evidence per length at which the largest task of these trials has a gap, longest first:
+    the largest one of the trials `newest`, if there is a gap among them.
 
     The trials are of one optimizer, `gaps` is their table. The setting is the one with the lowest
     mean loss of sync among those with the most pairs. The largest task has the most work per trial:
@@ -86,14 +103,34 @@ def evidence(trials: pd.DataFrame, gaps: pd.DataFrame) -> list[Evidence]:
     if rows.empty:
         return []
     points = _points(trials, rows)
-    largest = points.sort_values("work")["kind"].iloc[-1]
+    own = points.index.isin(trials.loc[trials["trial_id"].isin(newest), "point"])
+    largest = points.assign(own=own).sort_values(["own", "work"])["kind"].iloc[-1]
     best = points[points["kind"] == largest].sort_values(
         ["n", "loss_sync"], ascending=[False, True]
     )
     chosen = best.drop_duplicates("tokens").sort_values("tokens", ascending=False)
     done = results(trials).assign(length=updates_asked)
     family = families(trials)
-    return [_at(str(point), done, rows, arms, family) for point in chosen.index]
+    task = _tasks(trials).reindex(points.index)
+    others = {*task[points["kind"] != largest]}
+    return [
+        replace(
+            _at(str(point), done, rows, arms, family),
+            task=str(task[point]),
+            others=tuple(sorted(others - {task[point]})),
+        )
+        for point in chosen.index
+    ]
+
+
+def _tasks(trials: pd.DataFrame) -> pd.Series:
+    """For each point model, size and data in words, and what else tells it from other tasks."""
+    known, kind = trials.drop_duplicates("point").set_index("point"), kinds(trials)
+    size = known["num_parameters"].map(names.parameters)
+    words = known["model"].astype(str) + " (" + size + " parameters), " + known["data"].astype(str)
+    shared = words.groupby(words).transform(lambda of: len({kind[point] for point in of.index}))
+    more = pd.Series(kind).reindex(words.index)
+    return words.mask((shared > 1) & (more != ""), words + ", " + more)
 
 
 def _arms(trials: pd.DataFrame) -> pd.Series:
@@ -127,7 +164,7 @@ def _at(
         for arm, coefficient in arms.items()
         if arm in {*at_point["arm"]}
     )
-    names = ["sync", *(gap.arm for gap in gaps)]
+    compared = ["sync", *(gap.arm for gap in gaps)]
     sync = here[here["arm"] == "sync"].drop_duplicates("seed")
     return Evidence(
         setting=own.words,
@@ -135,8 +172,9 @@ def _at(
         updates=int(done.loc[done["point"] == point, "length"].iloc[0]),
         loss_sync=float(sync["final_val_loss"].mean()),
         gaps=gaps,
-        finals={name: _finals(done, same_family, name) for name in names},
+        finals={name: _finals(done, same_family, name) for name in compared},
         trials=tuple(sorted(done.loc[done["point"].isin(same_family), "trial_id"])),
+        deciding=deciding_updates(here.reindex(columns=OF_REGIME).astype(float).max().to_dict()),
     )
 
 

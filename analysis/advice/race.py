@@ -82,7 +82,7 @@ class SameTime:
         between = "between " if self.is_interpolated else ""
         side = "fewer" if self.excess < 0 else "more"
         allowed = f", {side} than the time allows" if self.excess else ""
-        return f"{between}{lengths} updates to sync's {sync_lengths}{allowed}"
+        return f"{between}{lengths} against {sync_lengths} updates{allowed}"
 
 
 @dataclass(frozen=True)

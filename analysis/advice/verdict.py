@@ -3,12 +3,13 @@ answer against each synchronous pipeline, as rows and as one sentence."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil, floor, nan
+from math import ceil, floor, isinf, nan
 from typing import Any
 
 from pipegap.analysis.advice.evidence import Evidence, Gap
 from pipegap.analysis.advice.race import NEARLY, SameTime, compared, optimistic, pessimistic
 from pipegap.analysis.advice.speed import FLUSHED
+from pipegap.analysis.statistics.gaps import ENOUGH_UPDATES
 from pipegap.analysis.statistics.intervals import ends_text, seeds_needed
 
 GO, STAY, UNDECIDED = "go asynchronous", "stay synchronous", "not enough data"
@@ -46,23 +47,31 @@ def recommended(candidates: Sequence[Gap]) -> Gap | None:
 def candidates(evidence: Evidence, speed_ups: Collection[float]) -> list[Gap]:
     """The gaps of at least two pairs of arms no run of which, of a length that is compared at one
     of the speed-ups, diverged where sync did not."""
-    return [
-        gap for gap in evidence.gaps if gap.n >= 2 and not _diverged(evidence, gap.arm, speed_ups)
-    ]
+    return [gap for gap in evidence.gaps if gap.n >= 2 and not diverged(evidence, gap, speed_ups)]
 
 
-def _diverged(evidence: Evidence, arm: str, speed_ups: Collection[float]) -> list[str]:
+def diverged(evidence: Evidence, gap: Gap, speed_ups: Collection[float]) -> list[str]:
     """How many runs of an arm diverged where sync did not, for each length, in words."""
-    lengths = compared(evidence, arm, speed_ups)
-    counts = ((length, *evidence.diverged(arm, length)) for length in lengths)
-    return [f"{arm} in {k} of {n} runs of {length} updates" for length, k, n in counts if k]
+    lengths = compared(evidence, gap.arm, speed_ups)
+    counts = ((length, *evidence.diverged(gap.arm, length)) for length in lengths)
+    return [f"{gap.words} in {k} of {n} runs of {length} updates" for length, k, n in counts if k]
 
 
-def without_candidate(evidence: Evidence | None, speed_ups: Collection[float]) -> Decision:
-    """The verdict where no arm can be recommended: stay if the delay diverged and sync did not."""
+def without_candidate(
+    evidence: Evidence | None, speed_ups: Collection[float], longest: float
+) -> Decision:
+    """The verdict where no arm can be recommended: stay if the delay diverged and sync did not.
+
+    `longest`: the most updates of a trial, which count without evidence.
+    """
     num_pairs = 0
+    length = (
+        (longest, ENOUGH_UPDATES) if evidence is None else (evidence.updates, evidence.deciding)
+    )
+    if few := _too_few(*length):
+        return few
     if evidence is not None:
-        counts = [w for gap in evidence.gaps for w in _diverged(evidence, gap.arm, speed_ups)]
+        counts = [w for gap in evidence.gaps for w in diverged(evidence, gap, speed_ups)]
         if counts:
             why = f"the delayed runs diverged where sync did not: {', '.join(counts)}"
             return Decision(STAY, why)
@@ -80,18 +89,21 @@ def decide(
     In this order, with 95 % intervals of numbers paired by seed:
 
     1. If 2BW is not faster: stay.
-    2. In the same time, if the interval of the delayed loss minus sync's lies below 0: go; if it
+    2. If a run that is compared is shorter than `evidence.deciding`: not enough data.
+    3. In the same time, if the interval of the delayed loss minus sync's lies below 0: go; if it
        lies above 0: stay. Where no runs have the lengths for that, a verdict must hold of runs that
        end no better for its side (see `race`).
-    3. Else not enough data.
+    4. Else not enough data.
     """
     if speed_up <= 1 + 1e-9:
         return Decision(STAY, "2BW is no faster here"), None
     low, high = (side(evidence, arms, speed_up) for side in (optimistic, pessimistic))
-    if high.is_lower:
-        return Decision(GO, _by_time(high)), high
-    if low.is_higher:
-        return Decision(STAY, _by_time(low)), low
+    for at, is_shown, word in ((high, high.is_lower, GO), (low, low.is_higher, STAY)):
+        shortest = min(evidence.updates, *at.lengths, *at.sync_lengths)
+        if few := _too_few(shortest if is_shown else evidence.updates, evidence.deciding):
+            return few, at
+        if is_shown:
+            return Decision(word, _by_time(at)), at
     if not high.excess and high.interval[0] <= 0 <= high.interval[1]:
         return Decision(UNDECIDED, _by_time(high), _more_seeds(high)), high
     if not high.excess and high.n > 1:
@@ -104,6 +116,22 @@ def decide(
     return Decision(UNDECIDED, why, _longer(evidence, largest)), high
 
 
+def _too_few(updates: float, deciding: float) -> Decision | None:
+    """The verdict on runs that are too short to decide anything; None on longer ones."""
+    if not updates < deciding:
+        return None
+    why = f"runs of {updates:,.0f} updates decide nothing"
+    if updates < ENOUGH_UPDATES:
+        return Decision(UNDECIDED, f"{why}: fewer than {ENOUGH_UPDATES} are a smoke test", TINY)
+    if isinf(deciding):
+        return Decision(UNDECIDED, f"{why}: no length without decay is in the paper's regime", TINY)
+    least = ceil(deciding)
+    why += f": the paper's regime begins at {least:,} with this momentum, rate and decay"
+    return Decision(UNDECIDED, why, {"num_updates": least, **BY_UPDATES})
+
+
+TINY = {"scale": "tiny"}
+"""The smallest scale that decides something."""
 BY_UPDATES = {"tokens_per_parameter": "null"}
 """At the scales that give their length in tokens, num_updates must replace that."""
 
@@ -195,14 +223,28 @@ def listed(words: Sequence[str]) -> str:
 
 
 def _numbers(rivals: Sequence[Rival]) -> str:
-    """What the same time allows, against the slowest rival with runs that long."""
+    """What the same time allows, against the slowest and the fastest rival with runs that long."""
     measured = [rival for rival in rivals if rival.same_time and not rival.same_time.excess]
     slowest = max(measured or rivals, key=lambda rival: rival.speed_up)
-    at = slowest.same_time
-    if at is None or at.excess or slowest.decision.word == UNDECIDED:
+    fastest = min(measured or rivals, key=lambda rival: rival.speed_up)
+    if not measured or slowest.decision.word == UNDECIDED:
         return slowest.decision.why
-    more = f"{floor(100 * (slowest.speed_up - 1) + 1e-6)} % more updates"
+    said = f"in the time of {slowest.label} it makes {more_updates(slowest)} {_ends(slowest)}"
+    if fastest.speed_up == slowest.speed_up:
+        return said
+    return f"{said}, in that of {fastest.label} {more_updates(fastest)} {_ends(fastest)}"
+
+
+def more_updates(rival: Rival) -> str:
+    """`37 % more updates`, in the time of a rival."""
+    return f"{floor(100 * (rival.speed_up - 1) + 1e-6)} % more updates"
+
+
+def _ends(rival: Rival) -> str:
+    at = rival.same_time
+    if at is None:
+        return ""
     low, high = sorted(map(abs, at.interval))
     side = "lower" if at.gap < 0 else "higher"
     by = f"{abs(at.gap):.4f}{ends_text(low, high, '.4f')}"
-    return f"in the time of {slowest.label} it makes {more} and ends {side} by {by}"
+    return f"and ends {side} by {by}"

@@ -17,10 +17,8 @@ from pipegap.analysis.claims.rule import (
     Estimate,
     audit,
 )
+from pipegap.analysis.statistics.gaps import ENOUGH_UPDATES
 from pipegap.analysis.statistics.intervals import CONFIDENCE, POWER
-
-ENOUGH_UPDATES = 100
-"""Shorter trials show that the code runs, not what a delay costs."""
 
 
 class Outcome(StrEnum):

@@ -101,13 +101,14 @@ def _answers(trials: "pd.DataFrame", optimizer: str | None, **question: Any) -> 
 
 
 def _as_text(answers: "Sequence[Advice]") -> str:
-    from pipegap.analysis.advice.advice import bubble, headline
+    from pipegap.analysis.advice.advice import bubble, heading, headline
     from pipegap.analysis.advice.advise import handover, matrix
 
     if len(answers) == 1:
         lines = [str(answers[0])]
     else:
-        lines = [*bubble(answers[0]), matrix(answers), "", *map(headline, answers)]
+        lines = [*heading(answers), *bubble(answers[0]), matrix(answers), ""]
+        lines += map(headline, answers)
     if todo := handover(answers):
         lines += ["", todo]
     return "\n".join(lines)

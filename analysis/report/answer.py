@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from pipegap.analysis.advice.advice import Advice, sentence
+from pipegap.analysis.advice.advice import Advice, cost, heading, sentence
 from pipegap.analysis.advice.advise import advices, handover, matrix, most_decided
 from pipegap.analysis.report.facts import command
 from pipegap.analysis.statistics.intervals import ends_text
@@ -42,6 +42,8 @@ class StoreAnswer(NamedTuple):
     """
 
     place: str
+    heads: Sequence[str]
+    """What it is for, and what not."""
     rivals: Sequence[str]
     rows: Sequence[AnswerRow]
     text: str
@@ -70,12 +72,14 @@ def answer(
     said = _advices(trials, records)
     rivals = [rival.label for rival in said[0].rivals.values()] if said else []
     rows = [_row(advice, store) for advice in said]
+    heads = [names.minus(line) for line in heading(said)]
     words = [f"stages={STAGES}", f"microbatches={MICROBATCHES}"]
     return StoreAnswer(
         place,
+        heads,
         rivals,
         rows,
-        "\n".join([matrix(said), *(row.sentence for row in rows)]) if said else "",
+        "\n".join([*heads, matrix(said), *(row.sentence for row in rows)]) if said else "",
         handover(said),
         shlex.join(["pipegap", "advise", *words, store]),
         "" if any(advice.num_decided for advice in said) else _next_step(rows, left, store),
@@ -102,7 +106,8 @@ def _row(advice: Advice, store: str) -> AnswerRow:
     words = shlex.split(advice.command)[2:]
     settle = command(words, store) if words else ""
     name = names.optimizer(advice.optimizer)
-    return AnswerRow(name, cells, names.minus(sentence(advice)), settle)
+    said = "; ".join(filter(None, [sentence(advice), cost(advice)]))
+    return AnswerRow(name, cells, names.minus(said), settle)
 
 
 def _next_step(rows: Sequence[AnswerRow], left: pd.DataFrame, store: str) -> str:

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 import pandas as pd
 
-from pipegap.analysis.advice.advice import headline
+from pipegap.analysis.advice.advice import heading, headline
 from pipegap.analysis.advice.advise import advices, matrix
 from pipegap.analysis.statistics.best import best
 from pipegap.trainer.store.records import Record
@@ -68,6 +68,7 @@ def _advice(
     shape = {"stages": asked.stages, "microbatches": asked.microbatches}
     if told := advices(trials, **shape, records=records):
         words = [*(f"{key}={value}" for key, value in shape.items()), f"results={store}"]
+        yield from heading(told)
         yield matrix(told)
         yield from map(headline, told)
         yield f"what this rests on: pipegap advise {shlex.join(words)}"

@@ -18,8 +18,10 @@ from pipegap.analysis.report.page.listing import Listing, listed, write_latex
 from pipegap.analysis.report.page.page import Chapter, drawn
 from pipegap.analysis.report.paper_tables import TABLES, Table
 from pipegap.analysis.statistics.gaps import gaps
+from pipegap.analysis.statistics.pairs import side_by_side
 from pipegap.analysis.statistics.text import notes
 from pipegap.analysis.table import names
+from pipegap.analysis.table.points import BESIDE
 from pipegap.trainer.base.children import Worker
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.store.records import Record
@@ -40,6 +42,10 @@ class StoreViews:
     records: Sequence[Record]
     """What each sweep asked for."""
     _known: dict[frozenset[str], StoreView] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # A view has a part of the trials; whatever ran beside them in the store shared a machine.
+        self.store = self.store.assign(**{BESIDE: side_by_side(self.store)})
 
     def of(self, trial_ids: frozenset[str]) -> StoreView:
         """Return the view of the trials that the store has of these."""

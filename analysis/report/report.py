@@ -37,13 +37,13 @@ from pipegap.analysis.report.page.page import Chapter, Page, html, with_lead
 from pipegap.analysis.statistics.text import gap_table, printed_gaps, taxes_text
 from pipegap.analysis.table.load import load
 from pipegap.analysis.table.metrics import DamagedRows
-from pipegap.analysis.table.points import settings
+from pipegap.analysis.table.points import BESIDE, settings
 from pipegap.trainer.base.atomic import write_atomically
 from pipegap.trainer.base.children import Worker
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.store.records import Record, records
 
-PATHS = ["folder", "results", "out", "data.path", "data.shards", "code"]
+PATHS = ["folder", "results", "out", "data.path", "data.shards", "code", BESIDE]
 """Paths on one machine: they are left out of the files, which name a trial by its id."""
 MANY = 50
 """Trials whose pictures and files take longer to make than a process takes to start."""

@@ -41,9 +41,12 @@ DECAYED = 1.0
 """Learning rate · weight decay, summed over a run, at least: with less, decay has not forgotten the
 initial weights at its end, and does little. In the paper it is about 1.6 to 4."""
 TOLERANCE = 1e-6
+ENOUGH_UPDATES = 100
+"""Shorter trials show that the code runs, not what a delay costs."""
 SHORT = f"T < {MEMORIES} / (1 - momentum)"
 INACTIVE = "decay inactive"
-MOMENTUM, RATE, DECAY = (f"optimizer.{key}" for key in ("momentum", "lr", "weight_decay"))
+OF_REGIME = [f"optimizer.{key}" for key in ("momentum", "lr", "weight_decay")]
+MOMENTUM, RATE, DECAY = OF_REGIME
 
 
 class Spread(NamedTuple):
@@ -62,7 +65,8 @@ def gaps(df: pd.DataFrame) -> pd.DataFrame:
     The mean is over the seeds of which both trials completed. A seed whose sync trial diverged is
     left out and counted. A seed at which only the arm diverged is counted beside the mean
     (`diverged` of `pairs`). Every point has a row for every arm of the table, so that a missing arm
-    is named (n = 0). Warns and raises as `pairs.pairs` does.
+    is named (n = 0); a point at which sync was not asked for, as that of longer delayed runs, has
+    none, unless the optimizer was never trained with sync. Warns and raises as `pairs.pairs` does.
     """
     if df.empty:
         return _table([])
@@ -72,11 +76,20 @@ def gaps(df: pd.DataFrame) -> pd.DataFrame:
     seeds: Seeds = {key: set(column) for key, column in df.groupby("point")["seed"]}
     rows = [_row(key, group, seeds[key[1]]) | tax[key]._asdict() for key, group in groups.items()]
     rows += _absent(df, {key[:3] for key in groups}, seeds)
+    unasked = _without_sync(df)
+    rows = [row for row in rows if row["point"] not in unasked]
     words, outside = settings(df), regimes(df)
     arms: dict[Any, Any] = df.drop_duplicates("arm").set_index("arm")[[*OF_ARM]].to_dict("index")
     for row in rows:
         row.update(setting=words[row["point"]], regime=outside[row["point"]], **arms[row["arm"]])
     return _table(rows)
+
+
+def _without_sync(trials: pd.DataFrame) -> set[str]:
+    """The points that have no sync trial, done or not, though others of their optimizer do."""
+    sync = trials[trials["arm"] == "sync"]
+    others = trials[trials["optimizer"].isin(sync["optimizer"])]
+    return {*others.loc[~others["settings_key"].isin(sync["settings_key"]), "point"]}
 
 
 def _table(rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -192,16 +205,27 @@ def regimes(trials: pd.DataFrame) -> dict[Hashable, str]:
     numbers = columns.set_index("point").astype("float64")
     longest = numbers.groupby("point").max()  # a run that diverged is shorter
     return {
-        row["point"]: ", ".join(_breaks(row)) for row in longest.reset_index().to_dict("records")
+        row["point"]: ", ".join(
+            reason for reason, least in _least(row).items() if row["num_updates"] < least
+        )
+        for row in longest.reset_index().to_dict("records")
     }
 
 
-def _breaks(row: dict[Hashable, float]) -> Iterator[str]:
-    """A comparison with a missing value, NaN, is false."""
-    if row["num_updates"] * (1 - row[MOMENTUM]) < MEMORIES - TOLERANCE:
-        yield SHORT
-    if row[RATE] * row[DECAY] * MEAN_FACTOR * row["num_updates"] < DECAYED - TOLERANCE:
-        yield INACTIVE
+def deciding_updates(trial: Mapping[Hashable, float]) -> float:
+    """Return how many updates a trial of these settings needs at least to decide something: no
+    smoke test, and within the paper's regime. Infinite where no length is within it."""
+    return max(ENOUGH_UPDATES, *np.nan_to_num([*_least(trial).values()], posinf=np.inf))
+
+
+def _least(trial: Mapping[Hashable, float]) -> dict[str, float]:
+    """Reason → the fewest updates that are within the regime; NaN, so never too few, where a
+    value is missing."""
+    memory, decayed = 1 - trial[MOMENTUM], trial[RATE] * trial[DECAY] * MEAN_FACTOR
+    return {
+        SHORT: (MEMORIES - TOLERANCE) / memory if memory else np.inf,
+        INACTIVE: (DECAYED - TOLERANCE) / decayed if decayed else np.inf,
+    }
 
 
 def spreads(results: Path, trial_ids: Collection[str]) -> dict[str, Spread]:

@@ -7,6 +7,7 @@ from collections.abc import Collection
 import numpy as np
 import pandas as pd
 
+from pipegap.analysis.table.points import BESIDE
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.status import FINAL, Status
 
@@ -82,10 +83,12 @@ def overhead(trials: pd.DataFrame, arms: Collection[str] = COMPARED) -> pd.DataF
 
     `memory` is in bytes, `speed` in tokens per second. Their ratios are to the sync trial of the
     same point, seed, stages, microbatches, runner and device. The speed of a trial counts only if
-    no other trial of the table ran at its time on a device of the same name: `speed n` do.
+    no other trial ran at its time on a device of the same name: `speed n` do. The others are those
+    of the store where a report has noted it (BESIDE), else those of the table.
     """
     done = results(trials)
-    beside = done["trial_id"].map(_side_by_side(trials).set_axis(trials["trial_id"]))
+    known = trials[BESIDE] if BESIDE in trials else side_by_side(trials)
+    beside = done["trial_id"].map(known.set_axis(trials["trial_id"]))
     speed = done["tokens_per_second"].mask(beside.astype(bool))
     done = done.assign(tokens_per_second=speed)
     kept = done[(done["status"] == Status.COMPLETED) & done["arm"].isin([*arms])]
@@ -103,7 +106,7 @@ def overhead(trials: pd.DataFrame, arms: Collection[str] = COMPARED) -> pd.DataF
     return table.reset_index()
 
 
-def _side_by_side(trials: pd.DataFrame) -> pd.Series:
+def side_by_side(trials: pd.DataFrame) -> pd.Series:
     """Whether another trial ran at the time of each, on a device of the same name.
 
     A trial is taken to have run for its wall seconds until it finished; of one that was interrupted

@@ -48,6 +48,10 @@ def versions(trials: pd.DataFrame) -> dict[str, str]:
     return {f"{group}.{rest}": rest for group, _, rest in names if group == VERSIONS}
 
 
+BESIDE = "beside"
+"""Column of a report: whether another trial of the store ran beside a trial (`pairs.overhead`)."""
+
+
 @cache
 def is_of_point(key: str) -> bool:
     """Return whether a config key belongs to the point.
@@ -57,7 +61,7 @@ def is_of_point(key: str) -> bool:
     """
     return (
         group_of(key) not in (*ARM_GROUPS, *MEASURES_ONLY)
-        and key not in ("seed", "resume_from")
+        and key not in ("seed", "resume_from", BESIDE)
         and key not in CHANGES_NO_NUMBER
     )
 

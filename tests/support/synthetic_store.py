@@ -44,7 +44,7 @@ def config(arm: str = "sync", *, optimizer: str = "adamw", seed: int = 0) -> dic
             "hidden_size": 96,
         },
         "data": {"_target_": "pipegap.trainer.data.shards.Prepared", "path": "data/wiki"},
-        "optimizer": {"_target_": f"trainer.optimizers.{optimizer}", "lr": 0.004, "momentum": 0.9},
+        "optimizer": {"_target_": f"trainer.optimizers.{optimizer}", "lr": 0.004, "momentum": 0.5},
         "pipeline": dict(pipeline),
         "correction": dict(correction),
         "lr_schedule": {"_target_": "pipegap.trainer.lr.cosine"},

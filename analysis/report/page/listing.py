@@ -127,12 +127,49 @@ def _head(name: str, arms: Mapping[str, str]) -> str:
 
 
 def write_latex(listing: Listing, out: Path) -> None:
-    """Write the rows of the page as a LaTeX table of the package booktabs."""
-    cells = [[cell.words for cell in row] for row in listing.rows]
-    table = pd.DataFrame(cells, columns=[head.title for head in listing.heads])
-    style = table.style.hide(axis="index")
-    style = style.format(escape="latex").format_index(escape="latex", axis="columns")
-    (out / listing.tex).write_text(style.to_latex(hrules=True, column_format="l" * table.shape[1]))
+    """Write the rows of the page as a LaTeX table, no wider than a line, without empty columns.
+
+    It needs the packages that its first line names, and compiles with pdflatex.
+    """
+    columns = [[row[at].words for row in listing.rows] for at in range(len(listing.heads))]
+    filled = [pair for pair in zip(listing.heads, columns, strict=True) if any(pair[1])]
+    aligned = "".join("r" if head.kind == "number" else "l" for head, _ in filled)
+    heads = _latex_row([head.title.replace("_", " ") for head, _ in filled])
+    rows = [_latex_row(cells) for cells in zip(*(words for _, words in filled), strict=True)]
+    lines = [
+        r"% \usepackage{booktabs, graphicx} \usepackage[T1]{fontenc}",
+        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
+        *(rf"\begin{{tabular}}{{{aligned}}}", r"\toprule", heads, r"\midrule", *rows),
+        *(r"\bottomrule", r"\end{tabular}}", ""),
+    ]
+    (out / listing.tex).write_text("\n".join(lines), encoding="utf-8")
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    return " & ".join("".join(map(_latex, cell)) for cell in cells) + r" \\"
+
+
+def _latex(char: str) -> str:
+    """Return a character as pdflatex prints it; one that its fonts lack by its number."""
+    known = ord(char) < 128 or (char.isalpha() and ord(char) <= LAST_LETTER)
+    plain = char if known else rf"\texttt{{U+{ord(char):04X}}}"
+    return LATEX.get(char, plain)
+
+
+LATEX = {
+    **{char: f"\\{char}" for char in "&%$#_{}"},
+    **{char: f"${char}$" for char in "<>|"},
+    **{char: f"{{{char}}}" for char in "[]"},  # \\\\[ would be a distance
+    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+    **{"−": "$-$", "×": r"$\times$", "·": r"$\cdot$", "±": r"$\pm$", "→": r"$\to$"},
+    **{"≤": r"$\le$", "≥": r"$\ge$", "∞": r"$\infty$", "…": r"\dots{}", "—": "---", "–": "--"},
+    **{"α": r"$\alpha$", "β": r"$\beta$", "γ": r"$\gamma$", "δ": r"$\delta$", "λ": r"$\lambda$"},
+    **{"μ": r"$\mu$", "µ": r"$\mu$", "ρ": r"$\rho$", "σ": r"$\sigma$", "τ": r"$\tau$"},
+    **{chr(0x2080 + digit): f"$_{digit}$" for digit in range(10)},
+    **{"\n": " ", "\t": " "},
+}
+LAST_LETTER = 0xFF
+"""Of the letters that T1 fonts have all of."""
 
 
 def _kind(name: str, column: pd.Series) -> str:

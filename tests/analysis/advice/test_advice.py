@@ -1,5 +1,6 @@
 """Each verdict follows from its rule, on stores worked out by hand."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from scipy import stats
 from pipegap.analysis.advice.advice import Advice
 from pipegap.analysis.advice.race import SameTime
 from pipegap.analysis.advice.verdict import GO, STAY, UNDECIDED
+from pipegap.trainer.store.records import records
 from tests.support.advised import ask
-from tests.support.synthetic_store import config, put, write
+from tests.support.synthetic_store import config, ids, put, record, write
 
 
 def compared(advice: Advice, name: str) -> SameTime:
@@ -136,7 +138,7 @@ def test_an_uncertain_tax_decides_nothing(tmp_path: Path) -> None:
             "to settle it against ZB-V, run more of these trials: num_updates=550",
         ),
         ([1.4, 1.5, 1.6], 4, UNDECIDED, "not enough data: runs of one length only"),
-        ([0.9, 0.9, 0.9], 4, GO, "400 updates to sync's 400, fewer than the time allows"),
+        ([0.9, 0.9, 0.9], 4, GO, "400 against 400 updates, fewer than the time allows"),
         ([0.9, 0.9, 0.9], 1, STAY, "2BW is no faster here"),
         (
             [0.9, None, 0.9],
@@ -196,3 +198,47 @@ def test_fewer_than_two_pairs_decide_nothing(tmp_path: Path, losses: dict[str, A
     advice = ask(tmp_path)
     assert advice.verdict.word == UNDECIDED
     assert "run more of these trials: seeds=[0, 1, 2]" in str(advice)
+
+
+@pytest.mark.parametrize(
+    ("updates", "keys", "why", "settle"),
+    [
+        (99, {}, "runs of 99 updates decide nothing: fewer than 100", {"scale": "tiny"}),
+        (400, {"momentum": 0.9}, "regime begins at 1,000 with", {"num_updates": 1000}),
+        (400, {"weight_decay": 0.5}, "regime begins at 910 with", {"num_updates": 910}),
+        (400, {"weight_decay": 0.0}, "no length without decay", {"scale": "tiny"}),
+    ],
+    ids=["a smoke test", "short beside the momentum", "decay inactive", "no decay"],
+)
+@pytest.mark.parametrize("longer", [[0.9, 0.91, 0.921], [1.4, 1.41, 1.421], [None] * 3])
+def test_runs_outside_of_a_regime_decide_nothing(
+    tmp_path: Path,
+    updates: int,
+    keys: dict[str, float],
+    why: str,
+    settle: dict[str, Any],
+    longer: list[float | None],
+) -> None:
+    """Neither go nor stay, whatever the runs end at; longer ones of the same setting decide."""
+    for arm, losses in (("sync", [1.0, 1.01, 1.02]), ("delay", [1.05, 1.06, 1.071])):
+        put(tmp_path, arm, losses, num_updates=updates, **keys)
+    put(tmp_path, "delay", longer, num_updates=2 * updates, **keys)
+    put(tmp_path, "delay", longer, num_updates=round(1.0625 * updates), **keys)
+    record(
+        tmp_path, "main", "micro", ids(tmp_path), words=["sweep=main", "data=mine", "seq_len=64"]
+    )
+    advice = ask(tmp_path, updates=updates, records=records(tmp_path))
+    for rival in advice.rivals.values():
+        assert rival.decision.word == UNDECIDED
+        assert why in rival.decision.why
+        assert settle.items() <= rival.decision.settle.items()
+    if "scale" in settle:
+        words = ["sweep=main", "scale=tiny", "grid.optimizer=[adamw]", "data=mine"]
+        assert shlex.split(advice.command) == ["pipegap", "sweep", *words]
+    else:
+        assert f"num_updates={settle['num_updates']}" in advice.command
+
+
+def test_a_smoke_test_without_a_pair_is_not_repeated(tmp_path: Path) -> None:
+    put(tmp_path, "delay", [1.0, 1.1], num_updates=20)
+    assert ask(tmp_path).verdict.settle == {"scale": "tiny"}

@@ -1,5 +1,6 @@
 """The trials that an advice rests on: of which training, of which setting, with which λ."""
 
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -7,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from pipegap.analysis.advice.advice import sentence
 from pipegap.analysis.advice.verdict import UNDECIDED
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.store.records import Record, RecordedTrial
+from pipegap.trainer.store.records import Record, RecordedTrial, records
 from tests.support.advised import ask
-from tests.support.synthetic_store import config, put, result, write
+from tests.support.synthetic_store import config, put, record, result, write
 
 
 @pytest.mark.parametrize(
@@ -89,3 +91,41 @@ def test_what_cannot_be_is_refused(tmp_path: Path, question: dict[str, Any], mes
     put(tmp_path, "sync", [1.0])
     with pytest.raises(BadInput, match=message):
         ask(tmp_path, **question)
+
+
+def test_the_newest_sweep_is_answered_and_the_other_tasks_are_named(tmp_path: Path) -> None:
+    """Two tasks, of which the larger one was trained before; without records the larger counts."""
+    for size, ended in ((450_000, 100.0), (90_000, 200.0)):
+        for arm in ("sync", "delay"):
+            for seed in (0, 1):
+                trial = config(arm, seed=seed)
+                trial["model"]["hidden_size"] = size // 1000
+                write(tmp_path, trial, result(trial, 1.0, num_parameters=size, finished_at=ended))
+    names = sorted(path.name for path in (tmp_path / "trials").iterdir())
+    record(tmp_path, "main", "large", names[:4])
+    record(tmp_path, "main", "small", names[4:])
+    for known, first, other in (([], "450k", "90k"), (records(tmp_path), "90k", "450k")):
+        said, others, *_ = str(ask(tmp_path, records=known)).splitlines()
+        assert f" ({first} parameters), wiki, 400 updates, delay; time simulated" in said
+        assert re.fullmatch(
+            rf"not for the other tasks here: \w+ \({other} parameters\), wiki", others
+        )
+
+
+@pytest.mark.parametrize("num_diverged", [1, 6, 8])
+def test_an_arm_that_diverged_is_named_where_another_one_decides(
+    tmp_path: Path, num_diverged: int
+) -> None:
+    """Error Feedback removes most of the gap, and diverges in longer runs."""
+    seeds = range(8)
+    put(tmp_path, "sync", [1.0 + seed / 100 for seed in seeds])
+    put(tmp_path, "delay", [1.4 + seed / 99 for seed in seeds])
+    put(tmp_path, "delay_ef", [1.02 + seed / 101 for seed in seeds])
+    longer = [None if seed < num_diverged else 0.9 for seed in seeds]
+    put(tmp_path, "delay_ef", longer, num_updates=550)
+    advice = ask(tmp_path)
+    counted = f"delay + Error Feedback in {num_diverged} of 8 runs of 550 updates"
+    assert advice.left_out == (counted,)
+    assert sentence(advice).endswith(f"; left out: {counted} diverged")
+    assert "none is shown to remove" not in str(advice)
+    assert "those that remove a part of the gap diverged" in str(advice)

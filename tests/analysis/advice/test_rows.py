@@ -34,8 +34,8 @@ def test_one_row_per_optimizer_and_rival(tmp_path: Path) -> None:
     for rival, share in (("1F1B", 1), ("ZB-H1", 1 / 3), ("ZB-V", 1 / 6)):
         assert adamw.loc[rival, "difference"] == pytest.approx(0.04 - 0.14 * share + 1e-3 / 3)
     assert adamw["n"].tolist() == [3] * 5
-    between = "between 400 and 550 updates to sync's 400"
-    assert adamw["evidence"].tolist() == ["550 updates to sync's 400", *[between] * 4]
+    between = "between 400 and 550 against 400 updates"
+    assert adamw["evidence"].tolist() == ["550 against 400 updates", *[between] * 4]
     muon = table.head(5)
     assert muon["verdict"].tolist() == ["stay"] * 5  # it diverged
     assert muon["n"].tolist() == [0] * 5
@@ -75,4 +75,7 @@ def test_one_sentence_per_optimizer(tmp_path: Path, short: float, long: float, s
     add_runs(tmp_path, short, long)
     [advice] = advices(load(tmp_path), stages=4, microbatches=8)
     assert sentence(advice).startswith(said)
-    assert str(advice).startswith(said)
+    first, _, then = str(advice).partition("\n\n")
+    arm = "delay + Error Feedback; time simulated for 4 stages, 8 microbatches"
+    assert first == f"tiny (450k parameters), wiki, 400 updates, {arm}"
+    assert then.startswith(said)

@@ -84,7 +84,7 @@ def test_what_a_record_asks_and_the_store_lacks_is_missing_and_priced(tmp_path: 
 
 ANSWER = re.compile(
     r'<td data-rival="([^"]*)"[^>]*><span class="badge [^"]*">([^<]*)</span>'
-    r"(?:<small>(\S+) <span>([^<]*)</span></small>)?</td>"
+    r"(?:<small>(\S+) <span>([^<]*)</span></small>)?(?:<small>(.*?)</small>)?</td>"
 )
 
 
@@ -112,8 +112,9 @@ def test_the_first_screen_is_the_answer_the_picture_and_what_was_trained(tmp_pat
         of_optimizer = expected[expected["optimizer"] == optimizer].to_dict("records")
         for cell, told in zip(ANSWER.findall(row), of_optimizer, strict=True):
             assert cell[:2] == (told["rival"], told["verdict"])
-            numbers = re.findall(r"[+-][\d.]+", "".join(cell[2:]).replace("−", "-"))
+            numbers = re.findall(r"[+-][\d.]+", "".join(cell[2:4]).replace("−", "-"))
             known = [told[name] for name in ("difference", "low", "high")] if told["n"] else []
+            assert cell[4] == (f"{told['evidence']}, n = {told['n']}" if told["n"] else "")
             assert [float(number) for number in numbers] == pytest.approx(known, abs=5e-5)
     assert {*expected["verdict"]} == {"go", "not enough data"}
     settles, asks = re.findall(r"<code>(pipegap (?:sweep|advise) .+?)</code>", text)

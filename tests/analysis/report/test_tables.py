@@ -117,7 +117,7 @@ def test_latex_has_the_words_of_the_page(tmp_path: Path) -> None:
     assert listing.rows[0][1].values == [0.5, 0.4, 0.6]
     write_latex(listing, tmp_path)
     text = (tmp_path / "t.tex").read_text()
-    assert "delay\\_ef & +0.5000 [+0.4000, +0.6000] & 58\\% \\\\" in text
+    assert "delay\\_ef & +0.5000 {[}+0.4000, +0.6000{]} & 58\\% \\\\" in text
     assert text.index("\\toprule") < text.index("\\midrule") < text.index("\\bottomrule")
 
 

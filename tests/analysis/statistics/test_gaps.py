@@ -119,7 +119,7 @@ def test_nothing_to_compare_gives_an_empty_table(tmp_path: Path) -> None:
 def test_a_row_without_a_pair_is_left_out(tmp_path: Path) -> None:
     put(tmp_path, "sync", [1.0, 1.1])
     put(tmp_path, "delay", [1.2, 1.3])
-    put(tmp_path, "delay_ef", [1.2], momentum=0.5)  # no sync with this momentum
+    put(tmp_path, "delay_ef", [1.2], momentum=0.9)  # no sync with this momentum
     table = gaps(load(tmp_path))
     assert (table["pairs"] > 0).sum() == 1 < len(table)
     rows = gap_table(table).strip().splitlines()[2:]
@@ -135,3 +135,15 @@ def test_only_what_varies_has_a_column(tmp_path: Path) -> None:
     assert "setting" in header
     assert "stages" not in header
     assert "microbatches" not in header
+
+
+def test_a_point_at_which_no_gap_was_asked_for_has_no_row(tmp_path: Path) -> None:
+    """Longer delayed runs have no sync of their length; one that is still running was asked for."""
+    write_arms(tmp_path, {"sync": [1.0, 1.0], "delay": [1.2, 1.2], "delay_ef": [1.1, 1.1]})
+    put(tmp_path, "delay_ef", [1.0, 1.0], num_updates=550)
+    assert gaps(load(tmp_path))[["arm", "n"]].to_numpy().tolist() == [["delay", 2], ["delay_ef", 2]]
+    write(tmp_path, config("sync") | {"num_updates": 550}, None)
+    longer = gaps(load(tmp_path)).iloc[2:]
+    assert longer[["arm", "n"]].to_numpy().tolist() == [["delay", 0], ["delay_ef", 0]]
+    put(tmp_path, "delay", [1.2], optimizer="muon")  # whose sync was forgotten
+    assert one(gaps(load(tmp_path)), "delay", "muon")["missing_sync_seeds"] == "0"
