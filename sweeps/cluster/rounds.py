@@ -72,7 +72,7 @@ def run_rounds(now: Round) -> tuple[Round, bool]:
     request = now.request
     if not now.runnable:
         return now, False
-    with session(request.title, now.store, request.gpus_per_trial, request.tracking) as here:
+    with session(now.title, now.store, request.gpus_per_trial, request.tracking) as here:
         if len(now.todo) == len(now.planned):
             try_first(here, now.runnable, request.first_trial)
         work = WorkList(now.store)

@@ -19,7 +19,7 @@ def test_each_recorded_sweep_has_a_line(tmp_path: Path, capsys: pytest.CaptureFi
     assert clip[:6] == ["clip-micro", "0", "0", "0", "0", "0"]
     assert (tiny[:2], tiny[5]) == (["main-tiny", "5"], "2")
     assert sum(map(int, tiny[2:5])) == 3
-    assert " ".join(tiny[6:]) == "pipegap status sweep=main scale=tiny"
+    assert " ".join(tiny[6:]) == f"pipegap status sweep=main scale=tiny results={tmp_path}"
 
 
 def test_a_store_without_sweeps_says_what_makes_one(
