@@ -16,6 +16,7 @@ from pipegap.analysis.statistics.tax import MAIN_ARMS, best_taxes
 from pipegap.analysis.table import names
 from pipegap.trainer.base.errors import some
 from pipegap.trainer.base.status import Status
+from pipegap.trainer.folder.result import failures
 
 Cells = Mapping[Any, Any]
 
@@ -132,10 +133,9 @@ def notes(trials: pd.DataFrame, gaps: pd.DataFrame) -> Iterator[str]:
     Points outside of the paper's regime have a line per reason, and what is missing has a line per
     arm, however many points lack it.
     """
-    for status in (Status.FAILED, Status.UNFINISHED):
-        folders = trials.loc[trials["status"] == status, "folder"].tolist()
-        if folders:
-            yield f"{len(folders)} {status}, left out: {some(folders)}"
+    yield from failed_lines(trials)
+    if folders := trials.loc[trials["status"] == Status.UNFINISHED, "folder"].tolist():
+        yield f"{len(folders)} unfinished, left out: {some(folders)}"
     for row in gaps[gaps["sync_diverged"] > 0].to_dict("records"):
         seeds = f"{row['sync_diverged']} seeds of {_name(row)} {row['arm']}"
         yield f"{seeds} are left out: their sync trial diverged"
@@ -153,6 +153,12 @@ def notes(trials: pd.DataFrame, gaps: pd.DataFrame) -> Iterator[str]:
     if not (gaps["pairs"] > 0).any():
         arms = ", ".join(sorted(trials["arm"].unique()))
         yield f"no pairs yet, and so no gap: a sync trial and another arm at one seed (got: {arms})"
+
+
+def failed_lines(trials: pd.DataFrame) -> Iterator[str]:
+    """Yield a line per reason for which trials failed."""
+    failed = trials[trials["status"] == Status.FAILED].fillna({"error": ""}).to_dict("records")
+    return failures(((f"trial {row['trial_id']}", row) for row in failed), len(trials))
 
 
 def _name(row: Mapping[Hashable, object]) -> str:

@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -21,6 +21,7 @@ from pipegap.trainer.base.cli import number
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.status import ENDED, Status
 from pipegap.trainer.folder.lease import holder
+from pipegap.trainer.folder.result import why_failed
 
 STATUSES = (*ENDED, Status.RUNNING, Status.INTERRUPTED)
 SHOWN = (
@@ -184,9 +185,7 @@ def _words(value: Any) -> str:
         return value.strftime("%Y-%m-%d %H:%M")
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1 else f"{value:.4f}"
-    lines: Iterable[str] = [line for line in str(value).splitlines() if line.strip()] or [""]
-    first, *_, last = [*lines, *lines]
-    return last if first.startswith("Traceback") else first
+    return why_failed(str(value)) if value else ""
 
 
 FORMS = {

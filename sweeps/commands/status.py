@@ -17,7 +17,8 @@ from pipegap.sweeps.view.progress import Progress
 from pipegap.sweeps.view.render import SHARE, GapTable, ReadConsole, render
 from pipegap.trainer.base.cli import DONE, parse, take_flag
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.status import ENDED
+from pipegap.trainer.base.status import ENDED, Status
+from pipegap.trainer.folder.result import LIST_FAILED, Row, failures
 from pipegap.trainer.store.bucket import StoreAway
 from pipegap.trainer.store.opened import open_store, pulled
 from pipegap.trainer.store.records import Record, records
@@ -56,14 +57,15 @@ class WatchedSweep:
         self.progress = Progress(trials, self.progress)
         self.progress.refresh(self.progress.trials, self._seen)
         self._gaps.refresh(self.progress, width)
-        note = ""
+        failed = [(t.name, row) for t in trials if (row := self._seen.failure(t)) is not None]
+        notes = [*failures(failed, len(trials))]
         if any(trial.plan.data_hash is None for trial in trials):
-            note = "its data is not prepared here: trials cannot be recognised by their ids"
+            notes.append("its data is not prepared here: trials cannot be recognised by their ids")
         return render(
             ", ".join(sweep.label for sweep in self._sweeps),
             self.progress,
             gaps=self._gaps.text,
-            note=note,
+            note="\n".join(notes),
         )
 
 
@@ -94,25 +96,37 @@ def _overview(where: str) -> str:
 
     Trials that run now are among those left: only the sweep's own view asks for their leases.
     """
+    failed = dict[str, Row]()
     rows = [("sweep", "trials", *(str(status) for status in ENDED), "left")]
     more = ["more"]
     seen, results = Snapshot(), pulled(where)
+    planned = set[str]()
     for record in records(results):
-        ended = (seen.result(results / "trials" / trial_id) for trial_id in record.trials)
-        ends = Counter(result["status"] for result in ended if result)
+        planned |= record.trials.keys()
+        found = {key: seen.result(results / "trials" / key) for key in record.trials}
+        ended = {key: result for key, result in found.items() if result}
+        ends = Counter(result["status"] for result in ended.values())
+        failed |= {key: row for key, row in ended.items() if row["status"] == Status.FAILED}
         counts = (len(record.trials), *(ends[status] for status in ENDED))
         left = len(record.trials) - ends.total()
         rows.append((record.label, *map(str, (*counts, left))))
         more.append(_command(record, where))
     if len(rows) == 1:
         return f"{results} has no record of a sweep: pipegap sweep sweep=main makes one"
-    return "\n".join(map("  ".join, zip(aligned(rows, str.rjust), more, strict=True)))
+    lines = [*map("  ".join, zip(aligned(rows, str.rjust), more, strict=True))]
+    if failed:
+        lines += failures(failed.items(), len(planned))
+        lines.append(f"all that failed: {shlex.join([*LIST_FAILED, *_store(where)])}")
+    return "\n".join(lines)
+
+
+def _store(where: str) -> list[str]:
+    return [] if where == "results" else [f"results={where}"]
 
 
 def _command(record: Record, where: str) -> str:
     """The command that shows the progress of a recorded sweep."""
-    store = [] if where == "results" else [f"results={where}"]
-    return shlex.join(["pipegap", "status", *record.given, *store])
+    return shlex.join(["pipegap", "status", *record.given, *_store(where)])
 
 
 def _require_asked(asked: Asked, where: str) -> None:

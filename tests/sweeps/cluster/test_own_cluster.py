@@ -137,7 +137,9 @@ def test_a_failing_trial_is_recorded_and_stops_no_other(
     broken = next(trial for trial in plan.planned if trial.arm == "delay")
     (broken.folder / "metrics.jsonl").mkdir(parents=True)
     assert main(words(tmp_path)) == 1
-    assert "failed: adamw delay seed 0" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert " adamw delay seed 0: IsADirectoryError: " in printed  # where it ends, and at the end:
+    assert "1 of 2 failed: IsADirectoryError: " in printed.splitlines()[-2]
     result = json.loads((broken.folder / "result.json").read_text())
     assert result["status"] == "failed"
     assert "metrics.jsonl" in result["error"]

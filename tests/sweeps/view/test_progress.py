@@ -135,10 +135,15 @@ class Screen:
     """A display with its console, told what Tune tells."""
 
     def __init__(
-        self, planned: list[Trial], todo: list[Trial], results: Path, terminal: bool
+        self,
+        planned: list[Trial],
+        todo: list[Trial],
+        results: Path,
+        terminal: bool,
+        width: int = 100,
     ) -> None:
         self.file = io.StringIO()
-        console = Console(file=self.file, force_terminal=terminal, width=100)
+        console = Console(file=self.file, force_terminal=terminal, width=width)
         self.display = Display("name", planned, todo, FileStore(results), lambda: False, console)
 
     @property
@@ -153,6 +158,11 @@ class Screen:
         told = {"warm": COLD, **row, "hostname": "h", "pid": 7}
         self.display.on_trial_result(0, [], self._of_tune(trial), told)
         self.display.on_step_end(0, [])
+
+    def fail(self, trial: Trial, error: Exception | None) -> None:
+        of_tune = self._of_tune(trial)
+        of_tune.get_pickled_error = lambda: error
+        self.display.on_trial_error(0, [], of_tune)
 
     def _of_tune(self, trial: Trial) -> SimpleNamespace:
         point = {"id": trial.plan.trial_id, "arm": trial.arm, "config": trial.config}
@@ -174,6 +184,28 @@ def test_lines_where_there_is_no_terminal(corpus: Path, tmp_path: Path) -> None:
         assert not screen.display.running
     assert screen.file.getvalue().splitlines() == [
         f"1/2 completed {one.plan.trial_id} adamw sync seed 0, about 12 s left"
+    ]
+
+
+def test_a_log_says_why_a_trial_failed_and_breaks_no_line(corpus: Path, tmp_path: Path) -> None:
+    raised, refused, died, unknown = planned = trials(corpus, tmp_path, 4)
+    screen = Screen(planned, planned, tmp_path, terminal=False, width=30)
+    trace = (
+        'ray::train() (pid=7)\n  File "a.py", line 1, in step\n    x()\n[0] is no matrix:\nrow 3'
+    )
+    with screen.display:
+        for trial in planned:
+            screen.start(trial)
+        screen.fail(raised, RuntimeError(trace))
+        screen.row(refused, num_done=0, status=Status.FAILED, error="optimizer.lr=-1: no [rate]")
+        screen.fail(died, RuntimeError("The actor died unexpectedly.\n\tclass_name: X"))
+        screen.fail(unknown, None)
+    whys = ["[0] is no matrix:", "optimizer.lr=-1: no [rate]", "The actor died unexpectedly."]
+    assert screen.file.getvalue().splitlines() == [
+        f"{number}/4 failed {trial.trial_id} adamw sync seed {number - 1}: {why}"
+        for number, (trial, why) in enumerate(
+            zip(planned, [*whys, "no reason is recorded"], strict=True), start=1
+        )
     ]
 
 
