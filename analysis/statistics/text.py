@@ -14,6 +14,7 @@ from pipegap.analysis.statistics.gaps import INACTIVE, SHORT
 from pipegap.analysis.statistics.intervals import ends_text
 from pipegap.analysis.statistics.tax import MAIN_ARMS, best_taxes
 from pipegap.analysis.table import names
+from pipegap.analysis.table.text import packed
 from pipegap.trainer.base.errors import some
 from pipegap.trainer.base.status import Status
 from pipegap.trainer.folder.result import failures
@@ -93,22 +94,30 @@ TEXTS: Mapping[str, Callable[[Cells], str]] = {
 }
 VARYING = ("setting", "stages", "microbatches")
 """Columns that are left out if they are the same in all rows."""
+BARE = ("optimizer", "setting", "arm")
+"""Columns that need no head."""
 OPTIONAL = ("token tax [95 %]",)
 """Columns that are left out if they are empty in all rows."""
 
 
 def gap_table(gaps: pd.DataFrame, *, width: int | None = None) -> str:
-    """The rows that have a pair: Markdown, or ruled lines of `width` columns for a terminal."""
+    """The rows that have a pair: Markdown, or for a terminal a ruled table without empty columns,
+    or each row by itself where `width` columns are too few: no cell is broken."""
     rows = _named(gaps)[gaps["pairs"] > 0].to_dict("records")
     cells = {name: [text(row) for row in rows] for name, text in TEXTS.items()}
     constant = [name for name in VARYING if len({*cells[name]}) <= 1]
-    empty = [name for name in OPTIONAL if not any(cells[name])]
+    may_go = OPTIONAL if width is None else cells
+    empty = [name for name in may_go if not any(cells[name])]
     shown = [name for name in cells if name not in (*constant, *empty)]
     table = Table(*shown, box=box.MARKDOWN if width is None else box.SIMPLE_HEAD)
-    for values in zip(*(cells[name] for name in shown), strict=True):
+    lines = [*zip(*(cells[name] for name in shown), strict=True)]
+    for values in lines:
         table.add_row(*values)
     buffer = io.StringIO()
-    Console(file=buffer, width=width or WIDTH_OF_FILES, markup=False, highlight=False).print(table)
+    console = Console(file=buffer, width=WIDTH_OF_FILES, markup=False, highlight=False)
+    if width is not None and console.measure(table).maximum > width:
+        return "\n".join(packed(shown, values, width, BARE) for values in lines)
+    console.print(table)
     return "\n".join(line.rstrip() for line in buffer.getvalue().strip("\n").splitlines())
 
 
