@@ -80,8 +80,8 @@ docs: $(READY)  ## the answer, table and picture of README.md and docs/gaps.ipyn
 site: $(READY)  ## the documentation as a site, in site/; REPO_URL=<URL> links to the code
 	$(BIN)/python -m mkdocs build
 
-submit: $(READY)  ## a sweep on a Ray cluster: SWEEP=main SCALE=135m ARGS="results=/… data.path=/…"
-	$(BIN)/pipegap submit sweep=$(or $(SWEEP),main) scale=$(or $(SCALE),tiny) $(ARGS)
+submit: $(READY)  ## a sweep on a Ray cluster: SWEEP=main SCALE=135m ARGS="results=/… data.path=/…"; DRY_RUN=1 prices it
+	$(if $(DRY_RUN),$(call sweep,$(or $(SCALE),tiny),$(or $(SWEEP),main)),$(BIN)/pipegap submit sweep=$(or $(SWEEP),main) scale=$(or $(SCALE),tiny) $(ARGS))
 
 test test-slow: export PATH := $(PATH):$(abspath $(MOTO)/bin)
 
@@ -100,9 +100,10 @@ check: $(READY)  ## ruff, format, types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-wheel: $(READY)  ## dist/*.whl: every command and conf/, to install where there is no checkout
+# pip builds it in an environment of its own: none of ours is needed.
+wheel:  ## dist/*.whl: every command and conf/, to install where there is no checkout
 	rm -rf build
-	$(BIN)/python -m pip wheel -q --no-deps --wheel-dir dist .
+	$(PYTHON) -m pip wheel -q --no-deps --wheel-dir dist .
 
 clean:  ## remove the environment and caches; data and results stay
 	rm -rf $(VENV) site .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist *.egg-info

@@ -12,8 +12,10 @@ from pipegap.analysis.advice.advice import Advice, cost, heading, sentence
 from pipegap.analysis.advice.advise import advices, handover, matrix, most_decided
 from pipegap.analysis.report.facts import command
 from pipegap.analysis.statistics.intervals import ends_text
+from pipegap.analysis.statistics.text import failed_lines
 from pipegap.analysis.table import names
 from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.folder.result import LIST_FAILED
 from pipegap.trainer.store.records import Record
 
 STAGES, MICROBATCHES = 4, 8
@@ -53,6 +55,8 @@ class StoreAnswer(NamedTuple):
     question: str
     """The command that asks about another pipeline."""
     next_step: str
+    failed: Sequence[str] = ()
+    """How many of its trials failed and why, a line per reason."""
 
     @property
     def printed(self) -> str:
@@ -83,6 +87,7 @@ def answer(
         handover(said),
         shlex.join(["pipegap", "advise", *words, store]),
         "" if any(advice.num_decided for advice in said) else _next_step(rows, left, store),
+        [*failed_lines(trials)],
     )
 
 
@@ -111,8 +116,9 @@ def _row(advice: Advice, store: str) -> AnswerRow:
 
 
 def _next_step(rows: Sequence[AnswerRow], left: pd.DataFrame, store: str) -> str:
-    """Return the command of the first sweep that is begun and not done, else of the first advice,
-    else of the sweep `main`."""
-    begun = left.loc[left["missing"].fillna(0) > 0, "command"]
-    known = [*begun, *(row.command for row in rows if row.command)]
+    """Return the command of the first sweep that is begun and not done, else of a list of what
+    failed, else of the first advice, else of the sweep `main`."""
+    begun = left.loc[left["missing"].fillna(0) > left["failed"].fillna(0), "command"]
+    failed = [shlex.join([*LIST_FAILED, store])] if (left["failed"].fillna(0) > 0).any() else []
+    known = [*begun, *failed, *(row.command for row in rows if row.command)]
     return known[0] if known else command(["sweep=main"], store)

@@ -223,7 +223,7 @@ def _of_record(record: Record, status: dict[str, str], store: str) -> dict[str, 
         "arms": ", ".join(f"{count} {arm}" for arm, count in sorted(arms.items())),
         "settled": record.settled,
         # Without what was added: a command of several sweeps did so for some of them alone.
-        "command": command((w for w in record.words if w not in record.added), store),
+        "command": command(record.given, store),
     }
 
 

@@ -14,8 +14,10 @@ from pipegap.analysis.statistics.gaps import INACTIVE, SHORT
 from pipegap.analysis.statistics.intervals import ends_text
 from pipegap.analysis.statistics.tax import MAIN_ARMS, best_taxes
 from pipegap.analysis.table import names
+from pipegap.analysis.table.text import packed
 from pipegap.trainer.base.errors import some
 from pipegap.trainer.base.status import Status
+from pipegap.trainer.folder.result import failures
 
 Cells = Mapping[Any, Any]
 
@@ -92,22 +94,30 @@ TEXTS: Mapping[str, Callable[[Cells], str]] = {
 }
 VARYING = ("setting", "stages", "microbatches")
 """Columns that are left out if they are the same in all rows."""
+BARE = ("optimizer", "setting", "arm")
+"""Columns that need no head."""
 OPTIONAL = ("token tax [95 %]",)
 """Columns that are left out if they are empty in all rows."""
 
 
 def gap_table(gaps: pd.DataFrame, *, width: int | None = None) -> str:
-    """The rows that have a pair: Markdown, or ruled lines of `width` columns for a terminal."""
+    """The rows that have a pair: Markdown, or for a terminal a ruled table without empty columns,
+    or each row by itself where `width` columns are too few: no cell is broken."""
     rows = _named(gaps)[gaps["pairs"] > 0].to_dict("records")
     cells = {name: [text(row) for row in rows] for name, text in TEXTS.items()}
     constant = [name for name in VARYING if len({*cells[name]}) <= 1]
-    empty = [name for name in OPTIONAL if not any(cells[name])]
+    may_go = OPTIONAL if width is None else cells
+    empty = [name for name in may_go if not any(cells[name])]
     shown = [name for name in cells if name not in (*constant, *empty)]
     table = Table(*shown, box=box.MARKDOWN if width is None else box.SIMPLE_HEAD)
-    for values in zip(*(cells[name] for name in shown), strict=True):
+    lines = [*zip(*(cells[name] for name in shown), strict=True)]
+    for values in lines:
         table.add_row(*values)
     buffer = io.StringIO()
-    Console(file=buffer, width=width or WIDTH_OF_FILES, markup=False, highlight=False).print(table)
+    console = Console(file=buffer, width=WIDTH_OF_FILES, markup=False, highlight=False)
+    if width is not None and console.measure(table).maximum > width:
+        return "\n".join(packed(shown, values, width, BARE) for values in lines)
+    console.print(table)
     return "\n".join(line.rstrip() for line in buffer.getvalue().strip("\n").splitlines())
 
 
@@ -132,10 +142,9 @@ def notes(trials: pd.DataFrame, gaps: pd.DataFrame) -> Iterator[str]:
     Points outside of the paper's regime have a line per reason, and what is missing has a line per
     arm, however many points lack it.
     """
-    for status in (Status.FAILED, Status.UNFINISHED):
-        folders = trials.loc[trials["status"] == status, "folder"].tolist()
-        if folders:
-            yield f"{len(folders)} {status}, left out: {some(folders)}"
+    yield from failed_lines(trials)
+    if folders := trials.loc[trials["status"] == Status.UNFINISHED, "folder"].tolist():
+        yield f"{len(folders)} unfinished, left out: {some(folders)}"
     for row in gaps[gaps["sync_diverged"] > 0].to_dict("records"):
         seeds = f"{row['sync_diverged']} seeds of {_name(row)} {row['arm']}"
         yield f"{seeds} are left out: their sync trial diverged"
@@ -153,6 +162,12 @@ def notes(trials: pd.DataFrame, gaps: pd.DataFrame) -> Iterator[str]:
     if not (gaps["pairs"] > 0).any():
         arms = ", ".join(sorted(trials["arm"].unique()))
         yield f"no pairs yet, and so no gap: a sync trial and another arm at one seed (got: {arms})"
+
+
+def failed_lines(trials: pd.DataFrame) -> Iterator[str]:
+    """Yield a line per reason for which trials failed."""
+    failed = trials[trials["status"] == Status.FAILED].fillna({"error": ""}).to_dict("records")
+    return failures(((f"trial {row['trial_id']}", row) for row in failed), len(trials))
 
 
 def _name(row: Mapping[Hashable, object]) -> str:

@@ -2,8 +2,9 @@
 
 import json
 import math
+import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -12,15 +13,15 @@ from typing import Any
 
 import pandas as pd
 from pandas.api import types
-from rich.console import Console
-from rich.table import Table
 
 from pipegap.analysis.table.load import load
 from pipegap.analysis.table.rows import Row
+from pipegap.analysis.table.text import aligned, packed
 from pipegap.trainer.base.cli import number
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.status import ENDED, Status
 from pipegap.trainer.folder.lease import holder
+from pipegap.trainer.folder.result import why_failed
 
 STATUSES = (*ENDED, Status.RUNNING, Status.INTERRUPTED)
 SHOWN = (
@@ -164,14 +165,14 @@ def _equal(column: pd.Series, key: str, word: str) -> pd.Series:
 
 
 def _plain(table: pd.DataFrame) -> str:
-    shown = Table(*map(str, table), box=None, pad_edge=False, header_style="dim")
-    for row in table.itertuples(index=False):
-        shown.add_row(*map(_words, row))
-    width = None if sys.stdout.isatty() else WIDTH_OF_FILES
-    console = Console(width=width, highlight=False, markup=False)
-    with console.capture() as captured:
-        console.print(shown)
-    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+    """In columns; on a terminal that is too narrow each row by itself."""
+    heads = [str(name) for name in table]
+    rows = [[*map(_words, row)] for row in table.itertuples(index=False)]
+    lines = [*aligned([heads, *rows])]
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH_OF_FILES
+    if max(map(len, lines)) > width:
+        return "\n".join(packed(heads, row, width, heads[:1]) for row in rows)
+    return "\n".join(lines)
 
 
 def _words(value: Any) -> str:
@@ -184,9 +185,7 @@ def _words(value: Any) -> str:
         return value.strftime("%Y-%m-%d %H:%M")
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1 else f"{value:.4f}"
-    lines: Iterable[str] = [line for line in str(value).splitlines() if line.strip()] or [""]
-    first, *_, last = [*lines, *lines]
-    return last if first.startswith("Traceback") else first
+    return why_failed(str(value)) if str(value) else ""
 
 
 FORMS = {

@@ -1,6 +1,6 @@
 """Lists and tables as text."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]] = ()) -> str:
@@ -12,6 +12,19 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]] = ()) -> str:
 def markdown_row(cells: Sequence[str]) -> str:
     """Return one row of a Markdown table."""
     return f"| {' | '.join(cells)} |"
+
+
+def packed(heads: Sequence[str], cells: Sequence[str], width: int, bare: Collection[str]) -> str:
+    """Return a row of a table that is wider than `width`, in lines of whole cells: each after its
+    head, but for those of `bare` heads; empty ones are left out."""
+    pairs = zip(heads, cells, strict=True)
+    parts = [cell if head in bare else f"{head} {cell}" for head, cell in pairs if cell]
+    lines = [""]
+    for part in parts:
+        if lines[-1].strip() and len(lines[-1]) + len(part) + 1 > width:
+            lines.append("  ")
+        lines[-1] += f"{part}, "
+    return "\n".join(line.rstrip() for line in lines).rstrip(",")
 
 
 def aligned(

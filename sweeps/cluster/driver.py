@@ -140,7 +140,7 @@ def _train(payload: Mapping[str, Any], flag: Any, tracking: Tracking, store: Swe
     )
     last_report, num_rows, warm = time.monotonic(), 0, COLD
 
-    def send(status: Status, **row: float) -> None:
+    def send(status: Status, **row: float | str) -> None:
         tune.report({**row, "warm": warm, "status": status, "untracked": tracker.trouble})
 
     def report(row: Row) -> None:
@@ -167,19 +167,20 @@ def _train(payload: Mapping[str, Any], flag: Any, tracking: Tracking, store: Swe
         # Another attempt would raise it too: the trial has failed, and Tune does not retry it.
         except BadInput as error:
             record_failure(running.config, str(error))
-            return {"status": Status.FAILED}
+            return {"status": Status.FAILED, "error": str(error)}
 
-    num_done, wall_seconds = 0, 0.0
+    num_done, wall_seconds, why = 0, 0.0, ""
     try:
         with store.running(config, trial["id"]) as running:
             result = run(running)
         status = Status(result["status"])
         num_done, wall_seconds = result.get("num_updates", 0), result.get("wall_seconds", 0.0)
+        why = result.get("error") or ""
     except Stopped as stopped:
         num_done, status = stopped.num_updates, Status.STOPPED
     except (Held, LeaseLost, StoreAway):
         status = Status.ELSEWHERE
-    send(status, num_done=num_done, wall_seconds=wall_seconds)
+    send(status, num_done=num_done, wall_seconds=wall_seconds, error=why)
 
 
 def _resources(payload: Mapping[str, Any]) -> PlacementGroupFactory:

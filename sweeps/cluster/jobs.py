@@ -139,7 +139,10 @@ def follow(client: Client, job_id: str) -> int:
     except (RuntimeError, ClientError) as error:
         print(f"lost job {job_id} ({error}): the same command looks for it again", file=sys.stderr)
         return LOST
-    print(f"job {job_id}: {job.status.lower()}")
+    again = (
+        "" if job.status == "SUCCEEDED" else ": the same command submits it again and resumes it"
+    )
+    print(f"job {job_id}: {job.status.lower()}{again}")
     return exit_code(job)
 
 

@@ -72,7 +72,8 @@ def run_rounds(now: Round) -> tuple[Round, bool]:
     request = now.request
     if not now.runnable:
         return now, False
-    with session(request.title, now.store, request.gpus_per_trial, request.tracking) as here:
+    print(_what_starts(now.runnable), flush=True)
+    with session(now.title, now.store, request.gpus_per_trial, request.tracking) as here:
         if len(now.todo) == len(now.planned):
             try_first(here, now.runnable, request.first_trial)
         if note := request.tracking.note(request.results):
@@ -90,6 +91,15 @@ def run_rounds(now: Round) -> tuple[Round, bool]:
                 work.add(now.runnable)
         stopped = here.asked_to_stop()
     return now.again(), stopped
+
+
+def _what_starts(trials: Sequence[Trial]) -> str:
+    """Say what happens before the first trial ends, which a log would not show for minutes."""
+    address = os.environ.get("RAY_ADDRESS")
+    does = f"joins Ray at {address}" if address else "starts Ray"
+    if any(trial.config["compile"] == "update" for trial in trials):
+        does += "; the first trials compile their updates, about 1 min where none were compiled yet"
+    return does
 
 
 def _next(now: Round, asked_to_stop: Callable[[], bool]) -> Round:

@@ -17,7 +17,7 @@ from pipegap.trainer.base.errors import BadInput, Stopped
 from pipegap.trainer.base.status import FINAL, Status
 from pipegap.trainer.config.plan import plan_trial
 from pipegap.trainer.config.schema import validate
-from pipegap.trainer.folder.result import Row, trial_folder
+from pipegap.trainer.folder.result import Row, failures, trial_folder
 from pipegap.trainer.folder.wellformed import CONFIG, read
 from pipegap.trainer.store.opened import open_store
 from pipegap.trainer.store.snapshot import Snapshot
@@ -119,8 +119,9 @@ def _report(trials: Sequence[Trial], seen: Snapshot) -> int:
     now = Progress(trials)
     now.refresh(now.trials, seen)
     print(", ".join(f"{count} {status}" for status, count in sorted(now.counts.items())))
-    for trial, _ in now.of(Status.FAILED):
-        print(f"failed: {trial.name}, see {trial.folder}/result.json")
+    failed = [(t.name, row) for t in trials if (row := seen.failure(t)) is not None]
+    for line in failures(failed, len(trials)):
+        print(line)
     if left := now.counts[Status.INTERRUPTED]:
         print(f"stopped with {left} trials to go: rerun status=interrupted resumes them")
     return DONE if all(state.status in FINAL for state in now.states.values()) else FAILED

@@ -14,6 +14,7 @@ from pipegap.sweeps.request.expand import unique
 from pipegap.sweeps.request.files import ALL, PAPER, known
 from pipegap.trainer.base.cli import DONE, FAILED, parser
 from pipegap.trainer.base.errors import Stopped
+from pipegap.trainer.folder.result import LIST_FAILED, failures
 from pipegap.trainer.store.opened import open_store
 
 
@@ -77,12 +78,14 @@ def _end(now: Round, plan: SweepPlan) -> int:
     if len(now.sweeps) > 1:
         print(f"\nsweep {plan.label}")
     todo = [trial for trial in unique(plan.planned) if now.seen.finished(trial) is None]
-    lost = [trial for trial in todo if now.seen.failed(trial)]
-    for trial in lost:
-        print(f"failed: {trial.name}, see {trial.folder}/result.json")
+    lost = [(trial.name, row) for trial in todo if (row := now.seen.failure(trial)) is not None]
     print(sweep_record.report(now, plan))
     if plan.sweep.verdict:
         print(f"rule for the verdict, written before the run: {plan.sweep.verdict}")
+    for line in failures(lost, len(unique(plan.planned))):
+        print(line)
+    if lost:
+        print(f"all that failed: {shlex.join([*LIST_FAILED, f'results={now.request.where}'])}")
     if left := len(todo) - len(lost):
         print(f"{left} trials have not run: the same command runs them")
     return FAILED if todo else DONE

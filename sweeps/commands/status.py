@@ -1,24 +1,27 @@
 """Shows the progress of a sweep that another process runs; without words, of all in the store."""
 
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from rich.console import RenderableType
 from rich.live import Live
 
 from pipegap.analysis.table.text import aligned
+from pipegap.sweeps.plan.labels import Asked
 from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from pipegap.sweeps.request.command_line import Request, parse_request
 from pipegap.sweeps.view.progress import Progress
 from pipegap.sweeps.view.render import SHARE, GapTable, ReadConsole, render
 from pipegap.trainer.base.cli import DONE, parse, take_flag
-from pipegap.trainer.base.status import ENDED
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.status import ENDED, Status
+from pipegap.trainer.folder.result import LIST_FAILED, Row, failures
 from pipegap.trainer.store.bucket import StoreAway
 from pipegap.trainer.store.opened import open_store, pulled
-from pipegap.trainer.store.records import records
+from pipegap.trainer.store.records import Record, records
 from pipegap.trainer.store.snapshot import Snapshot
 
 POLL_EVERY = 2.0
@@ -35,11 +38,13 @@ class WatchedSweep:
     """The progress of a sweep, as its store records it."""
 
     def __init__(self, request: Request) -> None:
-        self._request, self._gaps = request, GapTable(request.results)
+        self._gaps = GapTable(request.results)
         self._store = open_store(request.where)
         self._store.pull()
         self._seen = Snapshot()
         self._sweeps = plan_sweeps(request, self._seen)
+        for sweep in self._sweeps:
+            _require_asked(sweep.asked, request.where)
         self.progress = Progress([])
 
     def render(self, width: int | None) -> RenderableType:
@@ -52,17 +57,23 @@ class WatchedSweep:
         self.progress = Progress(trials, self.progress)
         self.progress.refresh(self.progress.trials, self._seen)
         self._gaps.refresh(self.progress, width)
-        note = ""
+        failed = [(t.name, row) for t in trials if (row := self._seen.failure(t)) is not None]
+        notes = [*failures(failed, len(trials))]
         if any(trial.plan.data_hash is None for trial in trials):
-            note = "its data is not prepared here: trials cannot be recognised by their ids"
-        return render(self._request.title, self.progress, gaps=self._gaps.text, note=note)
+            notes.append("its data is not prepared here: trials cannot be recognised by their ids")
+        return render(
+            ", ".join(sweep.label for sweep in self._sweeps),
+            self.progress,
+            gaps=self._gaps.text,
+            note="\n".join(notes),
+        )
 
 
 def main(words: Sequence[str]) -> int:
     """Exit code 0, whatever became of the trials. Raises BadInput."""
     given = parse(words, "pipegap status", __doc__ or "", KEYS)
     if not given.keys() - {"results"}:
-        print(_overview(pulled(given.get("results", "results"))))
+        print(_overview(given.get("results", "results")))
         return DONE
     watch = take_flag(given, "watch")
     sweep = WatchedSweep(parse_request([f"{key}={value}" for key, value in given.items()]))
@@ -80,23 +91,50 @@ def main(words: Sequence[str]) -> int:
     return DONE
 
 
-def _overview(results: Path) -> str:
+def _overview(where: str) -> str:
     """Return a row per recorded sweep: how many of its trials ended how, and the command for more.
 
     Trials that run now are among those left: only the sweep's own view asks for their leases.
     """
-    rows = [("sweep", "trials", *(str(status) for status in ENDED), "left", "more")]
-    seen = Snapshot()
+    failed = dict[str, Row]()
+    rows = [("sweep", "trials", *(str(status) for status in ENDED), "left")]
+    more = ["more"]
+    seen, results = Snapshot(), pulled(where)
+    planned = set[str]()
     for record in records(results):
-        ended = (seen.result(results / "trials" / trial_id) for trial_id in record.trials)
-        ends = Counter(result["status"] for result in ended if result)
+        planned |= record.trials.keys()
+        found = {key: seen.result(results / "trials" / key) for key in record.trials}
+        ended = {key: result for key, result in found.items() if result}
+        ends = Counter(result["status"] for result in ended.values())
+        failed |= {key: row for key, row in ended.items() if row["status"] == Status.FAILED}
         counts = (len(record.trials), *(ends[status] for status in ENDED))
         left = len(record.trials) - ends.total()
-        more = f"pipegap status sweep={record.sweep} scale={record.scale}"
-        rows.append((record.label, *map(str, (*counts, left)), more))
+        rows.append((record.label, *map(str, (*counts, left))))
+        more.append(_command(record, where))
     if len(rows) == 1:
         return f"{results} has no record of a sweep: pipegap sweep sweep=main makes one"
-    return "\n".join(aligned(rows, str.rjust))
+    lines = [*map("  ".join, zip(aligned(rows, str.rjust), more, strict=True))]
+    if failed:
+        lines += failures(failed.items(), len(planned))
+        lines.append(f"all that failed: {shlex.join([*LIST_FAILED, *_store(where)])}")
+    return "\n".join(lines)
+
+
+def _store(where: str) -> list[str]:
+    return [] if where == "results" else [f"results={where}"]
+
+
+def _command(record: Record, where: str) -> str:
+    """The command that shows the progress of a recorded sweep."""
+    return shlex.join(["pipegap", "status", *record.given, *_store(where)])
+
+
+def _require_asked(asked: Asked, where: str) -> None:
+    """Raise BadInput for a sweep that was asked for here, but only in other words."""
+    if asked.record is None and asked.records:
+        commands = " or ".join(_command(record, where) for record in asked.records)
+        allowed = f"was run here with other words, or another file: {commands}"
+        raise BadInput("sweep", asked.name, allowed)
 
 
 def _watch(sweep: WatchedSweep, width: int | None, show: Callable[[RenderableType], None]) -> None:

@@ -152,12 +152,19 @@ def summary(now: Round) -> str:
     """Return the lines of a plan: what the sweeps cost, and which gap their seeds detect."""
     request, lines = now.request, [*PricedSweeps(now).in_lines()]
     for sweep in now.sweeps:
-        open_or_chosen = [*sweep.estimate, *(sweep.remarks if request.dry_run else [])]
+        open_or_chosen = [*_label(sweep), *sweep.estimate]
+        open_or_chosen += sweep.remarks if request.dry_run else []
         if len(now.sweeps) == 1:
             lines += [*_precision(request.results, sweep), *open_or_chosen]
         else:
             lines += [f"{sweep.label}: {' '.join(line.split())}" for line in open_or_chosen]
     return "\n".join(lines)
+
+
+def _label(sweep: SweepPlan) -> Iterator[str]:
+    """Yield a line on the other requests that the store has of a sweep; none if there are none."""
+    if sweep.asked.others:
+        yield f"label     {sweep.label}; other words have other labels: {sweep.asked.others}"
 
 
 def _precision(results: Path, sweep: SweepPlan) -> Iterator[str]:

@@ -34,6 +34,11 @@ class Round:
         seen = self.seen.again()
         return replace(self, seen=seen, sweeps=[sweep.refreshed(seen) for sweep in self.sweeps])
 
+    @property
+    def title(self) -> str:
+        """The labels of its sweeps, for people."""
+        return ", ".join(sweep.label for sweep in self.sweeps)
+
     @cached_property
     def planned(self) -> list[Trial]:
         """All trials, as far as they are known, each once, the longest first."""

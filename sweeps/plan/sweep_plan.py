@@ -17,10 +17,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from pipegap.sweeps.plan import tried
+from pipegap.sweeps.plan.labels import Asked
 from pipegap.sweeps.plan.searching import check_space, try_settings
 from pipegap.sweeps.plan.tried import Choice, untried
 from pipegap.sweeps.plan.tuning import check_reach, tune_all
@@ -73,6 +73,7 @@ class SweepPlan:
     label: str
     sweep: Sweep
     points: list[JudgedPoint]
+    asked: Asked
 
     @property
     def runnable(self) -> list[Trial]:
@@ -139,21 +140,20 @@ def plan_sweeps(request: Request, seen: Snapshot | None = None) -> list[SweepPla
     BadInput for everything that can be known to be wrong."""
     compose = Composer(if_there={*scale_file(request.scale)} - {*request.words})
     now = seen or Snapshot()
-    return [
-        _plan_sweep(label, sweep, request.results, compose, now)
-        for label, sweep in request.sweeps.items()
-    ]
+    return [_plan_sweep(name, request, compose, now) for name in request.sweeps]
 
 
-def _plan_sweep(
-    label: str, sweep: Sweep, results: Path, compose: Composer, seen: Snapshot
-) -> SweepPlan:
-    swept = points(sweep, results, compose, label)
+def _plan_sweep(name: str, request: Request, compose: Composer, seen: Snapshot) -> SweepPlan:
+    """Return the plan of the sweep `name`, NAME-SCALE, with the label that it has in the store."""
+    sweep = request.sweeps[name]
+    swept = points(sweep, request.results, compose)
     if sweep.search is None:
         check_reach(sweep, swept)
     else:
         check_space(sweep.search, swept)
-    return SweepPlan(label, sweep, _decided(sweep, [*map(untried, swept)], seen))
+    asked = Asked.of(request, name, swept)
+    choices = [untried(replace(point, sweep=asked.label)) for point in swept]
+    return SweepPlan(asked.label, sweep, _decided(sweep, choices, seen), asked)
 
 
 def _decided(sweep: Sweep, choices: Sequence[Choice], seen: Snapshot) -> list[JudgedPoint]:

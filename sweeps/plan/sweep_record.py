@@ -1,11 +1,12 @@
 """What a store keeps of a sweep: its record, for those who read the store, and its report.
 
 The record says what was asked for, and which trials answer. `<results>/sweeps/<label>.json` holds
-what the last command planned: `format` (2), `sweep`, `scale`, `label`, `words` (of the command
-line, and what its scale `added`), `added`, `verdict` (the rule, if it has one), `arms`, `seeds`,
-`settled` (nothing is left to tune or to judge), `remarks`, `compared` (ids of the trials in its
-report) and `trials`: id → `arm`, `seed`, `tokens`, `flops` and `seconds`, the expected time with
-start and evaluation, null if no trial of its shape has finished.
+what the last command planned: `format` (2), `sweep`, `scale`, `label`, `request` (a hash of what
+was asked for: see `labels`), `words` (of the command line, and what its scale `added`), `added`,
+`verdict` (the rule, if it has one), `arms`, `seeds`, `settled` (nothing is left to tune or to
+judge), `remarks`, `compared` (ids of the trials in its report) and `trials`: id → `arm`, `seed`,
+`tokens`, `flops` and `seconds`, the expected time with start and evaluation, null if no trial of
+its shape has finished.
 """
 
 import hashlib
@@ -17,6 +18,7 @@ from secrets import token_hex
 from typing import Any
 
 from pipegap.sweeps.plan import tried
+from pipegap.sweeps.plan.labels import is_free
 from pipegap.sweeps.plan.paces import Prices
 from pipegap.sweeps.plan.round import Round
 from pipegap.sweeps.plan.sweep_plan import SweepPlan
@@ -38,9 +40,13 @@ MADE_OF, PAGE = ".made_of.json", "index.html"
 
 
 def write(now: Round, sweeps: Sequence[SweepPlan]) -> None:
-    """Replace the record of each sweep; raise BadInput if the store cannot be written."""
+    """Replace the record of each sweep; raise BadInput if the store cannot be written, or another
+    request has taken a label since these were planned."""
     results = now.request.results
     for sweep in sweeps:
+        if not is_free(results, sweep.asked):
+            allowed = f"was begun with other words just now, as {sweep.label}: run it again"
+            raise BadInput("sweep", sweep.asked.name, allowed)
         path = results / FOLDER / f"{sweep.label}.json"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,9 +63,10 @@ def record(request: Request, sweep: SweepPlan, prices: Prices) -> dict[str, Any]
     added = _of_scale(request, sweep)
     return {
         "format": FORMAT,
-        "sweep": sweep.label.removesuffix(f"-{request.scale}"),
+        "sweep": sweep.asked.name,
         "scale": request.scale,
         "label": sweep.label,
+        "request": sweep.asked.request,
         "words": [*request.words, *added],
         "added": added,
         "verdict": sweep.sweep.verdict or "",

@@ -14,6 +14,7 @@ from pipegap.sweeps.view.progress import Progress
 from pipegap.sweeps.view.render import LIBRARIES, GapTable, Throttled, render
 from pipegap.trainer.base.cli import duration
 from pipegap.trainer.base.status import Status
+from pipegap.trainer.folder.result import why_failed
 from pipegap.trainer.ranks.supervisor import AskedToStop
 from pipegap.trainer.store.bucket import StoreAway
 from pipegap.trainer.store.snapshot import Snapshot
@@ -83,7 +84,7 @@ class Display(Callback):
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: object) -> None:
         """Called by Tune when a trial has failed for the last time."""
-        self._end(trial.config["trial"], Status.FAILED)
+        self._end(trial.config["trial"], Status.FAILED, str(trial.get_pickled_error() or ""))
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: object
@@ -97,7 +98,7 @@ class Display(Callback):
         else:
             state.num_done, state.wall_seconds = result["num_done"], result.get("wall_seconds", 0.0)
             state.warm = result["warm"]
-            self._end(payload, FOR_SWEEP.get(status, status))
+            self._end(payload, FOR_SWEEP.get(status, status), result.get("error", ""))
 
     def on_step_end(self, iteration: int, trials: list[Any], **_: object) -> None:
         """Called by Tune several times per second."""
@@ -105,7 +106,7 @@ class Display(Callback):
             self._read()
             self._draw()
 
-    def _end(self, payload: dict[str, Any], status: Status) -> None:
+    def _end(self, payload: dict[str, Any], status: Status, error: str) -> None:
         left = self._progress.seconds_left  # at a pace that includes this trial's
         self.running.discard(payload["id"])
         self._progress.states[payload["id"]].status = status
@@ -117,7 +118,11 @@ class Display(Callback):
             self._console.print(
                 f"{self._num_ended}/{len(self._todo)} {status} "
                 f"{payload['id']} {self._progress.trials[payload['id']].name}"
-                + (f", about {duration(left)} left" if left else "")
+                + (f": {why_failed(error)}" if status == Status.FAILED else "")
+                + (f", about {duration(left)} left" if left else ""),
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
             )
 
     def _read_store(self) -> None:

@@ -4,9 +4,10 @@ be made."""
 import time
 import warnings
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +19,10 @@ from pipegap.trainer.base.status import ACTIVE, ENDED, Status
 
 SHOWN = 8
 """How many running trials the view lists; the others are only counted."""
+COLUMNS = ("trial", "arm", "optimizer", "seed", "update", "tokens/s", "where")
+MOST_NEEDED = 5
+"""Columns of running trials that are shown however narrow the terminal is."""
+WIDE = 10_000
 SHARE = 0.02
 """The largest share of its caller's time that a view may take."""
 STYLES = {Status.FAILED: "bold red", Status.DIVERGED: "yellow", Status.RUNNING: "green"}
@@ -33,17 +38,17 @@ def render(title: str, progress: Progress, *, gaps: str = "", note: str = "") ->
     """Return the whole view: counts, pace, running trials, gap table, note."""
     parts: list[RenderableType] = [_head(title, progress), _counts(progress)]
     if any(progress.of(*ACTIVE)):
-        parts.append(_running(progress))
+        parts.append(_Running(progress))
     parts += [Text(text) for text in (gaps, note) if text]
     return Group(*parts)
 
 
 def _head(title: str, progress: Progress) -> RenderableType:
     ended = sum(progress.counts[status] for status in ENDED)
-    head = Table.grid(padding=(0, 1))
     bar = ProgressBar(total=1.0, completed=progress.share, width=24)
-    head.add_row(f"{title}: {ended} of {len(progress.trials)} trials ended", bar, pace(progress))
-    return head
+    line = Table.grid(padding=(0, 1))
+    line.add_row(bar, pace(progress))
+    return Group(Text(f"{title}: {ended} of {len(progress.trials)} trials ended"), line)
 
 
 def pace(progress: Progress) -> str:
@@ -66,30 +71,47 @@ def _counts(progress: Progress) -> Text:
     return Text(", ").join(words)
 
 
-def _running(progress: Progress) -> RenderableType:
-    """Return a table of the running trials, first those with the fewest updates left."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for column in ("trial", "arm", "optimizer"):
-        table.add_column(column)
-    for column in ("seed", "update", "tokens/s"):
-        table.add_column(column, justify="right")
-    table.add_column("where")
-    running = sorted(
-        progress.of(*ACTIVE), key=lambda pair: pair[0].plan.num_updates - pair[1].num_done
-    )
-    for trial, state in running[:SHOWN]:
-        table.add_row(
-            trial.plan.trial_id,
-            trial.arm,
-            trial.config["choices"]["optimizer"],
-            str(trial.config["seed"]),
-            f"{state.num_done} of {trial.plan.num_updates}",
-            f"{state.tokens_per_second:,.0f}",
-            state.where,
+@dataclass(frozen=True)
+class _Running:
+    """A table of the running trials, first those with the fewest updates left.
+
+    It has no more columns than fit: none is cut.
+    """
+
+    progress: Progress
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide = options.update(max_width=WIDE)
+        tables = map(self._table, range(len(COLUMNS), MOST_NEEDED - 1, -1))
+        fitting = (
+            table
+            for table in tables
+            if console.measure(table, options=wide).maximum <= options.max_width
         )
-    if rest := running[SHOWN:]:
-        table.add_row(f"and {len(rest)} more")
-    return table
+        yield next(fitting, self._table(MOST_NEEDED))
+
+    def _table(self, num_columns: int) -> Table:
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+        for column in COLUMNS[:num_columns]:
+            is_number = column in ("seed", "update", "tokens/s")
+            table.add_column(column, justify="right" if is_number else "left", overflow="fold")
+        running = sorted(
+            self.progress.of(*ACTIVE), key=lambda pair: pair[0].plan.num_updates - pair[1].num_done
+        )
+        for trial, state in running[:SHOWN]:
+            cells = (
+                trial.plan.trial_id,
+                trial.arm,
+                trial.config["choices"]["optimizer"],
+                str(trial.config["seed"]),
+                f"{state.num_done} of {trial.plan.num_updates}",
+                f"{state.tokens_per_second:,.0f}",
+                state.where,
+            )
+            table.add_row(*cells[:num_columns])
+        if rest := running[SHOWN:]:
+            table.add_row(f"and {len(rest)} more")
+        return table
 
 
 class ReadConsole(Console):

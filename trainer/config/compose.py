@@ -117,7 +117,8 @@ def _set(node: Node, word: Word) -> None:
     if not isinstance(holder, dict) or not (word.adds or last in holder):
         if word.if_there:
             return
-        near = closest_first(word.key, _keys(node))[:SUGGESTED]
+        near = closest_first(word.key, _keys(node))
+        near = sorted(near, key=lambda key: key.rpartition(".")[2] != last)[:SUGGESTED]
         allowed = f"must be a key of the config (the closest are {', '.join(near)})"
         raise BadInput(word.key, word.given, allowed)
     holder[last] = word.value

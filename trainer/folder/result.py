@@ -1,16 +1,18 @@
 """What a trial's folder says of it: whose folder it is, and how the trial ended. Without torch."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.errors import BadInput, some
 from pipegap.trainer.base.status import Status
 from pipegap.trainer.folder import wellformed
 from pipegap.trainer.folder.wellformed import Damaged, recorded_id
 
 Row = dict[str, Any]
 RESULT = "result.json"
+LIST_FAILED = ("pipegap", "list", "status=failed")
+"""The command that lists failed trials, each with its reason."""
 
 
 def trial_folder(config: Mapping[str, Any], trial_id: str) -> Path:
@@ -37,3 +39,21 @@ def read_result(folder: Path) -> Row | None:
 def final(result: Row | None) -> Row | None:
     """The result of a trial that does not run again; None if it has none yet, or failed."""
     return None if result is None or result["status"] == Status.FAILED else result
+
+
+def why_failed(error: str) -> str:
+    """The line of an error's text that says most: of a traceback where its message begins, else the
+    first."""
+    lines = [line for line in error.splitlines() if line.strip()] or ["no reason is recorded"]
+    calls = [number for number, line in enumerate(lines) if line.startswith('  File "')]
+    after = lines[calls[-1] + 1 :] if calls else []
+    return next((line for line in after if not line[0].isspace()), lines[-bool(calls)])
+
+
+def failures(failed: Iterable[tuple[str, Row]], num_trials: int) -> Iterator[str]:
+    """Yield a line per reason why some of so many trials failed: names and results of those."""
+    names: dict[str, list[str]] = {}
+    for name, result in failed:
+        names.setdefault(why_failed(result.get("error") or ""), []).append(name)
+    for why, those in names.items():
+        yield f"{len(those)} of {num_trials} failed: {why} ({some(those)})"

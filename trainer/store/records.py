@@ -1,7 +1,8 @@
 """The records that `pipegap sweep` leaves in a store: what each sweep was asked to run."""
 
+import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -52,6 +53,19 @@ class Record:
     """All its trials by their ids, also those that tuning tried."""
     added: tuple[str, ...] = ()
     """Those of the words that no command had, but its scale."""
+    request: str = ""
+    """Of what it asked, a hash: see `sweeps.plan.labels`. Empty in records of before 0.3."""
+
+    @property
+    def given(self) -> list[str]:
+        """The words of its command line, without the store, which may have moved since."""
+        own = (word for word in self.words if word not in self.added)
+        return [word for word in own if not word.startswith("results=")]
+
+    @property
+    def asked(self) -> frozenset[str]:
+        """Those of the words that ask for trials."""
+        return asked_by(self.given)
 
     @property
     def conditions(self) -> str:
@@ -61,10 +75,17 @@ class Record:
         return " ".join([self.scale, *(word for word in ways[-1:] if word != "compile=false")])
 
 
+HOW = {"scale", "results", "dry_run", "gpus", "gpus_per_trial", "first_trial", "tracking"}
+"""Keys of words that do not ask for trials of a sweep at its scale."""
 RECORD = TypeAdapter(Record)
 """A file of `sweeps/`: see `sweeps.plan.sweep_record`."""
 FORMAT = 2
 """The `format` of every record since version 0.2."""
+
+
+def asked_by(words: Iterable[str]) -> frozenset[str]:
+    """Return the words that ask for trials; those of HOW do not."""
+    return frozenset(word for word in words if re.split(r"[.=]", word)[0] not in HOW)
 
 
 def records(results: Path) -> list[Record]:
@@ -75,11 +96,20 @@ def records(results: Path) -> list[Record]:
     return [RECORD.validate_python(contents[label]) for label in sorted(contents)]
 
 
-def _read(results: Path) -> tuple[dict[str, Mapping[str, Any]], list[Damaged]]:
+def of_sweep(results: Path, sweep: str, scale: str) -> list[Record]:
+    """Return the records of a sweep at a scale, of one request each; damaged ones are left out."""
+    contents, _ = _read(results, f"{sweep}-{scale}*.json")
+    made = map(RECORD.validate_python, contents.values())
+    return [record for record in made if (record.sweep, record.scale) == (sweep, scale)]
+
+
+def _read(
+    results: Path, files: str = "*.json"
+) -> tuple[dict[str, Mapping[str, Any]], list[Damaged]]:
     """Return the contents of records by their labels, and what is wrong with the others."""
     contents: dict[str, Mapping[str, Any]] = {}
     damaged = []
-    for path in sorted((results / "sweeps").glob("*.json")):
+    for path in sorted((results / "sweeps").glob(files)):
         try:
             content = read(path, RECORD)
             if content.get("format") != FORMAT:

@@ -61,10 +61,10 @@ class Snapshot:
                 self._finished[key] = None
         return self._finished[key]
 
-    def failed(self, trial: Stored) -> bool:
-        """Return whether the trial ran and failed."""
+    def failure(self, trial: Stored) -> Row | None:
+        """Return the result of a trial that ran and failed; None of any other."""
         result = self.result(trial.folder)
-        return result is not None and result["status"] == Status.FAILED
+        return result if result is not None and result["status"] == Status.FAILED else None
 
     def final_loss(self, trial: Stored) -> float | None:
         """Return the final validation loss: infinite if it diverged, None if it has to run."""

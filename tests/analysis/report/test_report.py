@@ -66,7 +66,7 @@ def test_what_is_left_out_is_said_in_the_file_too(tmp_path: Path) -> None:
     report(tmp_path, tmp_path / "out")
     text = (tmp_path / "out" / "gaps.md").read_text()
     for remark in (
-        "1 failed",
+        "1 of 7 failed: no reason is recorded (trial ",
         "1 seeds of adamw delay are left out: their sync trial diverged",
         "delay is missing: muon seeds 0",
         "delay_ef is missing: adamw seeds 0, 1",

@@ -137,7 +137,10 @@ def test_a_failing_trial_is_recorded_and_stops_no_other(
     broken = next(trial for trial in plan.planned if trial.arm == "delay")
     (broken.folder / "metrics.jsonl").mkdir(parents=True)
     assert main(words(tmp_path)) == 1
-    assert "failed: adamw delay seed 0" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    why = f"file={broken.folder / 'metrics.jsonl'}: "
+    assert f" adamw delay seed 0: {why}" in printed  # where it ends, and at the end:
+    assert f"1 of 4 failed: {why}" in printed.splitlines()[-2]
     result = json.loads((broken.folder / "result.json").read_text())
     assert result["status"] == "failed"
     assert "metrics.jsonl" in result["error"]

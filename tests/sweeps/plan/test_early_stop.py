@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pipegap.sweeps.__main__ import main
+from pipegap.sweeps.plan.labels import Asked
 from pipegap.sweeps.plan.sweep_plan import JudgedPoint, SweepPlan, judge, plan_sweeps
 from pipegap.sweeps.plan.tuning import tune
 from pipegap.sweeps.request.command_line import parse_request
@@ -23,7 +24,9 @@ LR = "optimizer.lr"
 
 def remarks(swept: Sweep, judged: list[JudgedPoint]) -> list[str]:
     """What a plan says of early stopping, after what it says of tuning."""
-    lines = SweepPlan("early", swept, judged).remarks
+    lines = SweepPlan(
+        "early-tiny", swept, judged, Asked("early", "tiny", "", frozenset(), ())
+    ).remarks
     return lines[next((i for i, line in enumerate(lines) if line.startswith("early stop")), 0) :]
 
 

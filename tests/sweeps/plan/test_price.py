@@ -164,6 +164,18 @@ def test_make_figures_prices_every_scale_or_one(given: list[str], priced: list[s
 
 
 @pytest.mark.parametrize(
+    ("given", "command"),
+    [
+        ((), ".venv/bin/pipegap submit sweep=main scale=135m gpus=8"),
+        (("DRY_RUN=1",), ".venv/bin/pipegap sweep sweep=main scale=135m dry_run=true gpus=8"),
+    ],
+)
+def test_make_submit_prices_instead_where_it_is_asked(given: tuple[str, ...], command: str) -> None:
+    words = ("-o", ".venv/.ready", "submit", "SCALE=135m", "ARGS=gpus=8", *given)
+    assert lines_of_make(*words) == [command]
+
+
+@pytest.mark.parametrize(
     ("words", "store"),
     [
         ("", "results=results"),

@@ -37,6 +37,7 @@ WORDS = {
     "sweep=main search=optuna search.space=3": "sweep.search.space=3: must be a valid dictionary",
     "sweep=main search=optuna search.space.clip_nrom=[1,2]": "search.space.clip_nrom=null leaves",
     "sweep=main optimizer.lrr=1": "optimizer.lrr=1: must be a key of the config",
+    "sweep=main grid.lr=[1]": "lr=1: must be a key of the config (the closest are optimizer.lr, ",
     "sweep=main hydra.run.dir=x": "hydra.run.dir=x: has no effect",
     "sweep=main batch_size": "batch_size=: must be key=value",
     "sweep=main --dry": "--dry=: is not an option of this command",

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from pipegap.analysis.statistics.gaps import gaps
+from pipegap.analysis.statistics.text import gap_table
+from pipegap.analysis.table.load import load
 from pipegap.sweeps.request.expand import Trial
 from pipegap.sweeps.view.display import Display
 from pipegap.sweeps.view.progress import COLD, Progress, State, read_state
@@ -135,10 +138,15 @@ class Screen:
     """A display with its console, told what Tune tells."""
 
     def __init__(
-        self, planned: list[Trial], todo: list[Trial], results: Path, terminal: bool
+        self,
+        planned: list[Trial],
+        todo: list[Trial],
+        results: Path,
+        terminal: bool,
+        width: int = 100,
     ) -> None:
         self.file = io.StringIO()
-        console = Console(file=self.file, force_terminal=terminal, width=100)
+        console = Console(file=self.file, force_terminal=terminal, width=width)
         self.display = Display("name", planned, todo, FileStore(results), lambda: False, console)
 
     @property
@@ -153,6 +161,11 @@ class Screen:
         told = {"warm": COLD, **row, "hostname": "h", "pid": 7}
         self.display.on_trial_result(0, [], self._of_tune(trial), told)
         self.display.on_step_end(0, [])
+
+    def fail(self, trial: Trial, error: Exception | None) -> None:
+        of_tune = self._of_tune(trial)
+        of_tune.get_pickled_error = lambda: error
+        self.display.on_trial_error(0, [], of_tune)
 
     def _of_tune(self, trial: Trial) -> SimpleNamespace:
         point = {"id": trial.plan.trial_id, "arm": trial.arm, "config": trial.config}
@@ -174,6 +187,28 @@ def test_lines_where_there_is_no_terminal(corpus: Path, tmp_path: Path) -> None:
         assert not screen.display.running
     assert screen.file.getvalue().splitlines() == [
         f"1/2 completed {one.plan.trial_id} adamw sync seed 0, about 12 s left"
+    ]
+
+
+def test_a_log_says_why_a_trial_failed_and_breaks_no_line(corpus: Path, tmp_path: Path) -> None:
+    raised, refused, died, unknown = planned = trials(corpus, tmp_path, 4)
+    screen = Screen(planned, planned, tmp_path, terminal=False, width=30)
+    trace = (
+        'ray::train() (pid=7)\n  File "a.py", line 1, in step\n    x()\n[0] is no matrix:\nrow 3'
+    )
+    with screen.display:
+        for trial in planned:
+            screen.start(trial)
+        screen.fail(raised, RuntimeError(trace))
+        screen.row(refused, num_done=0, status=Status.FAILED, error="optimizer.lr=-1: no [rate]")
+        screen.fail(died, RuntimeError("The actor died unexpectedly.\n\tclass_name: X"))
+        screen.fail(unknown, None)
+    whys = ["[0] is no matrix:", "optimizer.lr=-1: no [rate]", "The actor died unexpectedly."]
+    assert screen.file.getvalue().splitlines() == [
+        f"{number}/4 failed {trial.trial_id} adamw sync seed {number - 1}: {why}"
+        for number, (trial, why) in enumerate(
+            zip(planned, [*whys, "no reason is recorded"], strict=True), start=1
+        )
     ]
 
 
@@ -200,20 +235,53 @@ def test_the_view_on_a_terminal_counts_what_runs_here_and_elsewhere(
     assert "1 of 4 trials ended" in text
 
 
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_nothing_of_a_view_is_cut(corpus: Path, tmp_path: Path, width: int) -> None:
+    """Columns that do not fit go, the last ones first."""
+    planned = trials(corpus, tmp_path, 2)
+    progress = Progress(planned)
+    for state in progress.states.values():
+        state.status, state.num_done, state.where = Status.RUNNING, 5, "h" * 30 + " pid 7"
+        state.tokens_per_second = 12345.0
+    console = Console(file=io.StringIO(), width=width)
+    console.print(render("a-long-name-of-a-sweep-few_updates", progress))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in text
+    assert "a-long-name-of-a-sweep-few_updates: 0 of 2 trials ended\n" in text
+    for trial in planned:
+        [line] = [line for line in text.splitlines() if line.startswith(trial.trial_id)]
+        seen = ["sync", "adamw", str(trial.config["seed"]), "5", "of", "12", "12,345"]
+        assert line.split()[1:9] == [*seen, *(["h" * 30] if width == 200 else [])]
+
+
+def test_gaps_on_a_narrow_terminal_have_a_row_each(tmp_path: Path) -> None:
+    """No cell is broken, and none stands without what it is; empty columns are left out."""
+    write_arms(tmp_path, {"sync": [1.5, 1.6], "delay": [1.75, 1.9]})
+    table = gaps(load(tmp_path))
+    narrow = gap_table(table, width=60).splitlines()
+    assert narrow == [
+        "AdamW, delay, sync loss 1.5500, loss 1.8250,",
+        "  gap [95 %] +0.2750 [-0.0427, +0.5927], n 2",
+    ]
+    head, _, row = filter(None, gap_table(table, width=80).splitlines())
+    assert "diverged" not in head
+    assert " +0.2750 [-0.0427, +0.5927] " in row
+
+
 def test_a_gap_table_that_cannot_be_made_ends_nothing(tmp_path: Path) -> None:
     write_arms(tmp_path, {"sync": [1.5], "delay": [1.75]})
     progress = Progress([])
     ids = ["0000", "0001"]
     progress.trials = dict.fromkeys(ids)  # type: ignore[arg-type]  # their names are enough
     progress.states = {name: State(Status.COMPLETED) for name in ids}
-    gaps = GapTable(tmp_path)
-    gaps.refresh(progress, 100)
-    assert "+0.2500" in gaps.text
+    so_far = GapTable(tmp_path)
+    so_far.refresh(progress, 100)
+    assert "+0.2500" in so_far.text
     settings = config("delay", seed=1)
     write(tmp_path, settings, result(settings, 1.0, data_hash="other"))
     progress.trials["0002"] = None  # type: ignore[assignment]
     progress.states["0002"] = State(Status.COMPLETED)
-    gaps.refresh(progress, 100)
-    assert gaps.text.startswith("no gaps now: data_hash")
+    so_far.refresh(progress, 100)
+    assert so_far.text.startswith("no gaps now: data_hash")
     shown = Console(file=io.StringIO(), width=100)
-    shown.print(render("name", Progress([]), gaps=gaps.text))
+    shown.print(render("name", Progress([]), gaps=so_far.text))
