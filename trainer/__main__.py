@@ -33,7 +33,7 @@ def _choices() -> str:
 
 
 def _parser() -> Parser:
-    keys = (CONF / "config.yaml").read_text().partition("# Training")[2]
+    keys = (CONF / "config.yaml").read_text("utf-8").partition("# Training")[2]
     options = parser(
         "pipegap trial",
         "Runs or resumes one trial, and records it in its folder.",

@@ -107,7 +107,8 @@ def gap_table(gaps: pd.DataFrame, *, width: int | None = None) -> str:
     for values in zip(*(cells[name] for name in shown), strict=True):
         table.add_row(*values)
     buffer = io.StringIO()
-    Console(file=buffer, width=width or WIDTH_OF_FILES, markup=False, highlight=False).print(table)
+    console = Console(file=buffer, width=width or WIDTH_OF_FILES, color_system=None, markup=False)
+    console.print(table)
     return "\n".join(line.rstrip() for line in buffer.getvalue().strip("\n").splitlines())
 
 

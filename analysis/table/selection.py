@@ -17,7 +17,7 @@ from rich.table import Table
 
 from pipegap.analysis.table.load import load
 from pipegap.analysis.table.rows import Row
-from pipegap.trainer.base.cli import number
+from pipegap.trainer.base.cli import number, on_terminal
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.status import ENDED, Status
 from pipegap.trainer.folder.lease import holder
@@ -168,7 +168,7 @@ def _plain(table: pd.DataFrame) -> str:
     for row in table.itertuples(index=False):
         shown.add_row(*map(_words, row))
     width = None if sys.stdout.isatty() else WIDTH_OF_FILES
-    console = Console(width=width, highlight=False, markup=False)
+    console = Console(width=width, highlight=False, markup=False, force_terminal=on_terminal())
     with console.capture() as captured:
         console.print(shown)
     return "\n".join(line.rstrip() for line in captured.get().splitlines())

@@ -157,5 +157,5 @@ def _keys_of_data(choice: str, code: str) -> set[str]:
     for folder in (CONF, Path(code)):
         path = folder / "data" / f"{choice}.yaml"
         if choice and path.is_file():
-            return {f"data.{key}" for key in yaml.safe_load(path.read_text())}
+            return {f"data.{key}" for key in yaml.safe_load(path.read_text("utf-8"))}
     return {"data.path"}

@@ -1,6 +1,7 @@
 """Command lines: their words, key=value each; exit codes; durations as people say them."""
 
 import argparse
+import codecs
 import errno
 import gc
 import math
@@ -9,6 +10,7 @@ import select
 import sys
 import warnings
 from collections.abc import Callable, Collection, Sequence
+from io import TextIOWrapper
 from typing import NoReturn, TextIO
 
 from typing_extensions import override
@@ -28,6 +30,17 @@ ended."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a file for which there is no room."""
+IN_ASCII = {
+    "±": "+-",
+    "−": "-",
+    "–": "-",
+    "×": "x",
+    "·": "*",
+    "…": "...",
+    "λ": "lambda",
+    "τ": "tau",
+}
+"""What stands for a letter that a terminal cannot show: a minus must not become a question mark."""
 UNITS = (("s", 1.0, 100.0), ("min", 60.0, 100.0), ("h", 3600.0, 72.0))
 """A unit, its seconds, and how many of it people count at most; longer ones are days."""
 DAY = 24 * 3600.0
@@ -37,8 +50,12 @@ def end_with(main: Callable[[], int]) -> NoReturn:
     """Ends this process with the exit code of `main`.
 
     The code is UNREAD, without a word, if nobody reads the output; FAILED, with one line, if a disk
-    is full.
+    is full. A terminal or log that is not in UTF-8 gets what it can show.
     """
+    codecs.register_error(spell.__name__, spell)
+    for file in (sys.stdout, sys.stderr):
+        if isinstance(file, TextIOWrapper):
+            file.reconfigure(errors=spell.__name__)
     try:
         try:
             code = main()
@@ -59,6 +76,22 @@ def end_with(main: Callable[[], int]) -> NoReturn:
         code = FAILED
     gc.freeze()  # the last look at everything that was imported would take half a second
     sys.exit(code)
+
+
+def on_terminal() -> bool:
+    """Whether somebody reads the output on a terminal that colours and redraws lines.
+
+    Variables such as FORCE_COLOR make no terminal of a log.
+    """
+    return sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+
+
+def spell(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Handles an error of encoding: letters are spelt IN_ASCII, or as escapes."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    letter = error.object[error.start]
+    return IN_ASCII.get(letter, ascii(letter)[1:-1]), error.start + 1
 
 
 def exit_code(program: str, main: Callable[[], int]) -> int:

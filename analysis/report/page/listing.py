@@ -132,7 +132,9 @@ def write_latex(listing: Listing, out: Path) -> None:
     table = pd.DataFrame(cells, columns=[head.title for head in listing.heads])
     style = table.style.hide(axis="index")
     style = style.format(escape="latex").format_index(escape="latex", axis="columns")
-    (out / listing.tex).write_text(style.to_latex(hrules=True, column_format="l" * table.shape[1]))
+    (out / listing.tex).write_text(
+        style.to_latex(hrules=True, column_format="l" * table.shape[1]), "utf-8"
+    )
 
 
 def _kind(name: str, column: pd.Series) -> str:

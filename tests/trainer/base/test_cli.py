@@ -103,3 +103,19 @@ def test_a_command_takes_the_words_after_it_and_the_default_takes_all() -> None:
 )
 def test_durations_are_as_people_say_them(seconds: float, said: str) -> None:
     assert duration(seconds) == said
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_a_terminal_gets_what_it_can_show(encoding: str) -> None:
+    text = "gap −0.01 ± 0.02, λ=½ Ω\udcff"
+    program = f"from {end_with.__module__} import *\nend_with(lambda: print({text!r}) or 0)"
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, check=False
+    )
+    shown = {
+        "ascii": r"gap -0.01 +- 0.02, lambda=\xbd \u03a9\udcff",
+        "latin-1": r"gap -0.01 ± 0.02, lambda=½ \u03a9\udcff",
+        "utf-8": r"gap −0.01 ± 0.02, λ=½ Ω\udcff",
+    }
+    assert (done.stderr, done.stdout.decode(encoding)) == (b"", f"{shown[encoding]}\n")
