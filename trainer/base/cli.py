@@ -6,6 +6,7 @@ import errno
 import gc
 import math
 import os
+import re
 import select
 import sys
 import warnings
@@ -41,6 +42,8 @@ IN_ASCII = {
     "τ": "tau",
 }
 """What stands for a letter that a terminal cannot show: a minus must not become a question mark."""
+HOME = re.compile(r"~[\w.-]*/")
+"""How a path begins that most shells leave alone after `key=`."""
 UNITS = (("s", 1.0, 100.0), ("min", 60.0, 100.0), ("h", 3600.0, 72.0))
 """A unit, its seconds, and how many of it people count at most; longer ones are days."""
 DAY = 24 * 3600.0
@@ -191,12 +194,15 @@ def require_text(word: str) -> None:
 
 
 def split_word(word: str) -> tuple[str, str]:
-    """Returns key and value of a word key=value. Raises BadInput for any other word."""
+    """Returns key and value of a word key=value; a value such as ~/runs begins with a home folder.
+
+    Raises BadInput for any other word.
+    """
     require_text(word)
     key, equals, value = word.partition("=")
     if not equals or not key.strip():
         raise BadInput(key, value, "must be key=value")
-    return key, value
+    return key, os.path.expanduser(value) if HOME.match(value) else value
 
 
 def parse(words: Sequence[str], command: str, does: str, keys: str) -> Given:

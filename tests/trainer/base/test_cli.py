@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pipegap.trainer.base.cli import FAILED, UNREAD, duration, end_with, split_command
+from pipegap.trainer.base.cli import FAILED, UNREAD, duration, end_with, split_command, split_word
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.places import require_folder
 
 EACH = """
 import json, os, runpy, sys, torch
@@ -119,3 +121,17 @@ def test_a_terminal_gets_what_it_can_show(encoding: str) -> None:
         "utf-8": r"gap −0.01 ± 0.02, λ=½ Ω\udcff",
     }
     assert (done.stderr, done.stdout.decode(encoding)) == (b"", f"{shown[encoding]}\n")
+
+
+def test_a_home_is_the_same_however_a_shell_passes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    for word, value in {
+        "results=~/my runs": "/home/me/my runs",
+        "data.path=a/~/b": "a/~/b",
+        "sweep.note=~5 %": "~5 %",
+    }.items():
+        assert split_word(word)[1] == value
+    written_out = "must be written out, as nothing expands ~ here"
+    for place in ("~/runs", "~nobody-has-this-name/runs"):
+        with pytest.raises(BadInput, match=written_out):
+            require_folder("results", split_word(f"x={place}")[1] if "nobody" in place else place)
