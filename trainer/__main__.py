@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from pipegap.trainer.base.build import is_own
 from pipegap.trainer.base.cli import (
     DONE,
     FAILED,
@@ -32,12 +33,13 @@ def _choices() -> str:
 
 
 def _parser() -> Parser:
-    keys = (CONF / "config.yaml").read_text().partition("# Training")[2]
+    keys = (CONF / "config.yaml").read_text("utf-8").partition("# Training")[2]
     options = parser(
         "pipegap trial",
         "Runs or resumes one trial, and records it in its folder.",
         f"choices:\n{_choices()}\n\nkeys and their defaults:{keys}\n"
-        "The keys of a choice are in conf/<group>/<choice>.yaml: optimizer.lr=0.004",
+        "The keys of a choice are in conf/<group>/<choice>.yaml: optimizer.lr=0.004\n"
+        "code=DIR and GROUP._target_=MODULE.NAME run Python: that of people whom you trust",
     )
     options.add_argument(
         "--cfg", action="store_true", help="print the resolved config, run nothing"
@@ -47,7 +49,8 @@ def _parser() -> Parser:
         metavar="FILE",
         type=Path,
         help="run this resolved config (a trial's config.json) without Hydra; "
-        "only out=DIR may be given beside it",
+        "only out=DIR may be given beside it, and code=DIR, without which no Python but pipegap's "
+        "own is imported",
     )
     return options
 
@@ -59,12 +62,27 @@ def _config(arguments: argparse.Namespace) -> dict[str, Any]:
         return compose(arguments.keys)
     from pipegap.trainer.config.schema import validate
 
-    config = _read(arguments.config)
-    for key, value in map(split_word, arguments.keys):
-        if key != "out":
-            raise BadInput(key, value, "with --config only out=DIR may be overridden")
-        config["out"] = value
-    return validate(config)
+    config, given = _read(arguments.config), dict(map(split_word, arguments.keys))
+    for key, value in given.items():
+        if key not in ("out", "code"):
+            raise BadInput(key, value, "with --config only out=DIR and code=DIR may be given")
+    if "code" not in given:
+        _require_no_code(config)
+    return validate({**config, **given})
+
+
+def _require_no_code(config: Mapping[str, Any]) -> None:
+    """Raises BadInput if a config, which may be a stranger's, names Python that is not pipegap's.
+
+    Nothing of it has been imported.
+    """
+    says = "is Python that this config would run: give code=DIR too if you trust it (docs/trust.md)"
+    if config.get("code") is not None:
+        raise BadInput("code", config["code"], says)
+    for key, node in config.items():
+        address = node.get("_target_") if isinstance(node, dict) else None
+        if address is not None and not is_own(str(address)):
+            raise BadInput(f"{key}._target_", address, says)
 
 
 def _read(path: Path) -> dict[str, Any]:

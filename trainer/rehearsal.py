@@ -148,4 +148,4 @@ def _difference(straight: Path, stopped: Path) -> str | None:
 
 
 def _rows(folder: Path) -> list[Row]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]

@@ -196,7 +196,7 @@ def _times(path: Path) -> dict[tuple[int, int, str], list[float]]:
     """Return the durations of the first replica, by rank, stage and kind of operation."""
     times: defaultdict[tuple[int, int, str], list[float]] = defaultdict(list)
     try:
-        events: list[dict[str, Any]] = json.loads(path.read_text())["traceEvents"]
+        events: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
         for event in events:
             if event["ph"] == "X" and event["pid"] == 0 and event["tid"] % 2 == 0:
                 place = event["tid"] // 2, int(event["args"]["stage"])

@@ -157,7 +157,7 @@ def _work(given: Given, stages: int) -> tuple[float, ...]:
 def _model(given: Given) -> dict[str, Any]:
     """Return the keys of the model that `forward` names; empty if it names none."""
     path = CONF / "model" / f"{given.get('forward')}.yaml"
-    return yaml.safe_load(path.read_text()) if path in yamls("model") else {}
+    return yaml.safe_load(path.read_text("utf-8")) if path in yamls("model") else {}
 
 
 def _times(given: Given, key: str, num: int) -> tuple[float, ...]:

@@ -158,7 +158,7 @@ def _draw(spec: Spec, path: Path) -> None:
 
 def _write_picture(svg: str, path: Path) -> None:
     """Write `path` with the endings of its three kinds."""
-    Path(f"{path}.svg").write_text(with_font(svg))
+    Path(f"{path}.svg").write_text(with_font(svg), encoding="utf-8")
     width, height = _size(svg)
     scale = SCALE if height <= TALL else 1
     Path(f"{path}.png").write_bytes(vl_convert.svg_to_png(svg, scale=scale))

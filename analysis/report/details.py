@@ -58,7 +58,7 @@ def write_details(trials: pd.DataFrame, store: str, out: Path) -> None:
         by_file.setdefault(file_of(row["trial_id"]), []).append(row)
     (out / FOLDER).mkdir(exist_ok=True)
     for name, rows in by_file.items():
-        (out / name).write_text(details(rows, store))
+        (out / name).write_text(details(rows, store), "utf-8")
 
 
 def file_of(trial_id: str) -> str:

@@ -186,7 +186,7 @@ def _answer(contents: _Contents, left: pd.DataFrame, word: str) -> StoreAnswer:
 
 def _write_tables(tables: Mapping[str, pd.DataFrame], remarks: Sequence[str], out: Path) -> None:
     lines = "".join(f"- {remark}\n" for remark in remarks)
-    (out / "gaps.md").write_text(f"{gap_table(tables['gaps'])}\n\n{LEGEND}\n\n{lines}")
+    (out / "gaps.md").write_text(f"{gap_table(tables['gaps'])}\n\n{LEGEND}\n\n{lines}", "utf-8")
     for name, content in tables.items():
         content.to_csv(out / f"{name}.csv", index=False)
 

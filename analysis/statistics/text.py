@@ -114,7 +114,7 @@ def gap_table(gaps: pd.DataFrame, *, width: int | None = None) -> str:
     for values in lines:
         table.add_row(*values)
     buffer = io.StringIO()
-    console = Console(file=buffer, width=WIDTH_OF_FILES, markup=False, highlight=False)
+    console = Console(file=buffer, width=WIDTH_OF_FILES, color_system=None, markup=False)
     if width is not None and console.measure(table).maximum > width:
         return "\n".join(packed(shown, values, width, BARE) for values in lines)
     console.print(table)

@@ -228,5 +228,7 @@ def write_index(path: Path, entries: Mapping[str, Entry]) -> None:
 def _made_by() -> bytes:
     """Return a digest of the code that makes rows, and of the choices that name trials."""
     sources = "".join(inspect.getsource(module) for module in MAKERS)
-    sources += "".join(path.name + path.read_text() for group in GROUPS for path in yamls(group))
+    sources += "".join(
+        path.name + path.read_text("utf-8") for group in GROUPS for path in yamls(group)
+    )
     return hashlib.sha256(sources.encode()).hexdigest().encode()

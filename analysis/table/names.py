@@ -25,7 +25,7 @@ def title_case(name: str) -> str:
 
 def _of_choice(path: Path) -> str:
     """What the YAML of a choice says that it is called, else its title case."""
-    match = NAME.match(path.read_text())
+    match = NAME.match(path.read_text(encoding="utf-8"))
     return match[1] if match else title_case(path.stem)
 
 

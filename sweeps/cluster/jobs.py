@@ -26,6 +26,8 @@ VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 ADDRESS = "address=  of the cluster, e.g. http://HEAD:8265 (default: RAY_API_SERVER_ADDRESS)"
 LABEL = "sweep"
 """The key of a job's metadata that marks it as a sweep."""
+ANSWER_WITHIN = 10.0
+"""Seconds that a cluster has to accept a connection, and as many to answer."""
 POLL_EVERY = 0.5
 """Seconds between two looks at a job that is about to end."""
 DETACHED, LOST = 130, 1
@@ -41,7 +43,7 @@ def jobs_of(address: str) -> Iterator[Client]:
     if address:
         os.environ[VARIABLES[0]] = address  # it would take precedence over an argument
     where = next((os.environ[name] for name in VARIABLES if os.environ.get(name)), "")
-    if not where:
+    if not where.startswith(("http://", "https://")):  # for any other Ray ends this process
         allowed = f"must be a cluster's Jobs API, e.g. http://HEAD:8265 (or set {VARIABLES[0]})"
         raise BadInput("address", where, allowed)
     os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray reads it at its import
@@ -63,10 +65,12 @@ def jobs_of(address: str) -> Iterator[Client]:
 
 
 def _client(where: str) -> Client:
+    import requests
     from ray.exceptions import RpcError
     from ray.job_submission import JobSubmissionClient
 
     try:
+        requests.get(where, timeout=ANSWER_WITHIN)  # Ray would wait for ever
         return JobSubmissionClient()
     except (OSError, ValueError, RuntimeError, RpcError) as error:
         why = str(error).partition("\n")[0]

@@ -19,6 +19,7 @@ import yaml
 from pipegap.sweeps.request.command_line import Request
 from pipegap.sweeps.request.files import is_path
 from pipegap.sweeps.request.schema import Sweep, keys
+from pipegap.trainer.base.cli import split_word
 from pipegap.trainer.base.code import code_digest as folder_digest
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.places import CODE_ROOT, CONF, PACKAGE
@@ -90,8 +91,7 @@ def _code_of(sweeps: Iterable[Sweep]) -> str | None:
     for sweep in sweeps:
         if CODE_KEY in keys(sweep.words[len(sweep.base) :]):
             raise BadInput(CODE_KEY, "", "must be in base, or on the command line, to be sent")
-        words = (word.partition("=") for word in sweep.base)
-        folders |= {value for key, _, value in words if key == CODE_KEY}
+        folders |= {value for key, value in map(split_word, sweep.base) if key == CODE_KEY}
     if len(folders) > 1:
         raise BadInput(CODE_KEY, ", ".join(sorted(folders)), "must be one folder, which is sent")
     return next(iter(folders), None)
@@ -157,5 +157,5 @@ def _keys_of_data(choice: str, code: str) -> set[str]:
     for folder in (CONF, Path(code)):
         path = folder / "data" / f"{choice}.yaml"
         if choice and path.is_file():
-            return {f"data.{key}" for key in yaml.safe_load(path.read_text())}
+            return {f"data.{key}" for key in yaml.safe_load(path.read_text("utf-8"))}
     return {"data.path"}

@@ -96,7 +96,7 @@ class Device:
 @cache
 def known_devices() -> dict[str, Device]:
     """Return the devices of the table, by name."""
-    rows: dict[str, Any] = yaml.safe_load(TABLE.read_text())
+    rows: dict[str, Any] = yaml.safe_load(TABLE.read_text("utf-8"))
     return {name: Device(name, **row) for name, row in rows.items()}
 
 

@@ -171,7 +171,7 @@ def write(sweep: Sweep, choices: Sequence[Choice], out: Path) -> Iterator[str]:
         for best_of in [[arm for arm, chosen in choice.chosen.items() if chosen is setting]]
     ]
     out.mkdir(parents=True, exist_ok=True)
-    with (out / name).open("w", newline="") as file:
+    with (out / name).open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([head, *rows])
     yield f"in {out}: {name}, every {what} that was tried"
 

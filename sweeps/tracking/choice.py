@@ -150,7 +150,7 @@ def take(given: dict[str, str]) -> Tracking:
         raise one_of(GROUP, name, [*files])
     keys = {key for key in given if key.startswith(f"{GROUP}.")}
     changes = {key.partition(".")[2]: parse_value(key, given.pop(key)) for key in keys}
-    return make_tracking({**yaml.safe_load(files[name].read_text()), **changes})
+    return make_tracking({**yaml.safe_load(files[name].read_text("utf-8")), **changes})
 
 
 def make_tracking(node: dict[str, Any]) -> Tracking:

@@ -105,10 +105,10 @@ def read_store_id(store: Path) -> str:
     """
     path = store / ID_FILE
     # The leases need exclusive creation as well. Not every file system has hard links.
-    with suppress(FileExistsError), path.open("x") as file:
+    with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
         file.write(f"{secrets.token_hex(4)}\n")
     deadline = time.monotonic() + WRITE_TIMEOUT
-    while not (text := path.read_text()).endswith("\n"):
+    while not (text := path.read_text("utf-8")).endswith("\n"):
         if time.monotonic() > deadline:
             raise OSError(f"{path} is not whole: delete it")
         time.sleep(0.01)

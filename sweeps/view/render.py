@@ -14,7 +14,7 @@ from rich.text import Text
 from typing_extensions import override
 
 from pipegap.sweeps.view.progress import STATUSES, Progress
-from pipegap.trainer.base.cli import duration
+from pipegap.trainer.base.cli import duration, on_terminal
 from pipegap.trainer.base.status import ACTIVE, ENDED, Status
 
 SHOWN = 8
@@ -114,7 +114,14 @@ class _Running:
         return table
 
 
-class ReadConsole(Console):
+class OwnConsole(Console):
+    """A console that colours and redraws on a terminal alone."""
+
+    def __init__(self) -> None:
+        super().__init__(force_terminal=on_terminal())
+
+
+class ReadConsole(OwnConsole):
     """The console of a command that only shows: the command ends when nobody reads (`… | head`)."""
 
     @override
@@ -122,7 +129,7 @@ class ReadConsole(Console):
         raise BrokenPipeError  # rich's own raises SystemExit(1)
 
 
-class DriverConsole(Console):
+class DriverConsole(OwnConsole):
     """The console of a driver: it falls silent when nobody reads, and the trials go on."""
 
     @override

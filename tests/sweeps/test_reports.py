@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,22 +16,28 @@ from tests.support import small
 from tests.support.records import finished
 
 
-def test_a_sweep_that_is_done_makes_its_report_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has no verdict and asks no question; a second command prints what the first one did."""
-    monkeypatch.setattr(sweep_record, "code_version", lambda: "1")
-    file = tmp_path / "mine.yaml"
+def _done(folder: Path) -> list[str]:
+    """The words of a sweep whose trials are all done."""
+    file = folder / "mine.yaml"
     file.write_text(
         "grid: {optimizer: [sgd]}\nseeds: [0]\n"
         "arms: {sync: [pipeline=sync], delay: [pipeline=pipedream_2bw]}\n"
     )
-    words = [f"sweep={file}", *small.overrides(tmp_path)]
+    words = [f"sweep={file}", *small.overrides(folder)]
     for trial in all_planned(plan_sweeps(parse_request(words))):
         trial.folder.mkdir(parents=True)
         (trial.folder / "config.json").write_text(json.dumps(trial.config))
         result = finished(trial_id=trial.plan.trial_id)
         (trial.folder / "result.json").write_text(json.dumps(result))
+    return words
+
+
+def test_a_sweep_that_is_done_makes_its_report_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no verdict and asks no question; a second command prints what the first one did."""
+    monkeypatch.setattr(sweep_record, "code_version", lambda: "1")
+    words = _done(tmp_path)
     assert main(words) == 0
     first = capsys.readouterr().out
     assert "rule for the verdict" not in first
@@ -56,3 +64,14 @@ def test_a_sweep_that_is_done_makes_its_report_once(
         assert is_made_anew() == anew, version
     (page.parent / sweep_record.MADE_OF).write_text("not JSON")
     assert is_made_anew()
+
+
+def test_the_locale_and_forced_colours_change_no_file_and_end_nothing(tmp_path: Path) -> None:
+    c_locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "FORCE_COLOR": "1"}
+    command = [sys.executable, "-m", "pipegap", "sweep", *_done(tmp_path)]
+    done = subprocess.run(command, env=os.environ | c_locale, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.isascii()
+    report = tmp_path / "results/reports/mine-few_updates"
+    assert not (report / "index.html").read_text("utf-8").isascii()
+    assert b"\x1b" not in done.stdout + (report / "gaps.md").read_bytes()

@@ -1,14 +1,17 @@
 """Command lines: their words, key=value each; exit codes; durations as people say them."""
 
 import argparse
+import codecs
 import errno
 import gc
 import math
 import os
+import re
 import select
 import sys
 import warnings
 from collections.abc import Callable, Collection, Sequence
+from io import TextIOWrapper
 from typing import NoReturn, TextIO
 
 from typing_extensions import override
@@ -28,6 +31,19 @@ ended."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a file for which there is no room."""
+IN_ASCII = {
+    "±": "+-",
+    "−": "-",
+    "–": "-",
+    "×": "x",
+    "·": "*",
+    "…": "...",
+    "λ": "lambda",
+    "τ": "tau",
+}
+"""What stands for a letter that a terminal cannot show: a minus must not become a question mark."""
+HOME = re.compile(r"~[\w.-]*/")
+"""How a path begins that most shells leave alone after `key=`."""
 UNITS = (("s", 1.0, 100.0), ("min", 60.0, 100.0), ("h", 3600.0, 72.0))
 """A unit, its seconds, and how many of it people count at most; longer ones are days."""
 DAY = 24 * 3600.0
@@ -37,8 +53,12 @@ def end_with(main: Callable[[], int]) -> NoReturn:
     """Ends this process with the exit code of `main`.
 
     The code is UNREAD, without a word, if nobody reads the output; FAILED, with one line, if a disk
-    is full.
+    is full. A terminal or log that is not in UTF-8 gets what it can show.
     """
+    codecs.register_error(spell.__name__, spell)
+    for file in (sys.stdout, sys.stderr):
+        if isinstance(file, TextIOWrapper):
+            file.reconfigure(errors=spell.__name__)
     try:
         try:
             code = main()
@@ -59,6 +79,22 @@ def end_with(main: Callable[[], int]) -> NoReturn:
         code = FAILED
     gc.freeze()  # the last look at everything that was imported would take half a second
     sys.exit(code)
+
+
+def on_terminal() -> bool:
+    """Whether somebody reads the output on a terminal that colours and redraws lines.
+
+    Variables such as FORCE_COLOR make no terminal of a log.
+    """
+    return sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+
+
+def spell(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Handles an error of encoding: letters are spelt IN_ASCII, or as escapes."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    letter = error.object[error.start]
+    return IN_ASCII.get(letter, ascii(letter)[1:-1]), error.start + 1
 
 
 def exit_code(program: str, main: Callable[[], int]) -> int:
@@ -158,12 +194,15 @@ def require_text(word: str) -> None:
 
 
 def split_word(word: str) -> tuple[str, str]:
-    """Returns key and value of a word key=value. Raises BadInput for any other word."""
+    """Returns key and value of a word key=value; a value such as ~/runs begins with a home folder.
+
+    Raises BadInput for any other word.
+    """
     require_text(word)
     key, equals, value = word.partition("=")
     if not equals or not key.strip():
         raise BadInput(key, value, "must be key=value")
-    return key, value
+    return key, os.path.expanduser(value) if HOME.match(value) else value
 
 
 def parse(words: Sequence[str], command: str, does: str, keys: str) -> Given:

@@ -34,6 +34,8 @@ def path_problem(path: str) -> str | None:
         return "must be a path, not empty"
     if NO_TEXT.search(path):
         return "must be a path without control characters, in UTF-8"
+    if path.startswith("~"):
+        return "must be written out, as nothing expands ~ here (./~ is a folder of that name)"
     names = [len(name.encode()) for name in path.split("/")]
     if max(names) > MAX_NAME or sum(names) + len(names) > MAX_PATH:
         return f"must be a path of at most {MAX_PATH:,} bytes, and {MAX_NAME} for each name in it"

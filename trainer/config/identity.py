@@ -203,7 +203,7 @@ def _commit() -> str | None:
     describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         run(tracks, cwd=here.parent, check=True, capture_output=True)
-        done = run(describe, cwd=here.parent, check=True, capture_output=True, text=True)
+        done = run(describe, cwd=here.parent, check=True, capture_output=True, encoding="utf-8")
     except (CalledProcessError, FileNotFoundError):
         return None
     return done.stdout.strip()

@@ -98,7 +98,7 @@ def _address(group: str, name: str) -> str | None:
 @cache
 def _presets(group: str) -> dict[str, Node]:
     """Name → content, of each YAML of a group."""
-    return {path.stem: yaml.safe_load(path.read_text()) or {} for path in yamls(group)}
+    return {path.stem: yaml.safe_load(path.read_text("utf-8")) or {} for path in yamls(group)}
 
 
 def _values(node: Node) -> Node:

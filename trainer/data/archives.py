@@ -16,7 +16,7 @@ PINS = Path(__file__).with_name("archives.txt")
 def fetch(package: str, cache: Path) -> ZipFile:
     """The archive of `package`, from `cache` or by pip; raises BadInput where pip cannot get it."""
     requirement = next(
-        line for line in PINS.read_text().splitlines() if line.startswith(f"{package}==")
+        line for line in PINS.read_text("utf-8").splitlines() if line.startswith(f"{package}==")
     )
     digest = requirement.rpartition("sha256:")[2]
     cache.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ def _with_hash(cache: Path, digest: str) -> Path | None:
 
 def _download(requirement: str, cache: Path) -> None:
     options = ["--no-deps", "--require-hashes", "--only-binary", ":all:"]
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as pins:
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".txt") as pins:
         pins.write(f"{requirement}\n")
         pins.flush()
         command = [sys.executable, "-m", "pip", "download", "-q", *options]

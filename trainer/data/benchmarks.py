@@ -43,7 +43,7 @@ class Benchmark:
         return TEST if self.is_test else VALIDATION
 
 
-TABLE = yaml.safe_load(Path(__file__).with_name("benchmarks.yaml").read_text())
+TABLE = yaml.safe_load(Path(__file__).with_name("benchmarks.yaml").read_text("utf-8"))
 BENCHMARKS = {name: Benchmark(**row) for name, row in TABLE.items()}
 """By the names that lm-eval gives them, in the order of table 4."""
 

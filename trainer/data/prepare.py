@@ -105,7 +105,9 @@ def prepare(
             num_tokens=num_tokens,
             splits=splits,
         )
-        (folder / "ATTRIBUTION.txt").write_text(f"{manifest.attribution}\n{manifest.license}\n")
+        (folder / "ATTRIBUTION.txt").write_text(
+            f"{manifest.attribution}\n{manifest.license}\n", "utf-8"
+        )
         (folder / PROGRESS).unlink(missing_ok=True)
         manifest.write(folder)
         folder.rename(out)
@@ -166,7 +168,7 @@ def _alone(out: Path) -> Iterator[None]:
 def _locked(lock: Path) -> TextIO:
     """The file `lock`, held by this process until it is closed."""
     while True:
-        file = lock.open("w")
+        file = lock.open("w", encoding="utf-8")
         flock(file, LOCK_EX)
         if lock.exists() and os.path.samestat(os.fstat(file.fileno()), lock.stat()):
             return file
@@ -353,7 +355,7 @@ class Preparation:
 def progress(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """The record in `folder` of a preparation with these settings; empty if there is none."""
     try:
-        record: dict[str, Any] = json.loads((folder / PROGRESS).read_text())
+        record: dict[str, Any] = json.loads((folder / PROGRESS).read_text("utf-8"))
     except (OSError, ValueError):
         return {}
     return record if record["asked"] == settings else {}

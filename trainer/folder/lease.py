@@ -194,7 +194,7 @@ def _create(folder: Path, number: int, made_by: Mapping[str, object]) -> Lease:
     """Raises FileExistsError if another process was faster."""
     content = {**new_attempt(number), **made_by}
     path = attempt_path(folder, number)
-    with path.open("x") as file:
+    with path.open("x", encoding="utf-8") as file:
         try:
             json.dump(content, file)
             file.flush()
@@ -238,7 +238,7 @@ def is_dead(attempt: Attempt) -> bool:
 def _machine() -> str | None:
     """Identifies the processes that see each other, by boot and PID namespace; None if unknown."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return None
@@ -250,7 +250,7 @@ def _process_started(pid: int) -> str | None:
     It tells two processes apart that had the same pid, one after the other.
     """
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return None
     return None if fields[0] in "ZX" else fields[19]

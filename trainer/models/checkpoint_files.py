@@ -66,7 +66,7 @@ def _content(word: str, name: str) -> dict[str, Any]:
     if not path.is_file():
         raise BadInput(KEY, word, f"must hold a {name}")
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise BadInput(KEY, word, f"must hold a {name} ({error})") from None
     if not isinstance(content, dict):

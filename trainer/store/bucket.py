@@ -250,7 +250,6 @@ def _is_address(text: str) -> bool:
 def _library(url: str) -> Any:
     """Return the library. Raises BadInput for `url` if it is not installed."""
     try:
-        import obstore
         import obstore.exceptions
     except ImportError:
         raise BadInput("results", url, NEEDS) from None

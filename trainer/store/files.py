@@ -149,7 +149,7 @@ def probe(folder: Path) -> Iterator[Path]:
 def creates(path: Path) -> bool:
     """Return whether exclusive creation of an existing file succeeds: that would break leases."""
     try:
-        with path.open("x"):
+        with path.open("xb"):
             return True
     except FileExistsError:
         return False

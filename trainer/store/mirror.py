@@ -88,7 +88,7 @@ class Mirror:
         self._damaged = []
         try:
             (self.path / "trials").mkdir(parents=True, exist_ok=True)
-            with (self.path / ".lock").open("w") as lock:
+            with (self.path / ".lock").open("w", encoding="utf-8") as lock:
                 flock(lock, LOCK_EX)  # one process at a time writes the copy
                 self._pull()
         except OSError as error:

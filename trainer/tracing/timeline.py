@@ -56,7 +56,7 @@ def draw(
     title = f"Batches {batches.start} to {batches.stop - 1}, after a drain"
     picture = alt.vconcat(*panels, title=alt.TitleParams(title, subtitle=LOOK, offset=10))
     spec = picture.configure(background="white").configure_title(anchor="start").to_dict()
-    path.write_text(vl_convert.vegalite_to_svg(spec))
+    path.write_text(vl_convert.vegalite_to_svg(spec), encoding="utf-8")
 
 
 def _is_shown(bar: Span, batches: range) -> bool:

@@ -111,7 +111,7 @@ def write_trace(path: Path, spans: Spans, num_ranks: int) -> None:
             }
             for span in of_rank
         ]
-    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
 
 
 def between(spans: Spans, first: int, last: int) -> list[list[Span]]:

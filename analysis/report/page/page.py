@@ -197,4 +197,4 @@ def _vega() -> str:
 
 @cache
 def _text(name: str) -> str:
-    return (Path(__file__).parent / name).read_text()
+    return (Path(__file__).parent / name).read_text("utf-8")

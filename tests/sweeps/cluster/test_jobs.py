@@ -1,5 +1,6 @@
 """Following a job: its log, its end, and the exit code that scripts read."""
 
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from ray.job_submission import JobStatus
 
 from pipegap.sweeps.cluster import jobs
 from pipegap.sweeps.commands import jobs as command
+from pipegap.trainer.base.errors import BadInput
 
 
 class Client:
@@ -79,3 +81,16 @@ def test_a_cluster_without_sweeps_is_said_to_have_none(
     monkeypatch.setattr(command, "sweep_jobs", lambda client: [])
     assert command.main([]) == 0
     assert capsys.readouterr().out == "the cluster has no jobs that are sweeps\n"
+
+
+@pytest.mark.parametrize("address", ["HEAD:8265", "auto", "ray://HEAD:10001", "silent"])
+def test_an_address_that_is_no_jobs_api_ends_in_a_line(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "ANSWER_WITHIN", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts and never answers
+        if address == "silent":
+            address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", address)
+        with pytest.raises(BadInput, match=f"address={address}: must be a cluster's Jobs API"):
+            jobs.jobs_of("").__enter__()

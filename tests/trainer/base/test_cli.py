@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pipegap.trainer.base.cli import FAILED, UNREAD, duration, end_with, split_command
+from pipegap.trainer.base.cli import FAILED, UNREAD, duration, end_with, split_command, split_word
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.places import require_folder
 
 EACH = """
 import json, os, runpy, sys, torch
@@ -103,3 +105,33 @@ def test_a_command_takes_the_words_after_it_and_the_default_takes_all() -> None:
 )
 def test_durations_are_as_people_say_them(seconds: float, said: str) -> None:
     assert duration(seconds) == said
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_a_terminal_gets_what_it_can_show(encoding: str) -> None:
+    text = "gap −0.01 ± 0.02, λ=½ Ω\udcff"
+    program = f"from {end_with.__module__} import *\nend_with(lambda: print({text!r}) or 0)"
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, check=False
+    )
+    shown = {
+        "ascii": r"gap -0.01 +- 0.02, lambda=\xbd \u03a9\udcff",
+        "latin-1": r"gap -0.01 ± 0.02, lambda=½ \u03a9\udcff",
+        "utf-8": r"gap −0.01 ± 0.02, λ=½ Ω\udcff",
+    }
+    assert (done.stderr, done.stdout.decode(encoding)) == (b"", f"{shown[encoding]}\n")
+
+
+def test_a_home_is_the_same_however_a_shell_passes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    for word, value in {
+        "results=~/my runs": "/home/me/my runs",
+        "data.path=a/~/b": "a/~/b",
+        "sweep.note=~5 %": "~5 %",
+    }.items():
+        assert split_word(word)[1] == value
+    written_out = "must be written out, as nothing expands ~ here"
+    for place in ("~/runs", "~nobody-has-this-name/runs"):
+        with pytest.raises(BadInput, match=written_out):
+            require_folder("results", split_word(f"x={place}")[1] if "nobody" in place else place)

@@ -43,7 +43,7 @@ def refusal(
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [*sys.path])
-        assert main(["--config", str(folder / "config.json")]) == 2
+        assert main(["--config", str(folder / "config.json"), f"code={folder / 'mine'}"]) == 2
     printed = capsys.readouterr()
     assert (printed.err.count("\n"), printed.out) == (1, "")
     assert not (folder / "out").exists()
@@ -85,3 +85,32 @@ def test_a_pipeline_without_its_keywords(
 ) -> None:
     line = refusal(tmp_path, FACTORIES, "pipeline", "lr_schedule", capsys)
     assert "must take the keyword num_stages" in line
+
+
+@pytest.mark.parametrize("named", ["code", "lr_schedule._target_"])
+def test_a_config_of_others_imports_nothing_of_its_own(
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = f"own_code_{uuid4().hex}"
+    (tmp_path / f"{module}.py").write_text(
+        f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n"
+        "def flat(num_updates): return lambda update: 1.0\n"
+    )
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    config = small.config(tmp_path) | {"choices": None}
+    config["lr_schedule"] = {"_target_": f"{module}.flat"}
+    if named == "code":
+        config["code"] = str(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = ["--cfg", "--config", str(tmp_path / "config.json")]
+
+    assert main(words) == 2
+    printed = capsys.readouterr()
+    assert not (tmp_path / "ran").exists()
+    assert printed.err.startswith(f"pipegap trial: {named}=")
+    assert "give code=DIR too if you trust it" in printed.err
+    assert (printed.err.count("\n"), printed.out) == (1, "")
+
+    assert main([*words, f"code={tmp_path}"]) == 0
+    assert (tmp_path / "ran").exists()
+    assert json.loads(capsys.readouterr().out)["code"] == str(tmp_path)
