@@ -82,7 +82,7 @@ def answer(
         "\n".join([*heads, matrix(said), *(row.sentence for row in rows)]) if said else "",
         handover(said),
         shlex.join(["pipegap", "advise", *words, store]),
-        "" if any(advice.num_decided for advice in said) else _next_step(rows, left, store),
+        "" if any(advice.num_decided for advice in said) else _next_step(said, rows, left, store),
     )
 
 
@@ -110,9 +110,14 @@ def _row(advice: Advice, store: str) -> AnswerRow:
     return AnswerRow(name, cells, names.minus(said), settle)
 
 
-def _next_step(rows: Sequence[AnswerRow], left: pd.DataFrame, store: str) -> str:
+def _next_step(
+    said: Sequence[Advice], rows: Sequence[AnswerRow], left: pd.DataFrame, store: str
+) -> str:
     """Return the command of the first sweep that is begun and not done, else of the first advice,
-    else of the sweep `main`."""
+    else of the sweep `main`. No more trials of a scale whose runs are too short decide: then that
+    of the advice comes first."""
     begun = left.loc[left["missing"].fillna(0) > 0, "command"]
-    known = [*begun, *(row.command for row in rows if row.command)]
+    told = [row.command for row in rows if row.command]
+    too_short = any("scale" in advice.verdict.settle for advice in said)
+    known = [*told, *begun] if too_short else [*begun, *told]
     return known[0] if known else command(["sweep=main"], store)
