@@ -86,8 +86,17 @@ def answer(
         "\n".join([*heads, matrix(said), *(row.sentence for row in rows)]) if said else "",
         handover(said),
         shlex.join(["pipegap", "advise", *words, store]),
-        "" if any(advice.num_decided for advice in said) else _next_step(rows, left, store),
-        [*failed_lines(trials)],
+def _next_step(
+    said: Sequence[Advice], rows: Sequence[AnswerRow], left: pd.DataFrame, store: str
+) -> str:
+    """Return the command of the first sweep that is begun and not done, else of a list of what
+    failed, else of the first advice, else of the sweep `main`. No more trials of a scale whose runs
+    are too short decide: then that of the advice comes first."""
+    begun = left.loc[left["missing"].fillna(0) > left["failed"].fillna(0), "command"]
+    failed = [shlex.join([*LIST_FAILED, store])] if (left["failed"].fillna(0) > 0).any() else []
+    told = [row.command for row in rows if row.command]
+    too_short = any("scale" in advice.verdict.settle for advice in said)
+    known = [*told, *begun, *failed] if too_short else [*begun, *failed, *told]
     )
 
 
@@ -115,10 +124,15 @@ def _row(advice: Advice, store: str) -> AnswerRow:
     return AnswerRow(name, cells, names.minus(said), settle)
 
 
-def _next_step(rows: Sequence[AnswerRow], left: pd.DataFrame, store: str) -> str:
+def _next_step(
+    said: Sequence[Advice], rows: Sequence[AnswerRow], left: pd.DataFrame, store: str
+) -> str:
     """Return the command of the first sweep that is begun and not done, else of a list of what
-    failed, else of the first advice, else of the sweep `main`."""
+    failed, else of the first advice, else of the sweep `main`. No more trials of a scale whose runs
+    are too short decide: then that of the advice comes first."""
     begun = left.loc[left["missing"].fillna(0) > left["failed"].fillna(0), "command"]
     failed = [shlex.join([*LIST_FAILED, store])] if (left["failed"].fillna(0) > 0).any() else []
-    known = [*begun, *failed, *(row.command for row in rows if row.command)]
+    told = [row.command for row in rows if row.command]
+    too_short = any("scale" in advice.verdict.settle for advice in said)
+    known = [*told, *begun, *failed] if too_short else [*begun, *failed, *told]
     return known[0] if known else command(["sweep=main"], store)

@@ -166,8 +166,9 @@ def notes(trials: pd.DataFrame, gaps: pd.DataFrame) -> Iterator[str]:
 
 def failed_lines(trials: pd.DataFrame) -> Iterator[str]:
     """Yield a line per reason for which trials failed."""
-    failed = trials[trials["status"] == Status.FAILED].fillna({"error": ""}).to_dict("records")
-    return failures(((f"trial {row['trial_id']}", row) for row in failed), len(trials))
+    failed = trials[trials["status"] == Status.FAILED].fillna({"error": ""})
+    rows = ({str(key): value for key, value in row.items()} for row in failed.to_dict("records"))
+    return failures(((f"trial {row['trial_id']}", row) for row in rows), len(trials))
 
 
 def _name(row: Mapping[Hashable, object]) -> str:

@@ -139,6 +139,17 @@ def test_a_store_that_decides_nothing_says_what_to_run(unfinished: Made, tmp_pat
         assert "not enough data" not in first
 
 
+def test_the_next_step_from_a_smoke_test_is_a_scale_that_decides(tmp_path: Path) -> None:
+    """Though its own sweep is not done."""
+    store = tmp_path / "results"
+    for arm, loss in (("sync", 1.0), ("delay", 1.2)):
+        put(store, arm, [loss, loss + 0.1], num_updates=20)
+    record(store, "main", "micro", [*ids(store), "never"], settled=False)
+    first = page(store, tmp_path / "out").split('id="answer"')[1].split("</section>")[0]
+    assert "<code>pipegap sweep sweep=main scale=tiny" in first
+    assert "scale=micro" not in first
+
+
 def test_undecided_claims_are_folded_and_the_others_are_not(recorded: Made) -> None:
     verdicts = recorded.text.split('id="verdict-list"')[1].split("</section>")[0]
     shown, folded = re.split(r"<details><summary>\d+ not enough data", verdicts)
