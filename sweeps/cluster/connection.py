@@ -19,6 +19,7 @@ from ray._private import worker as ray_worker
 from ray._private.node import Node
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from pipegap.trainer.base.cores import num_cores
 from pipegap.trainer.base.errors import BadInput, Unavailable, one_line
 from pipegap.trainer.base.scratch import scratch
 from pipegap.trainer.store.store import SweepStore
@@ -72,7 +73,11 @@ def cluster() -> Iterator[Path]:
         address = os.environ.get("RAY_ADDRESS") or "local"
         options: dict[str, Any] = {"runtime_env": {"env_vars": _environment()}}
         if is_own := address == "local":
-            options = {"_temp_dir": str(folder / OF_RAY), "include_dashboard": False}
+            options = {
+                "_temp_dir": str(folder / OF_RAY),
+                "include_dashboard": False,
+                "num_cpus": num_cores(),
+            }
         try:
             if not is_own:
                 _require_listening(address)

@@ -18,6 +18,7 @@ from pipegap.sweeps.cluster import connection, stop_flag
 from pipegap.sweeps.cluster.tune_hooks import inherited_environment
 from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from pipegap.sweeps.request.command_line import parse_request
+from pipegap.trainer.base.cores import num_cores
 from tests.support import small
 from tests.support.records import leave_finished
 
@@ -75,6 +76,7 @@ def test_a_cluster_is_joined_only_by_its_address(
         assert folder.is_dir()
     assert seen[0]["address"] == joins
     assert ("_temp_dir" in seen[0]) == (joins == "local")
+    assert seen[0].get("num_cpus") == (num_cores() if joins == "local" else None)
     # Processes of Ray that start here inherit what those of another cluster are given.
     variables = seen[0]["inherited" if joins == "local" else "given"]
     assert connection.ENVIRONMENT.items() <= variables.items()
