@@ -6,6 +6,7 @@ All nodes of a cluster must share the store.
 import logging
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,12 +19,13 @@ from ray._private import worker as ray_worker
 from ray._private.node import Node
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from pipegap.trainer.base.cores import num_cores
 from pipegap.trainer.base.errors import BadInput, Unavailable, one_line
 from pipegap.trainer.base.scratch import scratch
 from pipegap.trainer.store.store import SweepStore
 
 CONNECT_WITHIN = 20.0
-"""Seconds that the cluster of RAY_ADDRESS has to accept a connection."""
+"""Seconds that the cluster of RAY_ADDRESS has to accept a connection, and as many to answer."""
 ANSWER_WITHIN = 60.0
 """Seconds that a node has to say whether it sees the store."""
 
@@ -51,7 +53,8 @@ a driver's folder."""
 def temporary_base() -> Path:
     """Return where Ray's and Tune's files of this driver may lie."""
     base = Path(os.environ.get("RAY_TMPDIR") or gettempdir())
-    return base if len(str(base)) <= LONGEST_BASE else Path("/tmp")  # the folder's name is random
+    is_usable = len(str(base)) <= LONGEST_BASE and str(base).isascii()  # Ray reads ASCII alone
+    return base if is_usable else Path("/tmp")  # the folder's name is random
 
 
 def _environment() -> dict[str, str]:
@@ -70,9 +73,15 @@ def cluster() -> Iterator[Path]:
         address = os.environ.get("RAY_ADDRESS") or "local"
         options: dict[str, Any] = {"runtime_env": {"env_vars": _environment()}}
         if is_own := address == "local":
-            options = {"_temp_dir": str(folder / OF_RAY), "include_dashboard": False}
+            options = {
+                "_temp_dir": str(folder / OF_RAY),
+                "include_dashboard": False,
+                "num_cpus": num_cores(),
+            }
         try:
-            _require_listening(address)
+            if not is_own:
+                _require_listening(address)
+                _require_answer(address)
             # A cluster of our own has them from the start: for a job's variables each of its
             # processes would be started anew, which takes a second.
             with _in_environment(_environment() if is_own else {}), _without_unused():
@@ -144,6 +153,22 @@ def _require_listening(address: str) -> None:
     if port.isdigit():
         with socket.create_connection((host.strip("[]"), int(port)), CONNECT_WITHIN):
             pass
+
+
+def _require_answer(address: str) -> None:
+    """Raises TimeoutError if what listens there is no Ray: Ray would try for a minute, then end
+    this process. Whatever else is wrong, Ray says by itself."""
+    where = [] if address == "auto" else ["--address", address]
+    try:
+        subprocess.run(
+            [sys.executable, "-m", "ray.scripts.scripts", "health-check", *where],
+            timeout=CONNECT_WITHIN,
+            capture_output=True,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        allowed = f"no cluster within {CONNECT_WITHIN:.0f} s: correct RAY_ADDRESS, or unset it"
+        raise TimeoutError(allowed) from None
 
 
 def require_seen_by_nodes(store: SweepStore) -> None:

@@ -2,7 +2,6 @@
 gap their seeds detect."""
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from pipegap.sweeps.plan.sweep_plan import SweepPlan
 from pipegap.sweeps.request.expand import Trial, unique
 from pipegap.trainer.base.build import made
 from pipegap.trainer.base.cli import duration
+from pipegap.trainer.base.cores import num_cores
 from pipegap.trainer.base.errors import some
 from pipegap.trainer.config.memory import peak_bytes
 from pipegap.trainer.config.names import data_place, names
@@ -119,7 +119,7 @@ class PricedSweeps:
     def _num_units(self, name: str) -> int:
         """Return the GPUs that the plan counts with, or the cores that this process may use."""
         if name != "GPU":
-            return len(os.sched_getaffinity(0))
+            return num_cores()
         import torch
 
         return self._request.gpus or torch.cuda.device_count() or NODE

@@ -6,7 +6,6 @@
 """
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from pipegap.trainer.base.cli import (
     refuse_others,
     split_word,
 )
+from pipegap.trainer.base.cores import num_cores
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.places import require_folder
 from pipegap.trainer.data import benchmarks
@@ -193,7 +193,7 @@ def run(name: str, options: dict[str, str], cache: Path = CACHE) -> str:
                 "license": corpus.license,
                 "attribution": corpus.attribution,
             },
-            num_workers=len(os.sched_getaffinity(0)),
+            num_workers=num_cores(),
         )
     data = Prepared(path=str(out)).open()
     return (

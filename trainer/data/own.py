@@ -15,6 +15,7 @@ from annotated_types import Gt, Interval
 from tokenizers import Tokenizer
 from typing_extensions import override
 
+from pipegap.trainer.base.cores import num_cores
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.ranges import Place, Positive
 from pipegap.trainer.data.archives import CACHE
@@ -160,7 +161,7 @@ class OwnText(ABC):
                 "attribution": self.label,
             },
             vocab_size=self.vocab_size,
-            num_workers=len(os.sched_getaffinity(0)),
+            num_workers=num_cores(),
         )
 
 

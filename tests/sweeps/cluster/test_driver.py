@@ -18,6 +18,7 @@ from pipegap.sweeps.cluster import connection, stop_flag
 from pipegap.sweeps.cluster.tune_hooks import inherited_environment
 from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from pipegap.sweeps.request.command_line import parse_request
+from pipegap.trainer.base.cores import num_cores
 from tests.support import small
 from tests.support.records import leave_finished
 
@@ -66,6 +67,7 @@ def test_a_cluster_is_joined_only_by_its_address(
     monkeypatch.setattr(connection.ray, "init", init)
     monkeypatch.setattr(connection.ray, "shutdown", lambda: None)
     monkeypatch.setattr(connection.socket, "create_connection", lambda *_: nullcontext())
+    monkeypatch.setattr(connection, "_require_answer", lambda address: None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     if given is not None:
         monkeypatch.setenv("RAY_ADDRESS", given)
@@ -74,6 +76,7 @@ def test_a_cluster_is_joined_only_by_its_address(
         assert folder.is_dir()
     assert seen[0]["address"] == joins
     assert ("_temp_dir" in seen[0]) == (joins == "local")
+    assert seen[0].get("num_cpus") == (num_cores() if joins == "local" else None)
     # Processes of Ray that start here inherit what those of another cluster are given.
     variables = seen[0]["inherited" if joins == "local" else "given"]
     assert connection.ENVIRONMENT.items() <= variables.items()
@@ -108,6 +111,26 @@ def test_ray_that_does_not_start_or_answer_is_one_line_at_once(
     assert printed.count("\n") == 1
     assert f"Ray does not start or answer ({where})" in printed
     assert why in printed
+
+
+def test_what_listens_and_is_no_ray_ends_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(connection, "CONNECT_WITHIN", 5.0)  # it takes a second to ask
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{silent.getsockname()[1]}")
+        assert main(small.overrides(tmp_path, "sweep=main", "scale=micro", "seeds=[0]")) == 1
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert "no cluster within 5 s: correct RAY_ADDRESS, or unset it" in printed
+
+
+@pytest.mark.parametrize("name", ["/tmp/é", "/tmp/" + "a" * 40])
+def test_a_folder_that_ray_cannot_take_is_not_used(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", name)
+    assert connection.temporary_base() == Path("/tmp")
 
 
 def test_nobody_waits_for_a_report_after_a_stop(
