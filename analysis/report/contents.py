@@ -211,10 +211,11 @@ def verdicts(scope: Scope, store: str) -> list[Verdict]:
 def figures_of(scope: Scope, names: Collection[str]) -> Iterator[Plot]:
     """Draw the figures of these names that show something of a scope.
 
-    Figures of any trials are drawn for the sweeps without a figure of their own.
+    Those of a sweep come first. Figures of any trials are drawn for the sweeps without a figure of
+    their own.
     """
     own = [record for record in scope.records if record.sweep not in WITH_FIGURE]
-    for figure in FIGURES:
+    for figure in sorted(FIGURES, key=lambda figure: not figure.sweeps):
         for sweep, view in _views(scope, figure, own) if figure.name in names else ():
             data = figure.data(*view)
             if not data.empty:
@@ -254,7 +255,7 @@ def _views(
     elif shown.together:
         views = [("", scope.asked_for())]
     elif scope.general:
-        views = [("", scope.whole())]
+        views = [("", scope.whole())] if records or not scope.records else []
     else:
         views = [(record.sweep, scope.of_records([record])) for record in records]
     yield from ((sweep, view) for sweep, view in views if not view.trials.empty)

@@ -2,9 +2,9 @@
 
 The record says what was asked for, and which trials answer. `<results>/sweeps/<label>.json` holds
 what the last command planned: `format` (2), `sweep`, `scale`, `label`, `words` (of the command
-line, and what its scale `added`), `added`, `verdict` (the rule, if it has one), `arms`, `seeds`,
-`settled` (nothing is left to tune or to judge), `remarks`, `compared` (ids of the trials in its
-report) and `trials`: id → `arm`, `seed`, `tokens`, `flops` and `seconds`, the expected time with
+line, and what its scale `added`), `added`, `question` and `verdict` (the rule), empty without,
+`arms`, `seeds`, `settled` (nothing is left to tune or to judge), `remarks`, `compared` (ids of the
+trials in its report) and `trials`: id → `arm`, `seed`, `tokens`, `flops` and `seconds`, the expected time with
 start and evaluation, null if no trial of its shape has finished.
 """
 
@@ -62,6 +62,7 @@ def record(request: Request, sweep: SweepPlan, prices: Prices) -> dict[str, Any]
         "label": sweep.label,
         "words": [*request.words, *added],
         "added": added,
+        "question": sweep.sweep.question or "",
         "verdict": sweep.sweep.verdict or "",
         "arms": [*sweep.sweep.arms],
         "seeds": sweep.sweep.seeds,

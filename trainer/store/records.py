@@ -52,6 +52,7 @@ class Record:
     """All its trials by their ids, also those that tuning tried."""
     added: tuple[str, ...] = ()
     """Those of the words that no command had, but its scale."""
+    question: str = ""
 
     @property
     def conditions(self) -> str:
