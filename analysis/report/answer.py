@@ -18,6 +18,11 @@ from pipegap.trainer.store.records import Record
 
 STAGES, MICROBATCHES = 4, 8
 """The pipeline that the answer is for; a command beside it asks about another one."""
+BY_HAND = (
+    "trainings with and without the delay decide, of the same seeds, two or more, that differ in "
+    "nothing else; longer delayed ones tell what the delay costs"
+)
+"""What decides for trials that no command of ours can make."""
 
 
 class AnswerRow(NamedTuple):
@@ -38,7 +43,7 @@ class StoreAnswer(NamedTuple):
     """One row per optimizer that was trained with a delay.
 
     `place` is the part of the report that it is for. `next_step` says what to run first; it is
-    empty if something is decided.
+    empty where no sweep is known to continue.
     """
 
     place: str
@@ -51,12 +56,13 @@ class StoreAnswer(NamedTuple):
     question: str
     """The command that asks about another pipeline."""
     next_step: str
+    is_decided: bool
 
     @property
     def printed(self) -> str:
         """The text and the code, or what to run where nothing is decided."""
-        if self.next_step:
-            return f"nothing is decided yet: {self.next_step}"
+        if not self.is_decided:
+            return f"nothing is decided yet: {self.next_step or BY_HAND}"
         return "\n".join(filter(None, [self.text, self.handover]))
 
 
@@ -78,7 +84,8 @@ def answer(
         "\n".join([matrix(said), *(row.sentence for row in rows)]) if said else "",
         handover(said),
         shlex.join(["pipegap", "advise", *words, store]),
-        "" if any(advice.num_decided for advice in said) else _next_step(rows, left, store),
+        _next_step(rows, left, store, trials),
+        any(advice.num_decided for advice in said),
     )
 
 
@@ -105,9 +112,12 @@ def _row(advice: Advice, store: str) -> AnswerRow:
     return AnswerRow(name, cells, names.minus(sentence(advice)), settle)
 
 
-def _next_step(rows: Sequence[AnswerRow], left: pd.DataFrame, store: str) -> str:
+def _next_step(
+    rows: Sequence[AnswerRow], left: pd.DataFrame, store: str, trials: pd.DataFrame
+) -> str:
     """Return the command of the first sweep that is begun and not done, else of the first advice,
-    else of the sweep `main`."""
+    else of the sweep `main` where there are no trials."""
     begun = left.loc[left["missing"].fillna(0) > 0, "command"]
     known = [*begun, *(row.command for row in rows if row.command)]
-    return known[0] if known else command(["sweep=main"], store)
+    known += [command(["sweep=main"], store)] if trials.empty else []
+    return known[0] if known else ""

@@ -23,7 +23,6 @@ from pipegap.analysis.report.contents import (
 )
 from pipegap.analysis.report.details import makers, provenance, write_details
 from pipegap.analysis.report.facts import (
-    command,
     cost,
     missing,
     overview,
@@ -33,7 +32,7 @@ from pipegap.analysis.report.facts import (
     summary,
 )
 from pipegap.analysis.report.page.listing import listed
-from pipegap.analysis.report.page.page import Chapter, Page, html, with_lead
+from pipegap.analysis.report.page.page import Chapter, Opening, Page, html, with_lead
 from pipegap.analysis.statistics.text import gap_table, printed_gaps, taxes_text
 from pipegap.analysis.table.load import load
 from pipegap.analysis.table.metrics import DamagedRows
@@ -130,7 +129,9 @@ class _Contents(NamedTuple):
         parts = scopes(views, label)
         remarks = [remark for scope in parts for remark in scope.remarks()]
         if label is None:
-            return cls(views.store, views.whole(), views.records, parts, EXPECTED, remarks)
+            # Trials of no sweep, such as those of one's own loop, ask for no sweep of the paper.
+            expected = EXPECTED if views.records or views.store.empty else []
+            return cls(views.store, views.whole(), views.records, parts, expected, remarks)
         [scope] = parts
         return cls(views.store, scope.whole(), scope.records, parts, [], remarks)
 
@@ -156,6 +157,7 @@ def _write(
         source=word.removeprefix("results="),
         made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
         summary=summary(contents.shown.trials),
+        opening=_opening(contents.records, chapters),
         answer=_answer(contents, left, word),
         overviews=[overview(scope.title, scope.whole().trials) for scope in contents.parts],
         taxes=[
@@ -172,8 +174,17 @@ def _write(
         makers=listed("Code, machines, data and packages", tables["makers"], "", "makers.csv"),
         trials=listed("Trials", listing, TRIALS, "provenance.csv", most=MOST_TRIALS),
         configs=settings_by_trial(contents.shown.trials, specs),
-        first_command=command(["sweep=main"], word),
     )
+
+
+def _opening(records: Sequence[Record], chapters: Sequence[Chapter]) -> Opening | None:
+    """Return what the page of one sweep begins with."""
+    if len(records) != 1:
+        return None
+    [record] = records
+    verdicts = [verdict for chapter in chapters for verdict in chapter.verdicts]
+    own = [verdict for verdict in verdicts if record.sweep in verdict.claim.sweeps]
+    return Opening(record.question or f"The sweep {record.sweep}", own, record.verdict)
 
 
 def _answer(contents: _Contents, left: pd.DataFrame, word: str) -> StoreAnswer:
@@ -181,7 +192,7 @@ def _answer(contents: _Contents, left: pd.DataFrame, word: str) -> StoreAnswer:
     views = [(scope.title, scope.asked_for().trials) for scope in contents.parts]
     views = views or [("", contents.shown.trials)]
     answers = [answer(*view, contents.records, left, word) for view in views]
-    return next((each for each in answers if not each.next_step), answers[0])
+    return next((each for each in answers if each.is_decided), answers[0])
 
 
 def _write_tables(tables: Mapping[str, pd.DataFrame], remarks: Sequence[str], out: Path) -> None:

@@ -4,8 +4,8 @@ The record says what was asked for, and which trials answer. `<results>/sweeps/<
 what the last command planned: `format` (2), `sweep`, `scale`, `label`, `words` (of the command
 line, and what its scale `added`), `added`, `question` and `verdict` (the rule), empty without,
 `arms`, `seeds`, `settled` (nothing is left to tune or to judge), `remarks`, `compared` (ids of the
-trials in its report) and `trials`: id → `arm`, `seed`, `tokens`, `flops` and `seconds`, the expected time with
-start and evaluation, null if no trial of its shape has finished.
+trials in its report) and `trials`: id → `arm`, `seed`, `tokens`, `flops` and `seconds`, the
+expected time with start and evaluation, null if no trial of its shape has finished.
 """
 
 import hashlib

@@ -14,7 +14,7 @@ from pipegap.analysis.claims.rule import MOST_SEEDS
 from pipegap.analysis.figures import Figure, Plot, panels
 from pipegap.analysis.figures.curves import FEWEST
 from pipegap.analysis.figures.files import kept, usual_faces
-from pipegap.analysis.report.answer import MICROBATCHES, STAGES, StoreAnswer
+from pipegap.analysis.report.answer import BY_HAND, MICROBATCHES, STAGES, StoreAnswer
 from pipegap.analysis.report.facts import Overview, TrialNow
 from pipegap.analysis.report.page.listing import Listing
 from pipegap.analysis.table.metrics import spaced
@@ -71,12 +71,22 @@ class Chapter(NamedTuple):
         return [verdict for verdict in self.verdicts if verdict.outcome == Outcome.UNDECIDED]
 
 
+class Opening(NamedTuple):
+    """What the page of one sweep begins with: question, verdicts, rule."""
+
+    question: str
+    verdicts: Sequence[Verdict]
+    rule: str
+
+
 class Page(NamedTuple):
     """All that a page shows. `made`: when, in words."""
 
     source: str
     made: str
     summary: str
+    opening: Opening | None
+    """None unless there is one sweep alone."""
     answer: StoreAnswer
     overviews: Sequence[Overview]
     taxes: Sequence[str]
@@ -93,8 +103,6 @@ class Page(NamedTuple):
     trials: Listing
     configs: Mapping[str, str]
     """The settings of each trial in words, by its id: shown for the one under the pointer."""
-    first_command: str
-    """What fills a store that has no sweep."""
 
 
 def with_lead(chapters: Sequence[Chapter]) -> tuple[Drawn | None, list[Chapter]]:
@@ -160,6 +168,7 @@ def html(page: Page) -> str:
             stages=STAGES,
             microbatches=MICROBATCHES,
             all_parts=ALL_PARTS,
+            by_hand=BY_HAND,
             most_seeds=MOST_SEEDS,
             most_remarks=MOST_REMARKS,
             most_plain=MOST_PLAIN,
