@@ -44,6 +44,11 @@ from pipegap.trainer.store.records import Record, records
 
 PATHS = ["folder", "results", "out", "data.path", "data.shards", "code"]
 """Paths on one machine: they are left out of the files, which name a trial by its id."""
+WARNING = "warning: "
+MOST_PRINTED = 4
+"""Remarks in the terminal: the page and gaps.md have all."""
+MOST_LINES = 12
+"""Lines of gaps in the terminal where there are several sweeps."""
 MANY = 50
 """Trials whose pictures and files take longer to make than a process takes to start."""
 MOST_TRIALS = 10_000
@@ -107,7 +112,7 @@ def report(
 
 def _said(caught: Iterable[warnings.WarningMessage]) -> list[str]:
     """Return each warning once, in a line."""
-    return [*dict.fromkeys(f"warning: {warning.message}" for warning in caught)]
+    return [*dict.fromkeys(f"{WARNING}{warning.message}" for warning in caught)]
 
 
 class _Contents(NamedTuple):
@@ -219,7 +224,19 @@ def _text(contents: _Contents, page: Page, out: Path, answer: Sequence[str]) -> 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     shown = printed_gaps(contents.shown.gaps, width)
     claims = _claims_in_words(page.chapters)
-    return "\n".join(filter(None, [shown, *claims, *contents.remarks, page.cost, files, *answer]))
+    if len(contents.records) > 1 and shown.count("\n") > MOST_LINES:
+        shown = f"{page.summary}; {len(contents.shown.gaps)} gaps: {out}/gaps.md"
+    return "\n".join(
+        filter(None, [shown, *claims, *_few(contents.remarks, out), page.cost, files, *answer])
+    )
+
+
+def _few(remarks: Sequence[str], out: Path) -> list[str]:
+    """Return the remarks if they are few, else the warnings and where the others stand."""
+    if len(remarks) <= MOST_PRINTED:
+        return [*remarks]
+    warned = [remark for remark in remarks if remark.startswith(WARNING)][:MOST_PRINTED]
+    return [*warned, f"{len(remarks) - len(warned)} more remarks on single sweeps: {out}/gaps.md"]
 
 
 def _claims_in_words(chapters: Sequence[Chapter]) -> list[str]:

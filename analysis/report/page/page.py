@@ -1,5 +1,6 @@
 """What a page holds, and how it becomes HTML."""
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
@@ -43,6 +44,37 @@ class Drawn(NamedTuple):
     num_points: int
     num_all: int
 
+    @property
+    def name(self) -> str:
+        """The path of its files, without their endings."""
+        return f"{self.folder}{self.figure.name}"
+
+
+def tally(verdicts: Sequence[Verdict]) -> list[tuple[Outcome, int]]:
+    """Return how many verdicts there are of each outcome."""
+    outcomes = [verdict.outcome for verdict in verdicts]
+    return [(outcome, outcomes.count(outcome)) for outcome in Outcome]
+
+
+class Thumbnail(NamedTuple):
+    """A figure or table of the paper in the gallery, with the outcomes of the claims on its sweeps.
+
+    `anchor` is its place on the page; `picture` is a file, empty for a table.
+    """
+
+    title: str
+    source: str
+    anchor: str
+    picture: str
+    outcomes: Sequence[tuple[Outcome, int]]
+
+    @property
+    def place(self) -> tuple[bool, bool, int]:
+        """What sorts the thumbnails as the paper has them: tables, figures, appendices."""
+        number = re.search(r"\d+", self.source)
+        kind = self.source.split()[0]
+        return kind == "appendix", kind.startswith("figure"), int(number[0]) if number else 0
+
 
 class Chapter(NamedTuple):
     """The part of a page about one scale, one sweep, or the trials of no sweep."""
@@ -53,12 +85,12 @@ class Chapter(NamedTuple):
     """Labels of sweeps and the rules of their verdicts."""
     figures: Sequence[Drawn]
     tables: Sequence[Listing]
+    gallery: Sequence[Thumbnail] = ()
 
     @property
     def counts(self) -> list[tuple[Outcome, int]]:
         """How many claims there are of each outcome."""
-        outcomes = [verdict.outcome for verdict in self.verdicts]
-        return [(outcome, outcomes.count(outcome)) for outcome in Outcome]
+        return tally(self.verdicts)
 
     @property
     def decided(self) -> list[Verdict]:

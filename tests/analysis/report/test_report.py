@@ -13,7 +13,7 @@ from pipegap.analysis.figures.style import ARMS, arm_styles, optimizer_styles
 from pipegap.analysis.report.report import report
 from pipegap.trainer.base.errors import BadInput
 from tests.support.reports import with_figures
-from tests.support.synthetic_store import config, result, write, write_arms
+from tests.support.synthetic_store import config, ids, record, result, write, write_arms
 
 TABLES = ("trials", "gaps", "claims", "missing", "provenance", "makers")
 LOSSES: dict[str, list[float | None]] = {
@@ -121,3 +121,19 @@ def test_arms_and_optimizers_keep_their_looks() -> None:
 
 def of_series(*names: str) -> pd.DataFrame:
     return pd.DataFrame({"series": names, "arm": names, "optimizer": names})
+
+
+def test_many_sweeps_end_in_a_few_lines_in_the_terminal(tmp_path: Path) -> None:
+    """The files have the rest."""
+    store = tmp_path / "results"
+    names = [f"optimizer{number}" for number in range(14)]
+    for name in names:
+        write_arms(store, {"sync": [1.0, 1.1], "delay": [1.1, 1.3]}, optimizer=name)
+    for sweep in ("main", "optimizers", "momentum"):
+        record(store, sweep, "tiny", ids(store), remarks=["chosen", "also"])
+    text = report(store, tmp_path / "out").split("nothing is decided yet")[0]
+    assert len(text.splitlines()) <= 10
+    assert "14 gaps: " in text
+    told = (tmp_path / "out" / "gaps.md").read_text()
+    assert told.count(": chosen") == 3
+    assert told.count("| delay") == len(names)
