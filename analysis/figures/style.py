@@ -43,10 +43,7 @@ OTHER_COLORS = (
     *("#e69f00", "#882255", "#44aa99", "#aa4499"),
 )
 OTHER_DASHES = ((2, 2), (9, 2), (4, 1, 1, 1, 1, 1))
-OTHER_NUMBER = re.compile(r"\d+(?:\.\d+)?")
-FEWEST_IN_ORDER = 3
-"""Series that differ in a number alone, from which on their colours have its order."""
-SHAPES = ("diamond", "triangle-down", "cross", "triangle-right", "triangle-left")
+OTHER_SHAPES = ("diamond", "triangle-down", "cross", "triangle-right", "triangle-left")
 """Colours, dashes and shapes are combined in turn, which gives 30 arms a look of their own."""
 OPTIMIZERS: Mapping[str, Style] = {
     "adamw": Style("#cc6677", SOLID, "circle"),
@@ -61,6 +58,9 @@ OPTIMIZERS: Mapping[str, Style] = {
 OTHER_OPTIMIZERS = ("#aa4499", "#777777", "#bb5566", "#004488")
 ORDERED = ("#440154", "#3b528b", "#21918c", "#3d9a38", "#8c8200", "#c07a00")
 """From the smallest on; each has a contrast of 3 : 1 or more on white."""
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
+FEWEST_IN_ORDER = 3
+"""Series that differ in a number alone, from which on their colours have its order."""
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
 
 _LABELS = {
