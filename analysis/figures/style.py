@@ -7,6 +7,7 @@ of viridis. What differs in colour differs in shape or dash too.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import cycle, product
 from typing import Any, NamedTuple
@@ -55,8 +56,11 @@ OPTIMIZERS: Mapping[str, Style] = {
     "nadamw": Style("#ddaa33", SOLID, "triangle-left"),
 }
 OTHER_OPTIMIZERS = ("#aa4499", "#777777", "#bb5566", "#004488")
-ORDERED = ("#440154", "#3b528b", "#21918c", "#4fb04a", "#b0a400", "#e0c300")
-"""From the smallest on."""
+ORDERED = ("#440154", "#3b528b", "#21918c", "#3d9a38", "#8c8200", "#c07a00")
+"""From the smallest on; each has a contrast of 3 : 1 or more on white."""
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
+FEWEST_IN_ORDER = 3
+"""Series that differ in a number alone, from which on their colours have its order."""
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
 
 _LABELS = {
@@ -134,14 +138,26 @@ def dark(spec: Any) -> Any:
 def arm_styles(rows: pd.DataFrame) -> dict[str, Style]:
     """Return styles of series that stand for arms: the main arms first, then by name.
 
-    Where several series stand for one main arm, none of them has the looks of that arm.
+    Where several series stand for one main arm, none of them has the looks of that arm. Names that
+    differ in their number alone, such as λ, are in its order, and have the colours of it.
     """
     own = rows[rows["arm"].isin([*ARMS])].drop_duplicates(["series", "arm"])
     alone = own[~own["arm"].duplicated(keep=False)].set_index("arm")["series"]
     main = {str(alone[arm]): style for arm, style in ARMS.items() if arm in alone.index}
     looks = map(Style, cycle(OTHER_COLORS), cycle(OTHER_DASHES), cycle(OTHER_SHAPES))
-    others = sorted({*map(str, rows["series"])} - {*main})
-    return main | dict(zip(others, looks, strict=False))
+    others = sorted({*map(str, rows["series"])} - {*main}, key=_by_number)
+    alike: dict[str, list[str]] = {}
+    for name in others:
+        alike.setdefault(NUMBER.sub("", name), []).append(name)
+    known = main | dict(zip(others, looks, strict=False))
+    for several in alike.values():
+        known |= ordered_styles(several) if len(several) >= FEWEST_IN_ORDER else {}
+    return known
+
+
+def _by_number(name: str) -> tuple[str, list[float]]:
+    """Return what sorts names by their words, then by their numbers."""
+    return NUMBER.sub("", name), [*map(float, NUMBER.findall(name))]
 
 
 def optimizer_styles(rows: pd.DataFrame) -> dict[str, Style]:

@@ -20,6 +20,11 @@ from pipegap.trainer.store.records import Record
 
 STAGES, MICROBATCHES = 4, 8
 """The pipeline that the answer is for; a command beside it asks about another one."""
+BY_HAND = (
+    "trainings with and without the delay decide, of the same seeds, two or more, that differ in "
+    "nothing else; longer delayed ones tell what the delay costs"
+)
+"""What decides for trials that no command of ours can make."""
 
 
 class AnswerRow(NamedTuple):
@@ -40,7 +45,7 @@ class StoreAnswer(NamedTuple):
     """One row per optimizer that was trained with a delay.
 
     `place` is the part of the report that it is for. `next_step` says what to run first; it is
-    empty if something is decided.
+    empty where no sweep is known to continue.
     """
 
     place: str
@@ -55,14 +60,15 @@ class StoreAnswer(NamedTuple):
     question: str
     """The command that asks about another pipeline."""
     next_step: str
+    is_decided: bool
     failed: Sequence[str] = ()
     """How many of its trials failed and why, a line per reason."""
 
     @property
     def printed(self) -> str:
         """The text and the code, or what to run where nothing is decided."""
-        if self.next_step:
-            return f"nothing is decided yet: {self.next_step}"
+        if not self.is_decided:
+            return f"nothing is decided yet: {self.next_step or BY_HAND}"
         return "\n".join(filter(None, [self.text, self.handover]))
 
 
@@ -86,17 +92,9 @@ def answer(
         "\n".join([*heads, matrix(said), *(row.sentence for row in rows)]) if said else "",
         handover(said),
         shlex.join(["pipegap", "advise", *words, store]),
-def _next_step(
-    said: Sequence[Advice], rows: Sequence[AnswerRow], left: pd.DataFrame, store: str
-) -> str:
-    """Return the command of the first sweep that is begun and not done, else of a list of what
-    failed, else of the first advice, else of the sweep `main`. No more trials of a scale whose runs
-    are too short decide: then that of the advice comes first."""
-    begun = left.loc[left["missing"].fillna(0) > left["failed"].fillna(0), "command"]
-    failed = [shlex.join([*LIST_FAILED, store])] if (left["failed"].fillna(0) > 0).any() else []
-    told = [row.command for row in rows if row.command]
-    too_short = any("scale" in advice.verdict.settle for advice in said)
-    known = [*told, *begun, *failed] if too_short else [*begun, *failed, *told]
+        _next_step(said, rows, left, store, is_empty=trials.empty),
+        any(advice.num_decided for advice in said),
+        [*failed_lines(trials)],
     )
 
 
@@ -125,14 +123,20 @@ def _row(advice: Advice, store: str) -> AnswerRow:
 
 
 def _next_step(
-    said: Sequence[Advice], rows: Sequence[AnswerRow], left: pd.DataFrame, store: str
+    said: Sequence[Advice],
+    rows: Sequence[AnswerRow],
+    left: pd.DataFrame,
+    store: str,
+    *,
+    is_empty: bool,
 ) -> str:
     """Return the command of the first sweep that is begun and not done, else of a list of what
-    failed, else of the first advice, else of the sweep `main`. No more trials of a scale whose runs
-    are too short decide: then that of the advice comes first."""
+    failed, else of the first advice, else of the sweep `main` where there are no trials. No more
+    trials of a scale whose runs are too short decide: then that of the advice comes first."""
     begun = left.loc[left["missing"].fillna(0) > left["failed"].fillna(0), "command"]
     failed = [shlex.join([*LIST_FAILED, store])] if (left["failed"].fillna(0) > 0).any() else []
     told = [row.command for row in rows if row.command]
     too_short = any("scale" in advice.verdict.settle for advice in said)
     known = [*told, *begun, *failed] if too_short else [*begun, *failed, *told]
-    return known[0] if known else command(["sweep=main"], store)
+    known += [command(["sweep=main"], store)] if is_empty else []
+    return known[0] if known else ""

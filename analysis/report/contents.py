@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from pipegap.analysis.claims import CLAIMS, Verdict, audited, judged, not_run
+from pipegap.analysis.claims import CLAIMS, Outcome, Verdict, audited, judged, not_run
 from pipegap.analysis.figures import FIGURES, Figure, Plot, plot, save
 from pipegap.analysis.report.facts import command
 from pipegap.analysis.report.page.listing import Listing, listed, write_latex
-from pipegap.analysis.report.page.page import Chapter, drawn
+from pipegap.analysis.report.page.page import Chapter, Thumbnail, drawn, tally
 from pipegap.analysis.report.paper_tables import TABLES, Table
 from pipegap.analysis.statistics.gaps import gaps
 from pipegap.analysis.statistics.pairs import side_by_side
@@ -187,13 +187,28 @@ def write_chapter(scope: Scope, out: Path, store: str, worker: Worker) -> Chapte
     for shown in figures_of(scope, [figure.name for figure in FIGURES]):
         save(shown, folder, worker)
         figures.append(drawn(shown, scope.prefix))
+    judged_here, tables = verdicts(scope, store), [*_tables(scope, out, worker)]
+    places = [(one.figure, f"figure-{one.name}", f"{one.name}.svg") for one in figures]
+    places += [(table, listing.name, "") for table, listing in tables]
+    gallery = [
+        Thumbnail(shown.title, shown.source, *place, _outcomes(shown, judged_here))
+        for shown, *place in places
+        if shown.source
+    ]
     return Chapter(
         scope.title,
-        verdicts(scope, store),
+        judged_here,
         [(record.label, record.verdict) for record in scope.records if record.verdict],
         figures,
-        [*_tables(scope, out, worker)],
+        [listing for _, listing in tables],
+        sorted(gallery, key=lambda shown: shown.place),
     )
+
+
+def _outcomes(shown: Figure | Table, of_scope: Sequence[Verdict]) -> list[tuple[Outcome, int]]:
+    """Return how many claims on the sweeps of a figure or table have each outcome."""
+    own = [verdict for verdict in of_scope if {*verdict.claim.sweeps} & {*shown.sweeps}]
+    return [(outcome, count) for outcome, count in tally(own) if count]
 
 
 def verdicts(scope: Scope, store: str) -> list[Verdict]:
@@ -217,10 +232,11 @@ def verdicts(scope: Scope, store: str) -> list[Verdict]:
 def figures_of(scope: Scope, names: Collection[str]) -> Iterator[Plot]:
     """Draw the figures of these names that show something of a scope.
 
-    Figures of any trials are drawn for the sweeps without a figure of their own.
+    Those of a sweep come first. Figures of any trials are drawn for the sweeps without a figure of
+    their own.
     """
     own = [record for record in scope.records if record.sweep not in WITH_FIGURE]
-    for figure in FIGURES:
+    for figure in sorted(FIGURES, key=lambda figure: not figure.sweeps):
         for sweep, view in _views(scope, figure, own) if figure.name in names else ():
             data = figure.data(*view)
             if not data.empty:
@@ -228,7 +244,7 @@ def figures_of(scope: Scope, names: Collection[str]) -> Iterator[Plot]:
                 yield plot(figure._replace(name=name, title=title) if sweep else figure, data)
 
 
-def _tables(scope: Scope, out: Path, worker: Worker) -> Iterator[Listing]:
+def _tables(scope: Scope, out: Path, worker: Worker) -> Iterator[tuple[Table, Listing]]:
     folder = out / scope.folder
     for table in TABLES:
         for sweep, view in _views(scope, table, scope.records):
@@ -243,7 +259,7 @@ def _tables(scope: Scope, out: Path, worker: Worker) -> Iterator[Listing]:
                     title, data, table.note_at(scope.scale), scope.prefix + file, arms=arms
                 )
                 worker.do(write_latex, listing, out)
-                yield listing
+                yield table, listing
 
 
 def _views(
@@ -260,7 +276,7 @@ def _views(
     elif shown.together:
         views = [("", scope.asked_for())]
     elif scope.general:
-        views = [("", scope.whole())]
+        views = [("", scope.whole())] if records or not scope.records else []
     else:
         views = [(record.sweep, scope.of_records([record])) for record in records]
     yield from ((sweep, view) for sweep, view in views if not view.trials.empty)

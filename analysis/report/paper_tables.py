@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from pipegap.analysis.claims.claim import ENOUGH_UPDATES
 from pipegap.analysis.report.table_data import (
     ENDS,
     all_gaps,
@@ -52,8 +53,14 @@ class Table(NamedTuple):
 
 
 def _taxes(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
-    """Return every tax or why there is none, and taxes of others; no row without a tax."""
+    """Return every tax or why there is none, and taxes of others; no row without a tax.
+
+    One row counts those of too few seeds or updates to say something.
+    """
     shown = gaps[gaps["pairs"] > 0]
+    updates = shown["point"].map(trials.groupby("point")["num_updates"].max())
+    is_weak = (shown["tax_n"] == 1) | (updates < ENOUGH_UPDATES)
+    left_out, shown = shown[is_weak], shown[~is_weak]
     if not (shown["tax_n"] > 0).any():
         return shown[:0]
     columns = [
@@ -61,6 +68,9 @@ def _taxes(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame
         *("tax_why", "source", "converted"),
     ]
     table = pd.concat([shown.assign(who="these trials"), reported_taxes()])
+    if len(left_out):
+        why = f"{len(left_out)} more have one seed or fewer than {ENOUGH_UPDATES} updates: gaps.csv"
+        table = pd.concat([table, pd.DataFrame({"who": ["these trials"], "tax_why": [why]})])
     return table.reindex(columns=columns)
 
 

@@ -23,7 +23,6 @@ from pipegap.analysis.report.contents import (
 )
 from pipegap.analysis.report.details import makers, provenance, write_details
 from pipegap.analysis.report.facts import (
-    command,
     cost,
     missing,
     overview,
@@ -33,7 +32,7 @@ from pipegap.analysis.report.facts import (
     summary,
 )
 from pipegap.analysis.report.page.listing import listed
-from pipegap.analysis.report.page.page import Chapter, Page, html, with_lead
+from pipegap.analysis.report.page.page import Chapter, Opening, Page, html, with_lead
 from pipegap.analysis.statistics.text import gap_table, printed_gaps, taxes_text
 from pipegap.analysis.table.load import load
 from pipegap.analysis.table.metrics import DamagedRows
@@ -45,6 +44,11 @@ from pipegap.trainer.store.records import Record, records
 
 PATHS = ["folder", "results", "out", "data.path", "data.shards", "code", BESIDE]
 """Paths on one machine: they are left out of the files, which name a trial by its id."""
+WARNING = "warning: "
+MOST_PRINTED = 4
+"""Remarks in the terminal: the page and gaps.md have all."""
+MOST_LINES = 12
+"""Lines of gaps in the terminal where there are several sweeps."""
 MANY = 50
 """Trials whose pictures and files take longer to make than a process takes to start."""
 MOST_TRIALS = 10_000
@@ -108,7 +112,7 @@ def report(
 
 def _said(caught: Iterable[warnings.WarningMessage]) -> list[str]:
     """Return each warning once, in a line."""
-    return [*dict.fromkeys(f"warning: {warning.message}" for warning in caught)]
+    return [*dict.fromkeys(f"{WARNING}{warning.message}" for warning in caught)]
 
 
 class _Contents(NamedTuple):
@@ -130,7 +134,9 @@ class _Contents(NamedTuple):
         parts = scopes(views, label)
         remarks = [remark for scope in parts for remark in scope.remarks()]
         if label is None:
-            return cls(views.store, views.whole(), views.records, parts, EXPECTED, remarks)
+            # Trials of no sweep, such as those of one's own loop, ask for no sweep of the paper.
+            expected = EXPECTED if views.records or views.store.empty else []
+            return cls(views.store, views.whole(), views.records, parts, expected, remarks)
         [scope] = parts
         return cls(views.store, scope.whole(), scope.records, parts, [], remarks)
 
@@ -156,6 +162,7 @@ def _write(
         source=word.removeprefix("results="),
         made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
         summary=summary(contents.shown.trials),
+        opening=_opening(contents.records, chapters),
         answer=_answer(contents, left, word),
         overviews=[overview(scope.title, scope.whole().trials) for scope in contents.parts],
         taxes=[
@@ -172,8 +179,17 @@ def _write(
         makers=listed("Code, machines, data and packages", tables["makers"], "", "makers.csv"),
         trials=listed("Trials", listing, TRIALS, "provenance.csv", most=MOST_TRIALS),
         configs=settings_by_trial(contents.shown.trials, specs),
-        first_command=command(["sweep=main"], word),
     )
+
+
+def _opening(records: Sequence[Record], chapters: Sequence[Chapter]) -> Opening | None:
+    """Return what the page of one sweep begins with."""
+    if len(records) != 1:
+        return None
+    [record] = records
+    verdicts = [verdict for chapter in chapters for verdict in chapter.verdicts]
+    own = [verdict for verdict in verdicts if record.sweep in verdict.claim.sweeps]
+    return Opening(record.question or f"The sweep {record.sweep}", own, record.verdict)
 
 
 def _answer(contents: _Contents, left: pd.DataFrame, word: str) -> StoreAnswer:
@@ -181,7 +197,7 @@ def _answer(contents: _Contents, left: pd.DataFrame, word: str) -> StoreAnswer:
     views = [(scope.title, scope.asked_for().trials) for scope in contents.parts]
     views = views or [("", contents.shown.trials)]
     answers = [answer(*view, contents.records, left, word) for view in views]
-    return next((each for each in answers if not each.next_step), answers[0])
+    return next((each for each in answers if each.is_decided), answers[0])
 
 
 def _write_tables(tables: Mapping[str, pd.DataFrame], remarks: Sequence[str], out: Path) -> None:
@@ -208,7 +224,19 @@ def _text(contents: _Contents, page: Page, out: Path, answer: Sequence[str]) -> 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     shown = printed_gaps(contents.shown.gaps, width)
     claims = _claims_in_words(page.chapters)
-    return "\n".join(filter(None, [shown, *claims, *contents.remarks, page.cost, files, *answer]))
+    if len(contents.records) > 1 and shown.count("\n") > MOST_LINES:
+        shown = f"{page.summary}; {len(contents.shown.gaps)} gaps: {out}/gaps.md"
+    return "\n".join(
+        filter(None, [shown, *claims, *_few(contents.remarks, out), page.cost, files, *answer])
+    )
+
+
+def _few(remarks: Sequence[str], out: Path) -> list[str]:
+    """Return the remarks if they are few, else the warnings and where the others stand."""
+    if len(remarks) <= MOST_PRINTED:
+        return [*remarks]
+    warned = [remark for remark in remarks if remark.startswith(WARNING)][:MOST_PRINTED]
+    return [*warned, f"{len(remarks) - len(warned)} more remarks on single sweeps: {out}/gaps.md"]
 
 
 def _claims_in_words(chapters: Sequence[Chapter]) -> list[str]:

@@ -3,10 +3,10 @@
 The record says what was asked for, and which trials answer. `<results>/sweeps/<label>.json` holds
 what the last command planned: `format` (2), `sweep`, `scale`, `label`, `request` (a hash of what
 was asked for: see `labels`), `words` (of the command line, and what its scale `added`), `added`,
-`verdict` (the rule, if it has one), `arms`, `seeds`, `settled` (nothing is left to tune or to
-judge), `remarks`, `compared` (ids of the trials in its report) and `trials`: id → `arm`, `seed`,
-`tokens`, `flops` and `seconds`, the expected time with start and evaluation, null if no trial of
-its shape has finished.
+`question` and `verdict` (the rule), empty without, `arms`, `seeds`, `settled` (nothing is left to
+tune or to judge), `remarks`, `compared` (ids of the trials in its report) and `trials`: id → `arm`,
+`seed`, `tokens`, `flops` and `seconds`, the expected time with start and evaluation, null if no
+trial of its shape has finished.
 """
 
 import hashlib
@@ -69,6 +69,7 @@ def record(request: Request, sweep: SweepPlan, prices: Prices) -> dict[str, Any]
         "request": sweep.asked.request,
         "words": [*request.words, *added],
         "added": added,
+        "question": sweep.sweep.question or "",
         "verdict": sweep.sweep.verdict or "",
         "arms": [*sweep.sweep.arms],
         "seeds": sweep.sweep.seeds,

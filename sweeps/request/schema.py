@@ -176,8 +176,9 @@ class Sweep(BaseModel):
     factors on their values, which are chosen for each point before the arms run, or, with `shared`,
     for those of that optimizer (see plan/tuning.py). `search`: settings that a sampler proposes,
     instead (see `Search`). `early_stop` leaves out points whose sync arm ends far above the best
-    one. The sweep ends in the answer to the question `advice`. For people: `verdict`, which is
-    printed with the report, and `paper`, the figures and tables that ask the same.
+    one. The sweep ends in the answer to the question `advice`. For people: `question`, with which
+    its report begins, `verdict`, which is printed with it, and `paper`, the figures and tables that
+    ask the same.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -192,6 +193,7 @@ class Sweep(BaseModel):
     search: Search | None = None
     early_stop: EarlyStop | None = None
     advice: AdviceQuestion | None = None
+    question: Annotated[str, Len(1)] | None = None
     verdict: Annotated[str, Len(1)] | None = None
     paper: Annotated[str, Len(1)] | None = None
 

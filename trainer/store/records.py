@@ -55,6 +55,7 @@ class Record:
     """Those of the words that no command had, but its scale."""
     request: str = ""
     """Of what it asked, a hash: see `sweeps.plan.labels`. Empty in records of before 0.3."""
+    question: str = ""
 
     @property
     def given(self) -> list[str]:

@@ -1,5 +1,6 @@
 """What a page holds, and how it becomes HTML."""
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
@@ -14,7 +15,7 @@ from pipegap.analysis.claims.rule import MOST_SEEDS
 from pipegap.analysis.figures import Figure, Plot, panels
 from pipegap.analysis.figures.curves import FEWEST
 from pipegap.analysis.figures.files import kept, usual_faces
-from pipegap.analysis.report.answer import MICROBATCHES, STAGES, StoreAnswer
+from pipegap.analysis.report.answer import BY_HAND, MICROBATCHES, STAGES, StoreAnswer
 from pipegap.analysis.report.facts import Overview, TrialNow
 from pipegap.analysis.report.page.listing import Listing
 from pipegap.analysis.table.metrics import spaced
@@ -43,6 +44,37 @@ class Drawn(NamedTuple):
     num_points: int
     num_all: int
 
+    @property
+    def name(self) -> str:
+        """The path of its files, without their endings."""
+        return f"{self.folder}{self.figure.name}"
+
+
+def tally(verdicts: Sequence[Verdict]) -> list[tuple[Outcome, int]]:
+    """Return how many verdicts there are of each outcome."""
+    outcomes = [verdict.outcome for verdict in verdicts]
+    return [(outcome, outcomes.count(outcome)) for outcome in Outcome]
+
+
+class Thumbnail(NamedTuple):
+    """A figure or table of the paper in the gallery, with the outcomes of the claims on its sweeps.
+
+    `anchor` is its place on the page; `picture` is a file, empty for a table.
+    """
+
+    title: str
+    source: str
+    anchor: str
+    picture: str
+    outcomes: Sequence[tuple[Outcome, int]]
+
+    @property
+    def place(self) -> tuple[bool, bool, int]:
+        """What sorts the thumbnails as the paper has them: tables, figures, appendices."""
+        number = re.search(r"\d+", self.source)
+        kind = self.source.split()[0]
+        return kind == "appendix", kind.startswith("figure"), int(number[0]) if number else 0
+
 
 class Chapter(NamedTuple):
     """The part of a page about one scale, one sweep, or the trials of no sweep."""
@@ -53,12 +85,12 @@ class Chapter(NamedTuple):
     """Labels of sweeps and the rules of their verdicts."""
     figures: Sequence[Drawn]
     tables: Sequence[Listing]
+    gallery: Sequence[Thumbnail] = ()
 
     @property
     def counts(self) -> list[tuple[Outcome, int]]:
         """How many claims there are of each outcome."""
-        outcomes = [verdict.outcome for verdict in self.verdicts]
-        return [(outcome, outcomes.count(outcome)) for outcome in Outcome]
+        return tally(self.verdicts)
 
     @property
     def decided(self) -> list[Verdict]:
@@ -71,12 +103,22 @@ class Chapter(NamedTuple):
         return [verdict for verdict in self.verdicts if verdict.outcome == Outcome.UNDECIDED]
 
 
+class Opening(NamedTuple):
+    """What the page of one sweep begins with: question, verdicts, rule."""
+
+    question: str
+    verdicts: Sequence[Verdict]
+    rule: str
+
+
 class Page(NamedTuple):
     """All that a page shows. `made`: when, in words."""
 
     source: str
     made: str
     summary: str
+    opening: Opening | None
+    """None unless there is one sweep alone."""
     answer: StoreAnswer
     overviews: Sequence[Overview]
     taxes: Sequence[str]
@@ -93,8 +135,6 @@ class Page(NamedTuple):
     trials: Listing
     configs: Mapping[str, str]
     """The settings of each trial in words, by its id: shown for the one under the pointer."""
-    first_command: str
-    """What fills a store that has no sweep."""
 
 
 def with_lead(chapters: Sequence[Chapter]) -> tuple[Drawn | None, list[Chapter]]:
@@ -160,6 +200,7 @@ def html(page: Page) -> str:
             stages=STAGES,
             microbatches=MICROBATCHES,
             all_parts=ALL_PARTS,
+            by_hand=BY_HAND,
             most_seeds=MOST_SEEDS,
             most_remarks=MOST_REMARKS,
             most_plain=MOST_PLAIN,

@@ -10,6 +10,7 @@ import pytest
 from pipegap.analysis import gaps, load
 from pipegap.analysis.figures import BY_NAME
 from pipegap.analysis.figures.figure import plot, whole
+from pipegap.analysis.report.paper_tables import TABLES
 from pipegap.analysis.report.report import report
 from pipegap.analysis.statistics.tax import ESTIMATED, REPORTED, reported_taxes
 from tests.support.reports import as_svg, with_figures
@@ -107,3 +108,18 @@ def test_longer_runs_that_a_sweep_asks_for_tell_its_tax_and_are_not_missing(
     assert [*drawn.loc[drawn["who"] == "these trials", "mean"]] == [pytest.approx(2)]
     table = pd.read_csv(tmp_path / "out" / "token_taxes.csv")
     assert [*table["tax"]][:1] == [pytest.approx(2)]
+
+
+def test_taxes_of_one_seed_or_of_few_updates_are_counted_and_not_listed(tmp_path: Path) -> None:
+    store(tmp_path)
+    for length, level in ((200, 2.3), (400, 2.0)):
+        put(tmp_path, "sync", [level], num_updates=length, optimizer="muon")
+        put(tmp_path, "delay", [level + 0.3], num_updates=length, optimizer="muon")
+    for length, level in ((20, 2.3), (40, 2.0)):
+        put(tmp_path, "sync", [level, level + 0.01], num_updates=length, optimizer="soap")
+        put(tmp_path, "delay", [level + 0.3] * 2, num_updates=length, optimizer="soap")
+    [taxes] = [table for table in TABLES if table.name == "token_taxes"]
+    trials = load(tmp_path)
+    ours = taxes.data(trials, gaps(trials), "tiny").query("who == 'these trials'")
+    assert {*ours["optimizer"].dropna()} == {"adamw"}
+    assert ours["tax_why"].iloc[-1].startswith("4 more have one seed or fewer than 100 updates")

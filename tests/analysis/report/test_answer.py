@@ -12,7 +12,7 @@ import pytest
 from pipegap.analysis import load
 from pipegap.analysis.__main__ import main as analysis
 from pipegap.analysis.advice.advise import verdict_rows
-from pipegap.analysis.report.answer import MICROBATCHES, STAGES
+from pipegap.analysis.report.answer import BY_HAND, MICROBATCHES, STAGES
 from pipegap.analysis.report.contents import EXPECTED
 from pipegap.sweeps.__main__ import main as sweeps
 from pipegap.sweeps.request.command_line import parse_request
@@ -126,17 +126,41 @@ def test_the_first_screen_is_the_answer_the_picture_and_what_was_trained(tmp_pat
 
 
 def test_a_store_that_decides_nothing_says_what_to_run(unfinished: Made, tmp_path: Path) -> None:
-    """The sweep that is begun, or else the main sweep."""
-    write_arms(tmp_path / "results", {"sync": [1.0]})
+    """The sweep that is begun; without trials the main sweep; trials of no sweep go on by hand."""
+    (tmp_path / "none" / "trials").mkdir(parents=True)
+    write_arms(tmp_path / "own", {"sync": [1.0]})
     store, _, begun = unfinished
-    without = page(tmp_path / "results", tmp_path / "out")
-    for text, command in (
-        (begun, f"sweep=main results={store}"),
-        (without, f"sweep=main results={tmp_path / 'results'}"),
+    none, own = (page(tmp_path / name, tmp_path / "out") for name in ("none", "own"))
+    for text, words in (
+        (begun, f"<code>pipegap sweep sweep=main results={store}</code>"),
+        (none, f"<code>pipegap sweep sweep=main results={tmp_path / 'none'}</code>"),
+        (own, BY_HAND),
     ):
         first = text.split('id="answer"')[1].split("</section>")[0]
-        assert f"<code>pipegap sweep {command}</code>" in first
+        assert words in first
         assert "not enough data" not in first
+    assert "pipegap sweep sweep=" not in own
+    assert "never run here" not in own
+
+
+def test_a_sweeps_page_opens_with_its_question_its_verdict_and_its_own_figure(
+    tmp_path: Path,
+) -> None:
+    """No figure of any trials repeats its own."""
+    store = tmp_path / "results"
+    write_arms(store, LOSSES)
+    record(store, "optimizers", "tiny", ids(store), question="What does it cost?")
+    for label in (None, "optimizers-tiny"):
+        text = page(store, tmp_path / "out", label).split("<header id=")[1]
+        first = text.split("</header>\n<main")[0]
+        places = ["<h1>What does it cost?</h1>", '<a href="#verdicts">', 'fig03_curves"']
+        places += ['id="answer"']
+        assert sorted(places, key=first.index) == places
+        assert "figure-final_losses" not in text.replace("tiny/", "")
+    record(store, "mine", "tiny", ids(store), verdict="It costs if it costs.")
+    first = page(store, tmp_path / "out", "mine-tiny").split("<header id=")[1].split("<figure")[0]
+    assert "<h1>The sweep mine</h1>" in first
+    assert "It costs if it costs." in first
 
 
 def test_the_next_step_from_a_smoke_test_is_a_scale_that_decides(tmp_path: Path) -> None:
@@ -174,3 +198,20 @@ def test_each_command_of_the_page_runs_as_it_is_printed(
         capsys.readouterr()
         sweeps([*words_of(trial["command"]), "dry_run=true"])
         assert capsys.readouterr().out.startswith("1 trials selected"), trial_id
+
+
+def test_a_page_of_many_sweeps_opens_with_the_papers_figures_and_tables(tmp_path: Path) -> None:
+    store = tmp_path / "results"
+    write_arms(store, LOSSES)
+    for sweep in ("optimizers", "main"):
+        record(store, sweep, "tiny", ids(store))
+    text = page(store, tmp_path / "out")
+    gallery = text.split('<ul class="gallery">')[1].split("</ul>")[0]
+    shown = re.findall(r"<li>(.*?)</li>", gallery, re.DOTALL)
+    sources = [re.findall("<small>([^<]+)</small>", entry)[0] for entry in shown]
+    assert sources == ["tables 1, 2 (360M)", "figure 3 (360M)", "appendix F"]
+    assert text.index('class="gallery"') < text.index('id="answer"')
+    assert 'src="tiny/fig03_curves.svg"' in shown[1]
+    assert "not enough data" in shown[1]
+    for anchor in re.findall('href="#([^"]+)"', gallery):
+        assert f'id="{anchor}"' in text

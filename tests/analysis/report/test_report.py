@@ -9,11 +9,11 @@ import pytest
 from pipegap.analysis import gaps, load
 from pipegap.analysis.__main__ import main
 from pipegap.analysis.figures import FIGURES
-from pipegap.analysis.figures.style import ARMS, arm_styles, optimizer_styles
+from pipegap.analysis.figures.style import ARMS, ORDERED, arm_styles, optimizer_styles
 from pipegap.analysis.report.report import report
 from pipegap.trainer.base.errors import BadInput
 from tests.support.reports import with_figures
-from tests.support.synthetic_store import config, result, write, write_arms
+from tests.support.synthetic_store import config, ids, record, result, write, write_arms
 
 TABLES = ("trials", "gaps", "claims", "missing", "provenance", "makers")
 LOSSES: dict[str, list[float | None]] = {
@@ -121,3 +121,43 @@ def test_arms_and_optimizers_keep_their_looks() -> None:
 
 def of_series(*names: str) -> pd.DataFrame:
     return pd.DataFrame({"series": names, "arm": names, "optimizer": names})
+
+
+def test_many_sweeps_end_in_a_few_lines_in_the_terminal(tmp_path: Path) -> None:
+    """The files have the rest."""
+    store = tmp_path / "results"
+    names = [f"optimizer{number}" for number in range(14)]
+    for name in names:
+        write_arms(store, {"sync": [1.0, 1.1], "delay": [1.1, 1.3]}, optimizer=name)
+    for sweep in ("main", "optimizers", "momentum"):
+        record(store, sweep, "tiny", ids(store), remarks=["chosen", "also"])
+    text = report(store, tmp_path / "out").split("nothing is decided yet")[0]
+    assert len(text.splitlines()) <= 10
+    assert "14 gaps: " in text
+    told = (tmp_path / "out" / "gaps.md").read_text()
+    assert told.count(": chosen") == 3
+    assert told.count("| delay") == len(names)
+
+
+def test_series_that_differ_in_a_number_have_its_order_and_its_colours() -> None:
+    values = [10, 2, 0.25, 0.5]
+    series = ["sync", *(f"delay + EF, λ = {value}" for value in values), "PACI"]
+    looks = arm_styles(pd.DataFrame({"series": series, "arm": ["sync", *["x"] * 5]}))
+    ramp = [name for name in looks if "λ" in name]
+    assert ramp == [f"delay + EF, λ = {value}" for value in sorted(values)]
+    places = [ORDERED.index(looks[name].color) for name in ramp]
+    assert places == sorted({*places})
+    assert looks["PACI"].color not in ORDERED
+    assert all(contrast(color, "#ffffff") >= 3 for color in ORDERED)
+
+
+def contrast(one: str, other: str) -> float:
+    """The ratio of WCAG 2."""
+
+    def luminance(color: str) -> float:
+        parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)

@@ -21,6 +21,7 @@ scales: {micro: ["seeds=[3, 5]"]}
 grid: {optimizer.lr: [0.1, 0.2]}
 arms: {sync: [pipeline=sync], delay: [pipeline=pipedream_2bw]}
 seeds: [0]
+question: does it?
 verdict: the rule
 """
 
@@ -63,7 +64,7 @@ def test_it_holds_what_was_asked_and_every_trial(tmp_path: Path) -> None:
     record = recorded(tmp_path, look_at(tmp_path))
     assert record["sweep"] == "mine"
     assert (record["scale"], record["label"]) == ("micro", "mine-micro")
-    assert record["verdict"] == "the rule"
+    assert (record["question"], record["verdict"]) == ("does it?", "the rule")
     assert record["words"] == words(tmp_path)
     assert (record["arms"], record["seeds"]) == (["sync", "delay"], [3, 5])
     assert (record["settled"], record["remarks"]) == (True, [])
