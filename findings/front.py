@@ -14,7 +14,7 @@ import nbformat
 from nbclient import NotebookClient
 
 from pipegap.analysis import gaps, load
-from pipegap.analysis.advice.advice import Advice, cost, heading, sentence
+from pipegap.analysis.advice.advice import Advice, heading, sentence
 from pipegap.analysis.advice.advise import advices
 from pipegap.analysis.advice.verdict import GO, Rival, more_updates
 from pipegap.analysis.figures import BY_NAME
@@ -47,10 +47,20 @@ def answer() -> str:
             wins.append(advice)
         else:
             others.append(f"{sentence(advice)}.")
-    of_wins = [f"{name(advice.optimizer)}: {cost(advice)}." for advice in wins]
-    of_all = [f"All of this is for {line}." for line in heading(answers)]
-    said = minus(" ".join([*_won(wins), *of_all, *others, *of_wins]))
+    of_all = [f"Measured on {line}." for line in heading(answers)]
+    said = minus(" ".join([*_won(wins), *_costs(wins), *of_all, *others]))
     return textwrap.fill(said, WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def _costs(wins: Sequence[Advice]) -> list[str]:
+    gaps_of = [advice.gap for advice in wins if advice.gap is not None]
+    if not gaps_of:
+        return []
+    after = " or ".join(f"{gap.gap:+.4f}" for gap in gaps_of)
+    sets = 1 + max(bool(gap.coefficient) for gap in gaps_of)
+    return [
+        f"After as many updates it ends {after} from sync, and it takes {sets} more sets of weights."
+    ]
 
 
 def _won(wins: Sequence[Advice]) -> list[str]:
