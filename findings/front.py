@@ -58,9 +58,8 @@ def _costs(wins: Sequence[Advice]) -> list[str]:
         return []
     after = " or ".join(f"{gap.gap:+.4f}" for gap in gaps_of)
     sets = 1 + max(bool(gap.coefficient) for gap in gaps_of)
-    return [
-        f"After as many updates it ends {after} from sync, and it takes {sets} more sets of weights."
-    ]
+    costs = f"it ends {after} from sync, and it takes {sets} more sets of weights"
+    return [f"After as many updates {costs}."]
 
 
 def _won(wins: Sequence[Advice]) -> list[str]:

@@ -172,15 +172,26 @@ def optimizer_styles(rows: pd.DataFrame) -> dict[str, Style]:
 def ordered_styles(names: list[str]) -> dict[str, Style]:
     """Return styles of series that have an order, from the smallest on."""
     last = len(ORDERED) - 1
-    places = [round(place * last / max(1, len(names) - 1)) for place in range(len(names))]
-    if len(names) <= 3:
-        places = [2 * place for place in range(len(names))]
+    # Of few, neighbours on the ramp would be hard to tell apart; of many, some lie between two.
+    step = 2.0 if len(names) <= 3 else last / (len(names) - 1)
+    if len(names) <= len(ORDERED):
+        places = [float(round(place * step)) for place in range(len(names))]
+    else:
+        places = [place * step for place in range(len(names))]
     return {
-        name: Style(ORDERED[place], dash, shape)
+        name: Style(_on_ramp(place), dash, shape)
         for name, place, dash, shape in zip(
             names, places, cycle((SOLID, *OTHER_DASHES)), cycle(SHAPES), strict=False
         )
     }
+
+
+def _on_ramp(place: float) -> str:
+    """Return the colour at a place of ORDERED, mixed of two where it lies between them."""
+    low = min(int(place), len(ORDERED) - 2)
+    ends = [[int(color[at : at + 2], 16) for at in (1, 3, 5)] for color in ORDERED[low : low + 2]]
+    mixed = (round(one + (place - low) * (other - one)) for one, other in zip(*ends, strict=True))
+    return "#" + "".join(f"{part:02x}" for part in mixed)
 
 
 def size_styles(rows: pd.DataFrame) -> dict[str, Style]:

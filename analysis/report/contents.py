@@ -188,9 +188,8 @@ def write_chapter(scope: Scope, out: Path, store: str, worker: Worker) -> Chapte
         save(shown, folder, worker)
         figures.append(drawn(shown, scope.prefix))
     judged_here, tables = verdicts(scope, store), [*_tables(scope, out, worker)]
-    places: list[tuple[Figure | Table, str, str]] = [
-        (one.figure, f"figure-{one.name}", f"{one.name}.svg") for one in figures
-    ]
+    places: list[tuple[Figure | Table, str, str]]
+    places = [(one.figure, f"figure-{one.name}", f"{one.name}.svg") for one in figures]
     places += [(table, listing.name, "") for table, listing in tables]
     gallery = [
         Thumbnail(shown.title, shown.source, anchor, picture, _outcomes(shown, judged_here))
