@@ -53,7 +53,7 @@ def example(path: str, **renamed: str) -> str:
     """A file of docs/extending.md, with its own address in the package."""
     text = EXAMPLES[path]
     for old, new in renamed.items():
-        text = text.replace(f"mine.{old}", f"{new}.{old}")
+        text = text.replace(f"_target_: {old}", f"_target_: {new}.{old}")
     return text
 
 
@@ -137,12 +137,12 @@ ADDITIONS: Mapping[str, Mapping[str, Sequence[Edit]]] = {
         "docs/trial.md": [Edit("| `half_delayed` | theory | 1 |\n", "| `constant_delay` |")],
     },
     "claim": {
-        "analysis/claims/mine.py": [Edit(EXAMPLES["mine/claim.py"]), Edit("CLAIMS = (CLAIM,)\n")],
+        "analysis/claims/mine.py": [Edit(EXAMPLES["my_claim.py"]), Edit("CLAIMS = (CLAIM,)\n")],
         "tests/analysis/claims/test_claims.py": [Edit(STORES, '    "adamw_over_muon": {')],
     },
     "figure": {
         "analysis/figures/mine.py": [
-            Edit(EXAMPLES["mine/figure.py"]),
+            Edit(EXAMPLES["my_figure.py"]),
             Edit("FIGURES = (FIGURE,)\n"),
         ],
         "analysis/figures/__init__.py": [Edit('"mine", ', '"taxes"')],

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +22,13 @@ from pipegap.trainer.models.export import save_final, start_from
 from pipegap.trainer.trial import run_trial
 from tests.support import small
 from tests.support.markdown import ROOT, shell_lines
+from tests.support.own_code import as_in_a_new_process
 from tests.support.refusals import Refused, name_of
 
 DOCUMENT = ROOT / "docs" / "code.md"
 EXAMPLE = ROOT / "examples" / "gpt2"
 TRIALS = [words[2:] for words in shell_lines(DOCUMENT) if words[:2] == ["pipegap", "trial"]]
 KEPT = ("batch_size", "seq_len", "num_updates", "eval_every", "checkpoint_every")
-
-
-OWN = ("fails", "gpt2", "helper", "names", "syntax", "windowed")
-"""Modules that each test imports from a folder of its own."""
-
-
-@contextmanager
-def as_in_a_new_process() -> Iterator[None]:
-    """No module of another folder is imported."""
-    before = [*sys.path]
-    yield
-    sys.path[:] = before
-    for name in OWN:
-        sys.modules.pop(name, None)
 
 
 @pytest.fixture(autouse=True)

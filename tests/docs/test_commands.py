@@ -23,6 +23,7 @@ from pipegap.trainer.data.__main__ import CORPORA, _request
 from pipegap.trainer.data.tokenizers import ENCODERS
 from tests.support.make import lines_of_make
 from tests.support.markdown import DOCUMENTS, ROOT, commands, shell_lines, write_files
+from tests.support.own_code import as_in_a_new_process
 from tests.support.reports import with_figures
 from tests.support.synthetic_store import write_arms
 
@@ -180,7 +181,8 @@ def test_a_command_is_understood(
     write_files(document, tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.syspath_prepend(str(tmp_path))
-    check(words)
+    with as_in_a_new_process():
+        check(words)
 
 
 @pytest.mark.parametrize(

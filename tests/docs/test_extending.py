@@ -1,7 +1,6 @@
 """The examples of docs/extending.md work as they are printed there."""
 
 import runpy
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from pipegap.trainer.config.compose import compose
 from pipegap.trainer.trial import run_trial
 from tests.support import small
 from tests.support.markdown import ROOT, shell_lines, write_files
+from tests.support.own_code import as_in_a_new_process
 from tests.support.synthetic_store import write_arms
 
 DOCUMENT = ROOT / "docs" / "extending.md"
@@ -23,14 +23,13 @@ TRIALS = [words[2:] for words in shell_lines(DOCUMENT) if words[:2] == ["pipegap
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with all files of the document, from which commands are run."""
+    """A folder with all files of the document, from which commands are run: nothing but `code=mine`
+    lets Python find those in mine/."""
     write_files(DOCUMENT, tmp_path)
     small.corpus(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield tmp_path
-    for name in [name for name in sys.modules if name.split(".")[0] == "mine"]:
-        del sys.modules[name]
+    with as_in_a_new_process():
+        yield tmp_path
 
 
 def config(folder: Path, *words: str) -> dict[str, Any]:
@@ -93,20 +92,20 @@ LOSSES: dict[str, dict[str, list[float | None]]] = {
 }
 
 
-def run_module(folder: Path, name: str) -> None:
-    assert ["python", "-m", f"mine.{name}"] in list(shell_lines(DOCUMENT))
+def run_script(folder: Path, name: str) -> None:
+    assert ["python", name] in list(shell_lines(DOCUMENT))
     for optimizer, arms in LOSSES.items():
         write_arms(folder / "results", arms, optimizer=optimizer)
-    runpy.run_module(f"mine.{name}", run_name="__main__")
+    runpy.run_path(name, run_name="__main__")
 
 
 def test_the_claim(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_module(folder, "claim")
+    run_script(folder, "my_claim.py")
     assert "A delay costs Muon less than AdamW - reproduced" in capsys.readouterr().out
 
 
 def test_the_figure(folder: Path) -> None:
-    run_module(folder, "figure")
+    run_script(folder, "my_figure.py")
     shown = pd.read_csv(folder / "my_gaps.csv")
     assert sorted(shown["optimizer"]) == [*LOSSES]
     assert (folder / "my_gaps.png").stat().st_size > 1000
