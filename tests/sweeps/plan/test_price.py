@@ -15,9 +15,9 @@ from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import Trial
 from pipegap.sweeps.request.files import known
 from pipegap.trainer.store.files import FileStore
+from tests.support.bins import write_bin
 from tests.support.make import lines_of_make
 from tests.support.records import leave_finished
-from tests.trainer.data.test_data import write_bin
 
 SWEEP = """\
 grid: {optimizer: [adamw, muon]}

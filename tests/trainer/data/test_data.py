@@ -20,6 +20,7 @@ from pipegap.trainer.data.prepare import is_validation
 from pipegap.trainer.data.shards import Prepared
 from pipegap.trainer.data.tokenizers import ENCODERS
 from pipegap.trainer.data.tokens import Tokens
+from tests.support.bins import write_bin
 from tests.support.documents import TEXTS, prepared
 
 
@@ -165,12 +166,6 @@ def test_bin_shards_are_read_as_they_are(
     data = Bins(path=str(tmp_path), vocab_size=50).open()
     assert data.train.read(0, 51).tolist() == [*range(50), 7]
     assert data.validation.read(0, 2).tolist() == [1, 2]
-
-
-def write_bin(path: Path, tokens: list[int], magic: int, version: int, dtype: str) -> None:
-    header = np.zeros(256, dtype="<i4")
-    header[:3] = magic, version, len(tokens)
-    path.write_bytes(header.tobytes() + np.array(tokens, dtype=dtype).tobytes())
 
 
 def test_bad_bin_shards_are_refused(tmp_path: Path) -> None:
