@@ -51,7 +51,13 @@ def test_without_an_optimizer_all_are_answered(
     advise.main(words)
     table, said, code = capsys.readouterr().out.split("\n\n")
     assert code.startswith("to go with Muon")
-    heads, *lines = (line.split("  ") for line in table.splitlines())
+    of_muon, of_adamw, *rows = table.splitlines()
+    told = (
+        "tiny (450k parameters), wiki, 400 updates, {}; time simulated for 4 stages, 8 microbatches"
+    )
+    assert of_muon == "Muon: " + told.format("delay + Error Feedback")
+    assert of_adamw == "AdamW: " + told.format("delay")
+    heads, *lines = (line.split("  ") for line in rows)
     assert [head.strip() for head in heads if head] == [
         *("4 stages, 8 microbatches", "1F1B", "interleaved 1F1B (4 parts)"),
         *("ZB-H1", "ZB-V", "DualPipeV"),

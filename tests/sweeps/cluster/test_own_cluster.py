@@ -99,7 +99,7 @@ def test_a_sweep_runs_reports_and_is_done(swept: Swept, capsys: pytest.CaptureFi
     for printed in (
         "4 stages, 8 microbatches  1F1B ",
         "AdamW: not enough data, against any schedule; ",  # of one seed
-        "to settle it against ZB-V: pipegap sweep sweep=main scale=micro",
+        "to settle it against ZB-V: pipegap sweep sweep=main scale=tiny",
         "delay_ef",
     ):
         assert printed in swept.said

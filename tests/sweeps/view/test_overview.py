@@ -49,7 +49,8 @@ def test_failed_trials_are_told_with_their_reason(
     printed = report(tmp_path, tmp_path / "report", store=str(tmp_path))
     assert f"main-tiny: {told}" in printed
     assert f"nothing is decided yet: {see}" in printed
-    assert told in (tmp_path / "report" / "index.html").read_text().split("</section>")[0]
+    answer = (tmp_path / "report" / "index.html").read_text().split('id="answer"')[1]
+    assert told in answer.split("</section>")[0]
 
 
 def test_a_store_without_sweeps_says_what_makes_one(
