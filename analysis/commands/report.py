@@ -6,14 +6,18 @@ from pipegap.trainer.base.cli import Given
 from pipegap.trainer.base.places import require_folder
 from pipegap.trainer.store.opened import pulled
 
-KEYS = {"results": "the store (default: results)", "out": "where to write (default: report)"}
+KEYS = {
+    "results": "the store (default: results); [A,B] compares the trials of several",
+    "out": "where to write (default: report)",
+}
 
 
 def main(given: Given) -> None:
     """Write the report of a store, which may be empty, and print its text; raises BadInput."""
     from pipegap.analysis.report.report import report  # it is large
+    from pipegap.analysis.table.stores import several
 
     places = {"results": "results", "out": "report", **given}
     require_folder("out", places["out"])
-    results, out = pulled(places["results"]), Path(places["out"])
-    print(report(results, out, store=places["results"]))
+    stores = several(places["results"])
+    print(report([*map(pulled, stores)], Path(places["out"]), store=stores[0]))

@@ -34,13 +34,13 @@ from pipegap.analysis.report.facts import (
 from pipegap.analysis.report.page.listing import listed
 from pipegap.analysis.report.page.page import Chapter, Opening, Page, html, with_lead
 from pipegap.analysis.statistics.text import gap_table, printed_gaps, taxes_text
-from pipegap.analysis.table.load import load
 from pipegap.analysis.table.metrics import DamagedRows
 from pipegap.analysis.table.points import BESIDE, settings
+from pipegap.analysis.table.stores import stored
 from pipegap.trainer.base.atomic import write_atomically
 from pipegap.trainer.base.children import Worker
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.store.records import Record, records
+from pipegap.trainer.store.records import Record
 
 PATHS = ["folder", "results", "out", "data.path", "data.shards", "code", BESIDE]
 """Paths on one machine: they are left out of the files, which name a trial by its id."""
@@ -64,7 +64,7 @@ LEGEND = (
 
 
 def report(
-    results: Path,
+    results: Path | Sequence[Path],
     out: Path,
     label: str | None = None,
     store: str = "",
@@ -77,13 +77,15 @@ def report(
     one trial. The report shows the whole store, with one folder per scale, or only the trials that
     the sweep `label` compares. `store` is the value of `results=` in the commands that the report
     shows, such as a URL, if it is not the path `results`. `asked`: what the sweep `label` asks
-    besides. Raises BadInput for a missing `results`, a `label` without a record, an `out` that
-    cannot be written, or mixed data.
+    besides. The trials of several `results` are compared together: see `stored`. Raises BadInput
+    for a missing `results`, a `label` without a record, an `out` that cannot be written, or mixed
+    data.
     """
     with warnings.catch_warnings(record=True) as on_reading:
         warnings.simplefilter("always", UserWarning)
-        contents = _Contents.of(StoreViews(load(results), records(results)), label)
-    store = store or str(results)
+        stores = [results] if isinstance(results, Path) else results
+        contents = _Contents.of(StoreViews(*stored(stores)), label)
+    store = store or str(stores[0])
     word, trials = f"results={store}", contents.shown.trials
     try:
         out.mkdir(parents=True, exist_ok=True)
