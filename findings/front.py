@@ -53,7 +53,7 @@ def answer() -> str:
 
 
 def _costs(wins: Sequence[Advice]) -> list[str]:
-    gaps_of = [advice.gap for advice in wins if advice.gap is not None]
+    gaps_of = [gap for advice in wins if (gap := advice.decided_by)]
     if not gaps_of:
         return []
     after = " or ".join(f"{gap.gap:+.4f}" for gap in gaps_of)

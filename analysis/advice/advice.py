@@ -59,6 +59,16 @@ class Advice:
         """The number of rivals against which the verdict is go or stay."""
         return sum(rival.decision.word != UNDECIDED for rival in self.rivals.values())
 
+    @property
+    def decided_by(self) -> Gap | None:
+        """The gap of the arm whose runs decided, against the slowest pipeline that is decided; it
+        may be another arm than the recommended one, of which there may be no longer runs."""
+        decided = [each for each in self.rivals.values() if each.decision.word != UNDECIDED]
+        arms = {each.speed_up: each.same_time.arm for each in decided if each.same_time}
+        if not arms or self.evidence is None:
+            return None
+        return next(gap for gap in self.evidence.gaps if gap.arm == arms[max(arms)])
+
     def __str__(self) -> str:
         evidence = self.evidence
         parts = [[*heading([self])], bubble(self), _verdict(self), _against(self)]
@@ -75,9 +85,9 @@ def sentence(advice: Advice) -> str:
 
 
 def cost(advice: Advice) -> str:
-    """What the recommended arm costs beside what it wins; empty where nothing is decided."""
-    gap = advice.gap
-    if gap is None or advice.evidence is None or not advice.num_decided:
+    """What the arm that decided costs beside what it wins; empty where nothing is decided."""
+    gap = advice.decided_by
+    if gap is None:
         return ""
     parts = [f"a gap of {_mean(gap)} after as many updates"]
     parts += [f"a token tax of {tax_text(gap.tax._asdict())}"] if gap.tax.tax_n else []

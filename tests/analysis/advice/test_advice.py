@@ -242,3 +242,17 @@ def test_runs_outside_of_a_regime_decide_nothing(
 def test_a_smoke_test_without_a_pair_is_not_repeated(tmp_path: Path) -> None:
     put(tmp_path, "delay", [1.0, 1.1], num_updates=20)
     assert ask(tmp_path).verdict.settle == {"scale": "tiny"}
+
+
+def test_the_cost_is_that_of_the_arm_that_decided(tmp_path: Path) -> None:
+    """Error Feedback is not shown to remove a part of so small a gap, but it alone ran longer."""
+    put(tmp_path, "sync", [1.0, 1.01, 1.02])
+    put(tmp_path, "delay", [1.03, 1.01, 1.04])
+    put(tmp_path, "delay_ef", [1.02, 1.03, 1.05])
+    put(tmp_path, "delay_ef", [0.8, 0.81, 0.83], num_updates=550)
+    advice = ask(tmp_path)
+    assert advice.gap is not None
+    assert advice.gap.arm == "delay"
+    assert advice.rivals["1F1B"].decision.word == GO
+    assert "delay + Error Feedback costs a gap of +0.0233 [" in str(advice)
+    assert "and 2 more sets of weights" in str(advice)
