@@ -80,7 +80,9 @@ def in_short(error: BaseException) -> str:
     ]
     if not frames:
         return str(error)
-    return f"{name}: {error!s}, {frames[-1].filename}:{frames[-1].lineno}"
+    own = [frame for frame in frames if "site-packages" not in frame.filename]
+    last = (own or frames)[-1]  # not the library's line: wandb puts its own around sys.exit
+    return f"{name}: {error!s}, {last.filename}:{last.lineno}"
 
 
 def _files(folder: Path) -> list[Path]:

@@ -115,8 +115,9 @@ def test_a_sweep_runs_reports_and_is_done(swept: Swept, capsys: pytest.CaptureFi
     assert main(words(swept.folder)) == 0
     assert "4 done, 0 to do" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in results.glob("trials/*/*")} == before
-    assert main(words(swept.folder, "advice=null")) == 0, "the last command has the last word"
-    record = swept.record()
+    assert main(words(swept.folder, "advice=null")) == 0
+    assert {*swept.record()["trials"]} == trials, "other words are another request"
+    record = json.loads((results / "sweeps" / "main-micro-2.json").read_text())
     assert {*record["trials"]} == trials - {longer}
     assert record["words"][-1] == "advice=null"
     assert all(trial["seconds"] is not None for trial in record["trials"].values())
