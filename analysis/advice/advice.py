@@ -23,6 +23,7 @@ from pipegap.analysis.table.text import aligned
 
 LITTLE = 0.05
 """The share of a step below which the text says that 2BW can win little."""
+TOO_SHORT = "not enough data: these runs are too short"
 UNEVEN = 0.05
 """How much longer than the mean the slowest stage takes before the text says so."""
 
@@ -174,6 +175,8 @@ def _recommended(chosen: Gap | None, evidence: Evidence) -> str:
     tried = [gap.coefficient for gap in evidence.gaps if gap.coefficient]
     if not tried:
         return "not enough data: none was run"
+    if not evidence.decides:
+        return TOO_SHORT
     among = f"of {', '.join(f'{value:g}' for value in tried)}"
     if any(gap.removes for gap in evidence.gaps) and not (chosen and chosen.removes):
         return f"none: {among} those that remove a part of the gap diverged in runs that count"
@@ -224,6 +227,9 @@ def _tax(advice: Advice, gap: Gap, evidence: Evidence) -> Iterator[str]:
         yield f"  not enough data: {tax.tax_why}"
         return
     yield f"  {tax_text(tax._asdict())} n={tax.tax_n}, sync with {evidence.updates} updates"
+    if not evidence.decides:
+        yield f"  whether the delay pays: {TOO_SHORT}"
+        return
     for rival in advice.rivals.values():
         pays = break_even(tax, rival.speed_up)
         yield f"  against {rival.speed_up:.3f}, the speed-up over {rival.label}: {pays}"

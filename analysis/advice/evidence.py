@@ -70,6 +70,11 @@ class Evidence:
     deciding: float = ENOUGH_UPDATES
     """The fewest updates of runs that decide something (`gaps.deciding_updates`)."""
 
+    @property
+    def decides(self) -> bool:
+        """Whether runs of so many updates decide something."""
+        return self.updates >= self.deciding
+
     def diverged(self, arm: str, length: int) -> tuple[int, int]:
         """How many runs of an arm diverged at seeds at which sync did not, and of how many.
 

@@ -10,6 +10,7 @@ import pandas as pd
 
 from pipegap.analysis.advice.advice import Advice, cost, heading, sentence
 from pipegap.analysis.advice.advise import advices, handover, matrix, most_decided
+from pipegap.analysis.advice.verdict import listed
 from pipegap.analysis.report.facts import command
 from pipegap.analysis.statistics.intervals import ends_text
 from pipegap.analysis.statistics.text import failed_lines
@@ -63,12 +64,15 @@ class StoreAnswer(NamedTuple):
     is_decided: bool
     failed: Sequence[str] = ()
     """How many of its trials failed and why, a line per reason."""
+    diverged: Sequence[str] = ()
+    """What was left out because it diverged, where no verdict says so."""
 
     @property
     def printed(self) -> str:
         """The text and the code, or what to run where nothing is decided."""
         if not self.is_decided:
-            return f"nothing is decided yet: {self.next_step or BY_HAND}"
+            first = f"nothing is decided yet: {self.next_step or BY_HAND}"
+            return "\n".join([first, *self.diverged])
         return "\n".join(filter(None, [self.text, self.handover]))
 
 
@@ -84,6 +88,12 @@ def answer(
     rows = [_row(advice, store) for advice in said]
     heads = [names.minus(line) for line in heading(said)]
     words = [f"stages={STAGES}", f"microbatches={MICROBATCHES}"]
+    is_decided = any(advice.num_decided for advice in said)
+    diverged = [
+        f"{names.optimizer(advice.optimizer)}: left out is what diverged, {listed(advice.left_out)}"
+        for advice in said
+        if advice.left_out and not is_decided
+    ]
     return StoreAnswer(
         place,
         heads,
@@ -93,8 +103,9 @@ def answer(
         handover(said),
         shlex.join(["pipegap", "advise", *words, store]),
         _next_step(said, rows, left, store, is_empty=trials.empty),
-        any(advice.num_decided for advice in said),
+        is_decided,
         [*failed_lines(trials)],
+        diverged,
     )
 
 

@@ -4,7 +4,7 @@ trials that sweeps asked for are missing, what they cost, and the command for th
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ import pandas as pd
 
 from pipegap.analysis.table import names
 from pipegap.analysis.table.points import READ_AS, by_point, in_words, varied
+from pipegap.analysis.table.tasks import updates_asked
 from pipegap.trainer.base.cli import duration
 from pipegap.trainer.base.errors import some
 from pipegap.trainer.base.status import FINAL, Status
@@ -70,9 +71,21 @@ def _brief(words: Mapping[str, str]) -> list[tuple[str, str]]:
     return [(name, ", ".join(filter(None, parts))) for name, parts in lines.items()]
 
 
-def summary(trials: pd.DataFrame) -> str:
-    """Return how many trials there are and have each status: `13 trials: 12 completed, …`."""
-    return f"{len(trials)} trials: {_statuses(trials)}" if len(trials) else "No trials yet."
+def summary(trials: pd.DataFrame, compared: Collection[str]) -> str:
+    """Return how many trials there are, have each status, and are `compared` (ids), if not all:
+    `96 trials: 95 completed, 1 diverged; 72 compared, 24 longer for the answer`."""
+    if trials.empty:
+        return "No trials yet."
+    is_compared, updates = trials["trial_id"].isin(compared), updates_asked(trials)
+    is_longer = ~is_compared & (updates > updates[is_compared].max())
+    counts = {
+        "compared": is_compared,
+        "longer for the answer": is_longer,
+        "to choose settings": ~is_compared & ~is_longer,
+    }
+    said = ", ".join(f"{which.sum()} {words}" for words, which in counts.items() if which.any())
+    why = "" if is_compared.all() else f"; {said}"
+    return f"{len(trials)} trials: {_statuses(trials)}{why}"
 
 
 def _statuses(trials: pd.DataFrame) -> str:

@@ -130,6 +130,13 @@ class _Contents(NamedTuple):
     """Sweeps that the report misses if they left no record."""
     remarks: Sequence[str]
 
+    @property
+    def summary(self) -> str:
+        """How many trials there are, also those that no table compares."""
+        compared = frozenset[str]().union(*(scope.trial_ids for scope in self.parts))
+        asked = compared.union(*(record.trials for record in self.records))
+        return summary(self.stored[self.stored["trial_id"].isin(asked)], compared)
+
     @classmethod
     def of(cls, views: StoreViews, label: str | None) -> "_Contents":
         """Return the contents of a store, or what the sweep `label` compares of it."""
@@ -163,7 +170,7 @@ def _write(
     return Page(
         source=word.removeprefix("results="),
         made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
-        summary=summary(contents.shown.trials),
+        summary=contents.summary,
         opening=_opening(contents.records, chapters),
         answer=_answer(contents, left, word),
         overviews=[overview(scope.title, scope.whole().trials) for scope in contents.parts],

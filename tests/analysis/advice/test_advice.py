@@ -239,6 +239,36 @@ def test_runs_outside_of_a_regime_decide_nothing(
         assert f"num_updates={settle['num_updates']}" in advice.command
 
 
+def test_a_run_of_sync_that_is_too_short_decides_nothing(tmp_path: Path) -> None:
+    """Runs of 220 updates are long enough at a momentum of 0.5, those of 160 are not."""
+    put(tmp_path, "sync", [1.0, 1.01, 1.02], num_updates=220)
+    put(tmp_path, "sync", [2.0, 2.01, 2.02], num_updates=160)
+    put(tmp_path, "delay", [1.1, 1.11, 1.121], num_updates=220)
+    rival = ask(tmp_path, updates=220).rivals["1F1B"]
+    assert rival.same_time is not None
+    assert rival.same_time.sync_lengths == (160,)
+    assert rival.same_time.is_lower
+    assert rival.decision.word == UNDECIDED
+    assert "runs of 160 updates decide nothing" in rival.decision.why
+
+
+def test_a_smoke_test_recommends_no_coefficient_and_no_tax_pays(tmp_path: Path) -> None:
+    """Though Error Feedback removes three quarters of the gap, and a tax of 1.06 is low."""
+    for updates, words in ((20, "too short"), (400, "the tax is lower, so the delay pays")):
+        store = tmp_path / str(updates)
+        for arm, level, length in (
+            *(("sync", 1.0, updates), ("delay", 1.4, updates), ("delay_ef", 1.1, updates)),
+            ("delay_ef", 0.5, round(1.4 * updates)),
+        ):
+            put(store, arm, [level, level + 0.01, level + 0.021], num_updates=length)
+        told = str(ask(store, updates=updates))
+        of_tax = told.split("token tax of delay")[1]
+        assert "[" in of_tax
+        assert words in of_tax
+        assert ("the delay pays\n" in told) == (updates == 400)
+        assert ("Error Feedback: 1 (smallest" in told) == (updates == 400)
+
+
 def test_a_smoke_test_without_a_pair_is_not_repeated(tmp_path: Path) -> None:
     put(tmp_path, "delay", [1.0, 1.1], num_updates=20)
     assert ask(tmp_path).verdict.settle == {"scale": "tiny"}

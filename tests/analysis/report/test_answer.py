@@ -14,6 +14,7 @@ from pipegap.analysis.__main__ import main as analysis
 from pipegap.analysis.advice.advise import verdict_rows
 from pipegap.analysis.report.answer import BY_HAND, MICROBATCHES, STAGES
 from pipegap.analysis.report.contents import EXPECTED
+from pipegap.analysis.report.report import report
 from pipegap.sweeps.__main__ import main as sweeps
 from pipegap.sweeps.request.command_line import parse_request
 from tests.support.pages import Made, own, page
@@ -161,6 +162,31 @@ def test_a_sweeps_page_opens_with_its_question_its_verdict_and_its_own_figure(
     first = page(store, tmp_path / "out", "mine-tiny").split("<header id=")[1].split("<figure")[0]
     assert "<h1>The sweep mine</h1>" in first
     assert "It costs if it costs." in first
+
+
+def test_trials_that_no_table_compares_are_counted_by_what_they_are_for(tmp_path: Path) -> None:
+    store = tmp_path / "results"
+    write_arms(store, {"sync": [1.0, 1.1], "delay": [1.2, None]})
+    compared = ids(store)
+    put(store, "delay", [0.9, 1.0, 1.1], num_updates=550)
+    put(store, "sync", [2.0], lr=0.1)
+    record(store, "main", "tiny", ids(store), compared=compared)
+    said = "8 trials: 7 completed, 1 diverged; 4 compared, 3 longer for the answer, 1 to choose"
+    for label in (None, "main-tiny"):
+        assert f"{said} settings" in page(store, tmp_path / "out", label)
+    record(store, "main", "tiny", ids(store))
+    assert "8 trials: 7 completed, 1 diverged</p>" in page(store, tmp_path / "out")
+
+
+def test_what_diverged_is_named_where_nothing_is_decided(tmp_path: Path) -> None:
+    store = tmp_path / "results"
+    write_arms(store, {"sync": [1.0, 1.1, 1.2], "delay": [1.1, 1.2, 1.3]})
+    put(store, "delay_ef", [1.0, 1.1, 1.2])
+    put(store, "delay_ef", [None] * 3, num_updates=550)
+    words = "delay + Error Feedback in 3 of 3 runs of 550 updates"
+    assert words in report(store, tmp_path / "out").split("nothing is decided yet")[1]
+    first = (tmp_path / "out" / "index.html").read_text().split('id="answer"')[1]
+    assert words in first.split("</section>")[0]
 
 
 def test_the_next_step_from_a_smoke_test_is_a_scale_that_decides(tmp_path: Path) -> None:
