@@ -4,7 +4,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -79,10 +79,19 @@ def _require_no_code(config: Mapping[str, Any]) -> None:
     says = "is Python that this config would run: give code=DIR too if you trust it (docs/trust.md)"
     if config.get("code") is not None:
         raise BadInput("code", config["code"], says)
-    for key, node in config.items():
-        address = node.get("_target_") if isinstance(node, dict) else None
-        if address is not None and not is_own(str(address)):
-            raise BadInput(f"{key}._target_", address, says)
+    for key, address in _targets(config):
+        if not is_own(str(address)):
+            raise BadInput(key, address, says)
+
+
+def _targets(node: Any, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yields each `_target_` below a node, however deep, with its dotted key."""
+    pairs = node.items() if isinstance(node, dict) else enumerate(node)
+    for key, value in pairs:
+        if key == "_target_":
+            yield f"{prefix}{key}", value
+        elif isinstance(value, dict | list):
+            yield from _targets(value, f"{prefix}{key}.")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -87,16 +87,37 @@ def test_a_pipeline_without_its_keywords(
     assert "must take the keyword num_stages" in line
 
 
+def strange(folder: Path, patch: pytest.MonkeyPatch) -> str:
+    """The name of a module that can be imported, and leaves a file `ran` where it is."""
+    module = f"own_code_{uuid4().hex}"
+    (folder / f"{module}.py").write_text(
+        f"from pathlib import Path\nPath({str(folder / 'ran')!r}).touch()\n"
+        "def flat(num_updates): return lambda update: 1.0\n"
+    )
+    patch.setattr(sys, "path", [*sys.path, str(folder)])
+    return module
+
+
+def test_a_part_of_pipegap_builds_no_part_of_a_stranger_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = small.config(tmp_path) | {"choices": None}
+    config["data"] = {
+        "_target_": "pipegap.trainer.rehearsal.Excerpt",
+        "source": {"_target_": f"{strange(tmp_path, monkeypatch)}.flat"},
+        **{"path": None, "rows": 1, "seq_len": 8},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["--config", str(tmp_path / "config.json")]) == 2
+    assert capsys.readouterr().err.startswith("pipegap trial: data.source._target_=own_code_")
+    assert not (tmp_path / "ran").exists()
+
+
 @pytest.mark.parametrize("named", ["code", "lr_schedule._target_"])
 def test_a_config_of_others_imports_nothing_of_its_own(
     named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module = f"own_code_{uuid4().hex}"
-    (tmp_path / f"{module}.py").write_text(
-        f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n"
-        "def flat(num_updates): return lambda update: 1.0\n"
-    )
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    module = strange(tmp_path, monkeypatch)
     config = small.config(tmp_path) | {"choices": None}
     config["lr_schedule"] = {"_target_": f"{module}.flat"}
     if named == "code":
