@@ -1,5 +1,6 @@
 """Tracks a trial on Weights & Biases."""
 
+import os
 import secrets
 import shlex
 import time
@@ -40,6 +41,7 @@ class WandbTracker:
     ) -> None:
         import wandb  # slow: only imported if it is used
 
+        os.environ.pop("WANDB_SWEEP_ID", None)  # with it wandb gives a run an id of its own
         folder = about.store / dir
         folder.mkdir(parents=True, exist_ok=True)
         settings = wandb.Settings(

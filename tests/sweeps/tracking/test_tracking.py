@@ -39,7 +39,10 @@ def history(records: str) -> list[Row]:
     return [{key: item[key] for key in item if not key.startswith("_")} for item in items]
 
 
-def test_wandb_holds_what_metrics_jsonl_holds(tmp_path: Path) -> None:
+def test_wandb_holds_what_metrics_jsonl_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_SWEEP_ID", "abc123")  # of an agent in whose shell the sweep began
     config = small.config(tmp_path, "diagnostics=3", "pipeline=pipedream_2bw")
     both = ("main-micro", "momentum-micro")
     tracker = tracked(config, chosen("tracking=wandb", "tracking.tags=[mine]"), sweeps=both)
