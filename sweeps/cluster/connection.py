@@ -22,6 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from pipegap.trainer.base.cores import num_cores
 from pipegap.trainer.base.errors import BadInput, Unavailable, one_line
 from pipegap.trainer.base.scratch import scratch
+from pipegap.trainer.base.stopping import stopping
 from pipegap.trainer.store.store import SweepStore
 
 CONNECT_WITHIN = 20.0
@@ -63,11 +64,12 @@ def _environment() -> dict[str, str]:
 
 
 @contextmanager
-def cluster() -> Iterator[Path]:
+def cluster() -> Iterator[tuple[Path, Callable[[], bool]]]:
     """Connect to the cluster of RAY_ADDRESS, or start one here that listens on loopback only.
 
     Without RAY_ADDRESS the cluster is this driver's own, whatever others this machine has. Yields
-    the driver's temporary folder. Raises Unavailable if Ray does not start or answer.
+    the driver's temporary folder, and whether a signal asked to stop while Ray started, which would
+    crash this process if it ended then. Raises Unavailable if Ray does not start or answer.
     """
     with scratch(temporary_base(), "pipegap-ray-") as folder, _errors_in_one_line():
         address = os.environ.get("RAY_ADDRESS") or "local"
@@ -84,7 +86,11 @@ def cluster() -> Iterator[Path]:
                 _require_answer(address)
             # A cluster of our own has them from the start: for a job's variables each of its
             # processes would be started anew, which takes a second.
-            with _in_environment(_environment() if is_own else {}), _without_unused():
+            with (
+                _in_environment(_environment() if is_own else {}),
+                _without_unused(),
+                stopping("stops once Ray has started") as asked_to_stop,
+            ):
                 ray.init(
                     address=address,
                     log_to_driver=False,
@@ -95,7 +101,7 @@ def cluster() -> Iterator[Path]:
             why = " ".join(str(error).split()) or type(error).__name__
             raise Unavailable(f"Ray does not start or answer ({address}): {why}") from error
         try:
-            yield folder
+            yield folder, asked_to_stop
         finally:
             ray.shutdown()
 

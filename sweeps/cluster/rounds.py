@@ -56,10 +56,14 @@ def session(
     from pipegap.sweeps.cluster.connection import cluster, require_seen_by_nodes
 
     # Ray installs its signal handlers when it starts; `stopping` replaces them after that.
-    with cluster() as folder, stopping(SAYS) as asked_to_stop:
+    with cluster() as (folder, asked_before), stopping(SAYS) as asked_since:
         import pipegap.sweeps.cluster.driver  # noqa: F401  # Tune is large: while Ray's processes start
 
         require_seen_by_nodes(store)
+
+        def asked_to_stop() -> bool:
+            return asked_before() or asked_since()
+
         yield Session(title, store, gpus_per_trial, tracking, folder, asked_to_stop)
 
 

@@ -53,7 +53,8 @@ def end_with(main: Callable[[], int]) -> NoReturn:
     """Ends this process with the exit code of `main`.
 
     The code is UNREAD, without a word, if nobody reads the output; FAILED, with one line, if a disk
-    is full. A terminal or log that is not in UTF-8 gets what it can show.
+    is full; INTERRUPTED, with one line, after Ctrl-C. A terminal or log that is not in UTF-8 gets
+    what it can show.
     """
     codecs.register_error(spell.__name__, spell)
     for file in (sys.stdout, sys.stderr):
@@ -72,6 +73,9 @@ def end_with(main: Callable[[], int]) -> NoReturn:
         for file in unread:  # Python flushes them once more
             os.dup2(nowhere, file.fileno())
         code = UNREAD
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on", file=sys.stderr)
+        code = INTERRUPTED
     except OSError as error:
         if error.errno not in FULL:
             raise

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -26,7 +27,8 @@ def _say(message: str) -> None:
 def stopping(says: str) -> Iterator[Callable[[], bool]]:
     """Yields a function that returns whether a signal asked to stop.
 
-    The first signal only asks, and prints the message `says`. A second one acts as usual.
+    The first signal only asks, and prints the message `says`. A second one acts as usual. In a
+    thread none asks: Python hands signals to the main thread alone.
     """
     asked = False
     previous: dict[int, Any] = {}
@@ -37,7 +39,8 @@ def stopping(says: str) -> Iterator[Callable[[], bool]]:
         signal.signal(number, previous[number])
         _say(f"{signal.Signals(number).name}: {says}")
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    is_main = threading.current_thread() is threading.main_thread()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if is_main else ():
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup makes it
             previous[number] = signal.signal(number, ask)
     try:

@@ -72,7 +72,7 @@ def test_a_cluster_is_joined_only_by_its_address(
     if given is not None:
         monkeypatch.setenv("RAY_ADDRESS", given)
     before = dict(os.environ)
-    with connection.cluster() as folder:
+    with connection.cluster() as (folder, _):
         assert folder.is_dir()
     assert seen[0]["address"] == joins
     assert ("_temp_dir" in seen[0]) == (joins == "local")

@@ -56,9 +56,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         patch.delenv("RAY_ADDRESS", raising=False)
         for name, value in {**keys, "RAY_TMPDIR": str(session), "HOME": str(home)}.items():
             patch.setenv(name, value)
-        with connection.cluster() as folder:
+        with connection.cluster() as (folder, asked_to_stop):
             assert announced() == before
-            patch.setattr(connection, "cluster", lambda: nullcontext(folder))
+            patch.setattr(connection, "cluster", lambda: nullcontext((folder, asked_to_stop)))
             yield Cluster(folder, keys)
     assert not folder.exists()
     shutil.rmtree(session)

@@ -6,13 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from pipegap.trainer.__main__ import main
+from pipegap.trainer.base.cli import end_with
 from pipegap.trainer.base.errors import Stopped
+from pipegap.trainer.base.stopping import stopping
 from pipegap.trainer.folder import lease
 from pipegap.trainer.trial import run_trial
 from tests.support import small
@@ -118,6 +121,33 @@ def test_ctrl_c_before_the_trial_starts_is_a_line(
     assert main([]) == 130
     said = capsys.readouterr()
     assert said.err == "pipegap trial: interrupted: the same command goes on\n"
+
+
+def test_in_a_thread_no_signal_asks_and_none_is_needed() -> None:
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    asked: list[bool] = []
+
+    def run() -> None:
+        with stopping("stops") as asked_to_stop:
+            asked.append(asked_to_stop())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert asked == [False]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def test_ctrl_c_outside_of_a_command_s_own_care_is_a_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as ended:
+        end_with(interrupted)
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "interrupted: the same command goes on\n"
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
