@@ -37,7 +37,8 @@ def sgd(stage: nn.Module) -> Optimizer:
 
 
 def adamw(stage: nn.Module) -> Optimizer:
-    return torch.optim.AdamW(stage.parameters(), lr=0.02)
+    # On a GPU torch would step lists, which may not have DTensors beside plain tensors.
+    return torch.optim.AdamW(stage.parameters(), lr=0.02, foreach=False)
 
 
 def torch_muon(stage: nn.Module) -> Optimizer:
