@@ -52,7 +52,7 @@ def run_trials(session: Session, work: WorkList, planned: Sequence[Trial]) -> No
     trial.
     """
     view = session.title, planned, work.left, session.store, session.asked_to_stop
-    with Display(*view, DriverConsole()) as display:
+    with Display(*view, session.ends, DriverConsole()) as display:
         _run_on_tune(session, work, display)
 
 

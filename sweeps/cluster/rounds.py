@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pipegap.sweeps.cluster.queue import WorkList
-from pipegap.sweeps.cluster.session import Session
+from pipegap.sweeps.cluster.session import Ends, Session
 from pipegap.sweeps.plan import sweep_record
 from pipegap.sweeps.plan.round import Round
 from pipegap.sweeps.request.expand import Trial
@@ -49,10 +49,17 @@ def run_trials(session: Session, work: WorkList, planned: Sequence[Trial]) -> No
 
 @contextmanager
 def session(
-    title: str, store: SweepStore, gpus_per_trial: float, tracking: Tracking
+    title: str,
+    store: SweepStore,
+    gpus_per_trial: float,
+    tracking: Tracking,
+    ends: Ends | None = None,
 ) -> Iterator[Session]:
-    """Yield a session, which a signal asks to stop. Raises Unavailable if Ray does not start, and
-    BadInput if a node of the cluster does not see the store."""
+    """Yield a session, which a signal asks to stop, and so may its `ends`.
+
+    Raises Unavailable if Ray does not start, and BadInput if a node of the cluster does not see the
+    store.
+    """
     from pipegap.sweeps.cluster.connection import cluster, require_seen_by_nodes
 
     # Ray installs its signal handlers when it starts; `stopping` replaces them after that.
@@ -61,23 +68,25 @@ def session(
 
         require_seen_by_nodes(store)
 
+        followed = ends or Ends()
+
         def asked_to_stop() -> bool:
-            return asked_before() or asked_since()
+            return asked_before() or asked_since() or followed.has_failed()
 
-        yield Session(title, store, gpus_per_trial, tracking, folder, asked_to_stop)
+        yield Session(title, store, gpus_per_trial, tracking, folder, asked_to_stop, followed)
 
 
-def run_rounds(now: Round) -> tuple[Round, bool]:
+def run_rounds(now: Round, ends: Ends) -> tuple[Round, bool]:
     """Run the trials that can run, in rounds: those that decide which others do, then the others.
 
     This driver tries each trial once at most. Trials that another driver runs are waited for, and
-    run here if it dies. Returns the round at the end, and whether a signal asked to stop.
+    run here if it dies. Returns the round at the end, and whether a signal or `ends` stopped it.
     """
     request = now.request
     if not now.runnable:
         return now, False
     print(_what_starts(now.runnable), flush=True)
-    with session(now.title, now.store, request.gpus_per_trial, request.tracking) as here:
+    with session(now.title, now.store, request.gpus_per_trial, request.tracking, ends) as here:
         if len(now.todo) == len(now.planned):
             try_first(here, now.runnable, request.first_trial)
         if note := request.tracking.note(request.results):

@@ -104,6 +104,10 @@ class StopWhenAsked(Stopper):
         self._deadline: float | None = None
         self._waits_for: set[str] = set()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return nothing: Tune pickles its stopper for a restore that we never make."""
+        return {}
+
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         """Return False: no single trial is stopped."""
         return False

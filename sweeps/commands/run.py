@@ -3,7 +3,9 @@
 import shlex
 from collections.abc import Sequence
 
+from pipegap.sweeps.cluster.notices import VARIABLE, Notices, take_url
 from pipegap.sweeps.cluster.rounds import require_ready, run_rounds
+from pipegap.sweeps.cluster.session import Ends
 from pipegap.sweeps.commands import COMMANDS
 from pipegap.sweeps.plan import sweep_record
 from pipegap.sweeps.plan.pricing import summary
@@ -20,17 +22,22 @@ from pipegap.trainer.store.opened import open_store
 
 def main(words: Sequence[str]) -> int:
     """Exit code: 0 done, 1 a trial failed or has not run, 143 stopped. Raises BadInput."""
+    url, words = take_url(words)
     request = parse_request(_request_words(words))
     now = Round.first(request, open_store(request.where))
     print(summary(now), flush=True)
     if request.dry_run:
         return DONE
     require_ready(now.store, now.todo)
-    with now.store.driven():
+    with now.store.driven(), Notices(url, now) as notices:
         sweep_record.write(now, now.sweeps)
-        now, stopped = run_rounds(now)
+        ends = Ends(request.fail_fast, notices)
+        first, (now, stopped) = now, run_rounds(now, ends)
         sweep_record.write(now, now.sweeps)  # what is left is priced by what has finished
-        if stopped:  # whoever asked will not wait for a report (Slurm kills after a minute)
+        notices.end(now, stopped=stopped, has_run=bool(first.runnable))
+        if ends.has_failed():
+            print(f"stopped by fail_fast={request.fail_fast}")
+        elif stopped:
             return _say_what_is_left(now)
         return max(_end(now, sweep) for sweep in now.sweeps)
 
@@ -54,6 +61,8 @@ def _request_words(words: Sequence[str]) -> list[str]:
             "gpus_per_trial=  of a trial without ranks, e.g. 0.5 to run two on each GPU\n"
             "first_trial=  true tries six updates before the sweep, as a sweep on GPUs does by "
             "itself; false does not\n"
+            "fail_fast=  stops the sweep after so many trials that failed (default: never)\n"
+            f"notify=  a URL to which notices are posted, or {VARIABLE} in the environment\n"
             f"tracking=  {trackers}: where to follow the trials; tracking.KEY=… "
             "as in conf/tracking/ (default: none)\n"
             "seeds=[0,1], grid.KEY=[…], tune.KEY=[…] and advice.KEY=… replace the sweep file's; "
@@ -67,6 +76,7 @@ def _request_words(words: Sequence[str]) -> list[str]:
 
 
 def _say_what_is_left(now: Round) -> int:
+    """Whoever asked to stop will not wait for a report: Slurm kills after a minute."""
     print(f"stopped with {len(now.todo)} trials to go: the same command resumes them")
     where = shlex.quote(now.request.where)
     print(f"a report of what is done: pipegap report results={where} out=report")

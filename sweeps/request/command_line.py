@@ -49,6 +49,8 @@ class Request:
     gpus: int
     """How many the plan counts with; 0: those of this machine."""
     tracking: Tracking
+    fail_fast: int = 0
+    """After how many trials that failed for good the sweep stops; 0: never."""
     first_trial: bool | None = None
     """Whether a trial's first updates are tried before the sweep; None: if a trial takes GPUs."""
 
@@ -60,7 +62,9 @@ class Request:
 
 def parse_request(arguments: Sequence[str]) -> Request:
     """Return the request that the words key=value of a command line make; raises BadInput."""
+    arguments = [word for word in arguments if not word.startswith("notify=")]  # a secret
     given = dict(map(split_word, arguments))
+    fail_fast = parse_count("fail_fast", given.pop("fail_fast", "0"), low=0)
     names, scale = given.pop("sweep", ""), given.pop("scale", "few_updates")
     results, dry_run = given.pop("results", "results"), take_flag(given, "dry_run")
     gpus_per_trial = parse_gpus(given.pop("gpus_per_trial", "1"))
@@ -83,7 +87,7 @@ def parse_request(arguments: Sequence[str]) -> Request:
                 raise
             raise BadInput(error.key, error.value, f"{error.allowed} (sweep {label})") from None
     return Request(
-        words=list(arguments),
+        words=arguments,
         scale=scale,
         if_there={*scale_file(scale)} - {*arguments},
         sweeps=sweeps,
@@ -94,6 +98,7 @@ def parse_request(arguments: Sequence[str]) -> Request:
         gpus_per_trial=gpus_per_trial,
         gpus=gpus,
         tracking=tracking,
+        fail_fast=fail_fast,
         first_trial=first_trial,
     )
 

@@ -1,6 +1,6 @@
 """What a driver shows: a live view on a terminal, else one line per trial that ended."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
@@ -28,6 +28,8 @@ FOR_SWEEP = {Status.STOPPED: Status.INTERRUPTED}
 
 class Display(Callback):
     """Shows the progress of a sweep's `trials`, of which this driver runs `todo`, with others.
+    `ends` is called at the end of each that ran here, with its id, name, status and error, and the
+    share of all work that is done.
 
     Tune's callbacks report the trials that started here; the store is read for the others. No
     error in here ends the sweep.
@@ -40,12 +42,13 @@ class Display(Callback):
         todo: Sequence[Trial],
         store: SweepStore,
         asked_to_stop: AskedToStop,
+        ends: Callable[[str, str, Status, str, float], object],
         console: Console,
     ) -> None:
         self.running: set[str] = set()
         """Ids of the trials that run now."""
         self._title, self._gap_table, self._console = title, GapTable(store.folder), console
-        self._store, self._asked_to_stop = store, asked_to_stop
+        self._store, self._asked_to_stop, self._ends = store, asked_to_stop, ends
         self._todo = {trial.plan.trial_id for trial in todo}
         self._started: set[str] = set()
         self._num_ended = 0
@@ -114,10 +117,12 @@ class Display(Callback):
             self._started.discard(payload["id"])
             return
         self._num_ended += 1
+        name = self._progress.trials[payload["id"]].name
+        self._ends(payload["id"], name, status, error, self._progress.share)
         if not self._console.is_terminal:
             self._console.print(
                 f"{self._num_ended}/{len(self._todo)} {status} "
-                f"{payload['id']} {self._progress.trials[payload['id']].name}"
+                f"{payload['id']} {name}"
                 + (f": {why_failed(error)}" if status == Status.FAILED else "")
                 + (f", about {duration(left)} left" if left else ""),
                 markup=False,

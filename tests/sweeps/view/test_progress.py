@@ -15,6 +15,7 @@ from rich.console import Console
 from pipegap.analysis.statistics.gaps import gaps
 from pipegap.analysis.statistics.text import gap_table
 from pipegap.analysis.table.load import load
+from pipegap.sweeps.cluster.session import Ends
 from pipegap.sweeps.request.expand import Trial
 from pipegap.sweeps.view.display import Display
 from pipegap.sweeps.view.progress import COLD, Progress, State, read_state
@@ -147,7 +148,9 @@ class Screen:
     ) -> None:
         self.file = io.StringIO()
         console = Console(file=self.file, force_terminal=terminal, width=width)
-        self.display = Display("name", planned, todo, FileStore(results), lambda: False, console)
+        self.display = Display(
+            "name", planned, todo, FileStore(results), lambda: False, Ends(), console
+        )
 
     @property
     def text(self) -> str:

@@ -1,0 +1,214 @@
+"""Notices of a sweep: one JSON to a URL when it ends, stops or is half done, and when a trial fails
+for good or diverges."""
+
+import hashlib
+import http.client
+import json
+import os
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+
+from pipegap.sweeps.plan.round import Round
+from pipegap.sweeps.plan.sweep_record import FOLDER
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.status import Status
+from pipegap.trainer.folder.result import why_failed
+from pipegap.trainer.store.bucket import StoreAway
+
+VARIABLE = "PIPEGAP_NOTIFY"
+TOLD = "told.jsonl"
+"""File of a store's records: a line of JSON for each notice that was delivered."""
+TIMEOUT = 10.0
+"""Seconds that a server has to answer."""
+EVERY = 60.0
+"""Seconds between two notices of a kind at least: what happens between them comes in one."""
+LOOK_EVERY = 0.5
+"""Seconds between two looks at whether something is due."""
+LISTED = 10
+"""How many lines one notice shows at most."""
+
+
+def take_url(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Return where notices go, empty for nowhere, and the other words of a command line.
+
+    A URL on the command line of this process moves into the environment, by which the process
+    begins anew: a webhook's URL is a secret, and command lines are for everyone to see. From there
+    it is taken before other processes start. Raises BadInput for what is no URL.
+    """
+    others = [word for word in words if not word.startswith("notify=")]
+    for word in words:
+        if word not in others:
+            os.environ[VARIABLE] = word.partition("=")[2]
+            if word in sys.orig_argv:
+                command = [part for part in sys.orig_argv if part != word]
+                os.execv(sys.executable, [sys.executable, *command[1:]])
+    url = os.environ.pop(VARIABLE, "")
+    parts = urlsplit(url)
+    is_text = url.isascii() and url.isprintable() and " " not in url
+    if url and not (is_text and parts.scheme in ("http", "https") and parts.hostname):
+        raise BadInput("notify", "what was given", "must be a URL: http://… or https://…")
+    return url, others
+
+
+def post(url: str, content: Mapping[str, object]) -> None:
+    """Send the content as JSON. Raises OSError or HTTPException."""
+    headers = {"Content-Type": "application/json", "User-Agent": "pipegap"}
+    request = urllib.request.Request(url, json.dumps(content).encode(), headers)
+    with urllib.request.urlopen(request, timeout=TIMEOUT):
+        pass
+
+
+class Notices:
+    """A context in which notices are posted, by a thread that nobody waits for until the end.
+
+    A notice has a kind and a key, and is told once: keys that were delivered stand in a file of the
+    store. A kill between a delivery and its line there repeats that one; what a killed driver did
+    not deliver, the next one finds in the store, but that it was stopped.
+    """
+
+    def __init__(self, url: str, now: Round, every: float = EVERY) -> None:
+        self._url, self._store, self._every = url, now.store, every
+        self.title = now.title
+        self._trials = _digest([trial.trial_id for trial in now.planned])
+        self._path = now.request.results / FOLDER / TOLD
+        self._known = _told(self._path) if url else set()
+        self._due: dict[str, dict[str, str]] = {}  # kind → key → line
+        self._sent_at: dict[str, float] = {}
+        self._has_warned = False
+        self._lock, self._end = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._work, name="notices", daemon=True)
+
+    def __enter__(self) -> "Notices":
+        if self._url:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.tell("stopped", f"stopped {time.time_ns()}", f"stopped: {type(error).__name__}")
+        if self._url:
+            self._end.set()
+            self._thread.join(TIMEOUT + 2 * LOOK_EVERY)
+
+    def tell(self, kind: str, key: str, line: str) -> None:
+        """Have a line told soon, unless its key was told before."""
+        with self._lock:
+            if self._url and key not in self._known:
+                self._known.add(key)
+                self._due.setdefault(kind, {})[key] = line
+
+    def ended(self, trial_id: str, name: str, status: Status, error: str) -> None:
+        """Have told that a trial failed for good or diverged; of others nothing."""
+        if status == Status.FAILED:
+            why = why_failed(error)
+            key = f"failed {trial_id} {_digest(why)}"
+            self.tell("failed", key, f"{trial_id} {name} failed: {why}")
+        elif status == Status.DIVERGED:
+            self.tell("diverged", f"diverged {trial_id}", f"{trial_id} {name} diverged")
+
+    def half(self) -> None:
+        """Have told that half of the work is done."""
+        self.tell("half", f"half {self._trials}", "half of the work is done")
+
+    def look(self, now: Round) -> None:
+        """Have told what the store says of trials, and nobody told."""
+        for trial in now.planned:
+            if (result := now.seen.result(trial.folder)) is not None:
+                error = result.get("error") or ""
+                self.ended(trial.trial_id, trial.name, Status(result["status"]), error)
+
+    def end(self, now: Round, *, stopped: bool, has_run: bool) -> None:
+        """Have told that the sweep was stopped, or how it ended: if trials ran, or nobody did."""
+        self.look(now)
+        results = [now.seen.result(trial.folder) for trial in now.planned]
+        words = [Status.WAITING if row is None else Status(row["status"]) for row in results]
+        counts = ", ".join(f"{words.count(s)} {s}" for s in dict.fromkeys(Status) if s in words)
+        what = "stopped" if stopped else "ended"
+        state = [*zip((trial.trial_id for trial in now.planned), words, strict=True)]
+        key = f"{what} {_digest(state)}"
+        if stopped or has_run:
+            self._known.discard(key)
+        self.tell(what, key, f"{what}: {counts}")
+
+    def _work(self) -> None:
+        while not self._end.wait(LOOK_EVERY):
+            self._send(time.monotonic())
+        # The last one has what still waits for the minute of its kind to be over.
+        with self._lock:
+            for last in {"stopped", "ended"} & {*self._due}:
+                for kind in self._due.keys() - {last}:
+                    self._due[last] = {**self._due.pop(kind), **self._due[last]}
+        self._send(time.monotonic())
+
+    def _send(self, now: float) -> None:
+        for kind in [*self._due]:
+            if now - self._sent_at.get(kind, -self._every) < self._every:
+                continue
+            with self._lock:
+                lines = self._due.pop(kind)
+            self._sent_at[kind] = now
+            text = "\n".join([f"pipegap {self.title}: {_listed([*lines.values()])}"])
+            what = {"kind": kind, "sweep": self.title, "store": self._store.name}
+            try:
+                post(self._url, {"text": text, **what, "lines": [*lines.values()]})
+            except (OSError, http.client.HTTPException) as error:
+                self._warn(error)
+                with self._lock:  # it is tried again a minute later
+                    self._due[kind] = {**lines, **self._due.get(kind, {})}
+            else:
+                self._note(lines)
+
+    def _note(self, keys: Mapping[str, str]) -> None:
+        """Write down what was delivered."""
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a", encoding="utf-8") as file:
+                # A line begins with its break: the last one of a killed driver may have been cut.
+                file.write("".join(f"\n{json.dumps(key)}" for key in keys))
+            self._store.push(self._path)
+        except (OSError, StoreAway) as error:
+            self._warn(error)
+
+    def _warn(self, error: Exception) -> None:
+        """Say once that notices do not arrive, without the URL, which an error's text may have."""
+        if not self._has_warned:
+            self._has_warned = True
+            why = f" {error.code}" if isinstance(error, HTTPError) else ""
+            print(
+                f"warning: notices: {type(error).__name__}{why}: tried again each minute "
+                "(this does not affect the trials)",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def _listed(lines: Sequence[str]) -> str:
+    more = [f"and {len(lines) - LISTED} more"] if len(lines) > LISTED else []
+    return "\n".join([*lines[:LISTED], *more])
+
+
+def _digest(what: object) -> str:
+    return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
+
+
+def _told(path: Path) -> set[str]:
+    """Return the keys in the file; a line that a kill has cut is none."""
+    keys = set()
+    with suppress(FileNotFoundError):
+        for line in path.read_text("utf-8").splitlines():
+            with suppress(ValueError):
+                keys.add(json.loads(line))
+    return keys
