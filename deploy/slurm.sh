@@ -31,7 +31,10 @@ on() { # on NODES HOW_MANY COMMAND…, in a subshell: once on each node, beside 
 nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=$(head -n 1 <<<"$nodes")
 workers=$(tail -n +2 <<<"$nodes" | paste -sd, -)
-head_ip=$(on "$head" 1 hostname --ip-address | cut -d' ' -f1)
+# By the last node: a node's own name leads to its loopback on many systems.
+address=$(scontrol show node --oneliner "$head" | grep -o 'NodeAddr=[^ ]*' | cut -d= -f2)
+head_ip=$(on "$(tail -n 1 <<<"$nodes")" 1 getent ahostsv4 "$address" | head -n 1 | cut -d' ' -f1)
+: "${head_ip:?must be an address of $address that other nodes know}"
 
 port=$((20000 + SLURM_JOB_ID % 10000 * 4)) # a node may run Ray for others as well
 node=(--block "--num-cpus=${SLURM_CPUS_ON_NODE:-1}"

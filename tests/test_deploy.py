@@ -1,13 +1,11 @@
 """What deploy/ holds fits Ray's schema, our own command line and the time that a stop takes."""
 
 import json
-import os
 import re
 import shlex
-import signal
-import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from pipegap.sweeps.cluster.tune_hooks import GRACE
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.trainer.base.places import CODE_ROOT
 from tests.support import small
-from tests.support.ray_head import ended_by_mark, marked
+from tests.support.slurm import slurm
 
 DEPLOY = CODE_ROOT / "deploy"
 
@@ -76,53 +74,58 @@ def test_every_volume_of_the_rayjob_is_mounted_and_holds_the_store() -> None:
         assert container["volumeMounts"][0]["mountPath"] == "/store"
 
 
-SHIMS = {
-    "srun": 'while [[ "$1" == --* ]]; do shift; done; exec "$@"',
-    "scontrol": '[ "$1" = requeue ] && echo "$2" >"$REQUEUED" || echo "$3"',
-    "hostname": "echo 127.0.0.1",
-}
-"""Slurm on one node: a step is a process, a requeue is noted."""
-
-
 @pytest.mark.slow
-def test_slurms_signal_makes_trials_save_and_the_job_wait_again(tmp_path: Path) -> None:
-    for name, body in SHIMS.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
-        (tmp_path / name).chmod(0o755)
-    grid = ["grid.optimizer=[adamw]", "grid.optimizer.momentum=[0.9]", "seeds=[0]"]
-    words = small.overrides(tmp_path, "num_updates=5000", "eval_every=2500")
-    given = [word for word in words if not word.startswith("results=")]
-    environment = marked(str(tmp_path)) | {
-        "SHARED": str(tmp_path),
-        "REQUEUED": str(tmp_path / "requeued"),
-        "SLURM_JOB_ID": str(os.getpid()),
-        "SLURM_JOB_NODELIST": "node",
-        "SLURM_JOB_NUM_NODES": "1",
-        "SLURM_CPUS_ON_NODE": "2",
-    }
-    environment["PATH"] = f"{tmp_path}:{environment['PATH']}"
-    with (
-        tempfile.TemporaryDirectory(prefix="ray-") as environment["RAY_TMPDIR"],  # short: sockets
-        ended_by_mark(str(tmp_path)),
-        (tmp_path / "log").open("w") as log,
-    ):
-        script = subprocess.Popen(
-            ["bash", str(DEPLOY / "slurm.sh"), "sweep=momentum", "scale=micro", *grid, *given],
-            env=environment,
-            cwd=CODE_ROOT,
-            stdout=log,
-            stderr=log,
-        )
-        deadline = time.monotonic() + 180
-        while len(list(tmp_path.glob("results/trials/*/metrics.jsonl"))) < 2:
-            assert script.poll() is None, (tmp_path / "log").read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        script.send_signal(signal.SIGTERM)
-        assert script.wait(timeout=120) == 143, (tmp_path / "log").read_text()
-    ends = [json.loads(p.read_text()) for p in tmp_path.glob("results/trials/*/attempt-*.json")]
-    assert [end["ended"] for end in ends] == ["Stopped"] * 2
-    assert (tmp_path / "requeued").read_text().split() == [str(os.getpid())]
+def test_slurm_runs_a_sweep_on_two_nodes_over_a_signal_and_the_end_of_its_time() -> None:
+    """By the real sbatch: whoever signals the job, and its limit of time, make trials save and the
+    job wait again. The next run goes on, on both nodes; a short sweep ends."""
+    with tempfile.TemporaryDirectory(prefix="slurm-") as name, slurm(folder := Path(name)) as run:
+
+        def submitted(store: str, num_updates: int) -> str:
+            length = (f"num_updates={num_updates}", f"eval_every={num_updates}")
+            words = [w for w in small.overrides(folder, *length) if not w.startswith("results=")]
+            grid = ["grid.optimizer=[adamw]", "grid.optimizer.momentum=[0.9]", "seeds=[0]"]
+            options = ["--parsable", "--nodes=2", f"--chdir={CODE_ROOT}", f"--output={folder}/log"]
+            script = ["deploy/slurm.sh", "sweep=momentum", "scale=micro", *grid, *words]
+            return run("env", f"SHARED={folder / store}", "sbatch", *options, *script).strip()
+
+        def state(job: str) -> str:
+            shown = run("scontrol", "show", "job", "--oneliner", job)
+            return re.findall(r"JobState=(\w+)", shown)[0]
+
+        def until(holds: Callable[[], bool]) -> None:
+            deadline = time.monotonic() + 150
+            while not holds():
+                assert time.monotonic() < deadline, (folder / "log").read_text()
+                time.sleep(0.2)
+
+        def read(pattern: str) -> list[dict[str, Any]]:
+            return [json.loads(path.read_text()) for path in sorted(folder.glob(pattern))]
+
+        def attempts(number: int) -> list[dict[str, Any]]:
+            every = read("long/results/trials/*/attempt-*.json")
+            return [attempt for attempt in every if attempt["attempt"] == number]
+
+        def run_again(job: str, limit: int) -> None:
+            run("scontrol", "update", f"JobId={job}", "StartTime=now", f"TimeLimit={limit}")
+            until(lambda: state(job) == "RUNNING")
+
+        job = submitted("long", 200_000)
+        until(lambda: len([*folder.glob("long/results/trials/*/metrics.jsonl")]) == 2)
+        run("scancel", "--batch", "--signal=TERM", job)
+        until(lambda: state(job) == "PENDING")
+        first = attempts(1)
+        assert [attempt["ended"] for attempt in first] == ["Stopped"] * 2
+        assert {attempt["host"] for attempt in first} == {"n1", "n2"}
+        run_again(job, limit=2)
+        until(lambda: state(job) == "PENDING")  # a minute before the end of its time
+        second = attempts(2)
+        assert [attempt["ended"] for attempt in second] == ["Stopped"] * 2
+        assert all(attempt["from_update"] > 0 for attempt in second)
+        run("scancel", job)
+        job = submitted("short", 20)
+        until(lambda: state(job) == "COMPLETED")
+        results = read("short/results/trials/*/result.json")
+        assert [result["status"] for result in results] == ["completed"] * 2
 
 
 def test_slurm_asks_early_enough() -> None:

@@ -38,8 +38,7 @@ def two_nodes(num_cpus: int) -> Iterator[Run]:
     with ExitStack() as stack:
         # Short: sockets lie in it.
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-"))
-        networks = [stack.enter_context(_network(interface)) for interface in ADDRESSES]
-        _connect(networks)
+        networks = stack.enter_context(connected_networks())
         stack.enter_context(ended_by_mark(folder))
         head, other = ADDRESSES.values()
         environment = {
@@ -77,6 +76,16 @@ def _inside(
 
 def _require_done(command: subprocess.CompletedProcess[str]) -> None:
     assert command.returncode == 0, command.stdout + command.stderr
+
+
+@contextmanager
+def connected_networks() -> Iterator[list[str]]:
+    """Yields the names of two networks, one per address, with a cable between them. Skips the test
+    where networks cannot be made."""
+    with ExitStack() as stack:
+        networks = [stack.enter_context(_network(interface)) for interface in ADDRESSES]
+        _connect(networks)
+        yield networks
 
 
 @contextmanager
