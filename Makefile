@@ -81,7 +81,7 @@ site: $(READY)  ## the documentation as a site, in site/; REPO_URL=<URL> links t
 	$(BIN)/python -m mkdocs build
 
 submit: $(READY)  ## a sweep on a Ray cluster: SWEEP=main SCALE=135m ARGS="results=/… data.path=/…"; DRY_RUN=1 prices it
-	$(if $(DRY_RUN),$(call sweep,$(or $(SCALE),tiny),$(or $(SWEEP),main)),$(BIN)/pipegap submit sweep=$(or $(SWEEP),main) scale=$(or $(SCALE),tiny) $(ARGS))
+	$(BIN)/pipegap submit sweep=$(or $(SWEEP),main) scale=$(or $(SCALE),tiny) $(if $(DRY_RUN),dry_run=true) $(ARGS)
 
 test test-slow: export PATH := $(PATH):$(abspath $(MOTO)/bin)
 

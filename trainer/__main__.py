@@ -13,11 +13,11 @@ from pipegap.trainer.base.build import is_own
 from pipegap.trainer.base.cli import (
     DONE,
     FAILED,
-    FULL,
     INTERRUPTED,
     Parser,
     end_with,
     parser,
+    remedy_of,
     split_word,
 )
 from pipegap.trainer.base.errors import BadInput, GangFailed, LeaseLost, Stopped
@@ -158,10 +158,9 @@ def main(words: Sequence[str]) -> int:
         _say("pipegap trial: interrupted: the same command goes on", sys.stderr)
         return INTERRUPTED
     except OSError as error:
-        if error.errno not in FULL:
+        if (remedy := remedy_of(error)) is None:
             raise
-        goes_on = "make room, or raise the limit; the same command resumes"
-        _say(f"pipegap trial: {error}: {goes_on}", sys.stderr)
+        _say(f"pipegap trial: {error}: {remedy}", sys.stderr)
         return FAILED
     _say(
         ("" if before is None else "done before, not run: ") + _summary(config, result), sys.stdout

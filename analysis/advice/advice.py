@@ -56,6 +56,12 @@ class Advice:
     of the store ran such trials."""
 
     @property
+    def settings(self) -> str:
+        """Those of the trials that would decide, in words; empty if the verdict is decided."""
+        shown = {k: value for k, value in self.verdict.settle.items() if k not in BY_UPDATES}
+        return ", ".join(f"{k.removeprefix('grid.')}={value}" for k, value in shown.items())
+
+    @property
     def num_decided(self) -> int:
         """The number of rivals against which the verdict is go or stay."""
         return sum(rival.decision.word != UNDECIDED for rival in self.rivals.values())
@@ -122,9 +128,7 @@ def _verdict(advice: Advice) -> list[str]:
     lines = [sentence(advice), *([f"  {costs}"] if (costs := cost(advice)) else [])]
     if advice.command:
         lines.append(f"  to settle it against {advice.rival}: {advice.command}")
-    elif advice.verdict.settle:
-        shown = {k: value for k, value in advice.verdict.settle.items() if k not in BY_UPDATES}
-        settings = ", ".join(f"{k.removeprefix('grid.')}={value}" for k, value in shown.items())
+    elif settings := advice.settings:
         lines.append(f"  to settle it against {advice.rival}, run more of these trials: {settings}")
     return lines
 

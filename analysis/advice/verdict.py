@@ -99,8 +99,8 @@ def decide(
         return Decision(STAY, "2BW is no faster here"), None
     low, high = (side(evidence, arms, speed_up) for side in (optimistic, pessimistic))
     for at, is_shown, word in ((high, high.is_lower, GO), (low, low.is_higher, STAY)):
-        shortest = min(evidence.updates, *at.lengths, *at.sync_lengths)
-        if few := _too_few(shortest if is_shown else evidence.updates, evidence.deciding):
+        shortest = min(at.sync_lengths) if is_shown else evidence.updates
+        if few := _too_few(shortest, evidence.deciding):
             return few, at
         if is_shown:
             return Decision(word, _by_time(at)), at

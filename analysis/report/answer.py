@@ -25,7 +25,7 @@ BY_HAND = (
     "trainings with and without the delay decide, of the same seeds, two or more, that differ in "
     "nothing else; longer delayed ones tell what the delay costs"
 )
-"""What decides for trials that no command of ours can make."""
+"""What decides for trials that no command of ours can make, and of which there are no pairs."""
 
 
 class AnswerRow(NamedTuple):
@@ -61,6 +61,8 @@ class StoreAnswer(NamedTuple):
     question: str
     """The command that asks about another pipeline."""
     next_step: str
+    by_hand: str
+    """What decides where no command of ours can make the trials."""
     is_decided: bool
     failed: Sequence[str] = ()
     """How many of its trials failed and why, a line per reason."""
@@ -71,7 +73,7 @@ class StoreAnswer(NamedTuple):
     def printed(self) -> str:
         """The text and the code, or what to run where nothing is decided."""
         if not self.is_decided:
-            first = f"nothing is decided yet: {self.next_step or BY_HAND}"
+            first = f"nothing is decided yet: {self.next_step or self.by_hand}"
             return "\n".join([first, *self.diverged])
         return "\n".join(filter(None, [self.text, self.handover]))
 
@@ -103,6 +105,7 @@ def answer(
         handover(said),
         shlex.join(["pipegap", "advise", *words, store]),
         _next_step(said, rows, left, store, is_empty=trials.empty),
+        _by_hand(said),
         is_decided,
         [*failed_lines(trials)],
         diverged,
@@ -151,3 +154,13 @@ def _next_step(
     known = [*told, *begun, *failed] if too_short else [*begun, *failed, *told]
     known += [command(["sweep=main"], store)] if is_empty else []
     return known[0] if known else ""
+
+
+def _by_hand(said: Sequence[Advice]) -> str:
+    """What the first advice misses that knows it, else what any advice needs."""
+    for advice in said:
+        if advice.settings and "scale" not in advice.verdict.settle:
+            optimizer = names.optimizer(advice.optimizer)
+            more = f"more of these trainings decide for {optimizer} against {advice.rival}"
+            return f"{more}: {advice.settings}"
+    return BY_HAND

@@ -87,8 +87,9 @@ def measure(own: NDArray[np.float64], sync: NDArray[np.float64]) -> tuple[float,
 
 
 def _switch(trial: Mapping[Any, Any]) -> int:
-    """The first update with a delay: in a config, an int counts updates, a float is a share."""
-    start = config_of(trial["folder"])["pipeline"].get("synchronous_start", 0)
+    """The first update with a delay: in a config, an int counts updates, a float is a share. 0 of a
+    folder that was deleted meanwhile."""
+    start = config_of(trial["folder"]).get("pipeline", {}).get("synchronous_start", 0)
     return start if isinstance(start, int) else round(start * trial["asked"])
 
 

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -59,7 +60,7 @@ def metrics(folder: str, key: str) -> Iterator[Row]:
     No row if there is no such file. Warns of lines that are damaged, which are left out.
     """
     path, quoted = Path(folder) / "metrics.jsonl", f'"{key}"'.encode()
-    content = path.read_bytes() if path.is_file() else b""
+    content = _content(path)
     if quoted not in content and _are_whole(content):
         return iter(())
     lines = content.splitlines(keepends=True)
@@ -71,6 +72,13 @@ def metrics(folder: str, key: str) -> Iterator[Row]:
         lost = f"{path} has {num_damaged} damaged lines, which are left out"
         warnings.warn(f"{lost}: run its trial again", DamagedRows, stacklevel=2)
     return (by_update[update] for update in sorted(by_update) if key in by_update[update])
+
+
+def _content(path: Path) -> bytes:
+    """Empty if there is no such file, or no more."""
+    with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return path.read_bytes()
+    return b""
 
 
 def _are_whole(content: bytes) -> bool:
@@ -105,8 +113,7 @@ class Curves(NamedTuple):
 def curves(folder: Path) -> Curves:
     """The curves of the trial in `folder`, of MOST points each. Only the lines that are shown are
     parsed; a damaged one is left out."""
-    path = folder / "metrics.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    lines = _content(folder / "metrics.jsonl").splitlines(keepends=True)
     evaluated = [line for line in lines if EVALUATED in line]
     shown = spaced(lines, MOST), spaced(evaluated, MOST)
     rows = {line: row_of(line) for line in {*shown[0], *shown[1]}}

@@ -5,6 +5,7 @@ All nodes of a cluster must share the store.
 
 import logging
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 import ray
 from ray._private import worker as ray_worker
 from ray._private.node import Node
+from ray._raylet import AuthenticationTokenLoader
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipegap.trainer.base.cores import num_cores
@@ -46,9 +48,9 @@ for more nodes, one send workers' logs to the driver, one serve the dashboard.""
 LONGEST_BASE = 20
 """Letters of the folder above a driver's own: Ray's sockets lie inside, and Linux allows 107 for
 their paths."""
-OF_RAY = "r"
-"""Ray's folder inside a driver's own. Everyone may enter what Ray makes, and nobody else may enter
-a driver's folder."""
+OF_RAY, TOKEN = "r", "token"
+"""Ray's folder inside a driver's own, and the file by which the processes of its cluster know each
+other. Everyone may enter what Ray makes, and nobody else may enter a driver's folder."""
 
 
 def temporary_base() -> Path:
@@ -87,7 +89,7 @@ def cluster() -> Iterator[tuple[Path, Callable[[], bool]]]:
             # A cluster of our own has them from the start: for a job's variables each of its
             # processes would be started anew, which takes a second.
             with (
-                _in_environment(_environment() if is_own else {}),
+                _in_environment({**_environment(), **_token(folder)} if is_own else {}),
                 _without_unused(),
                 stopping("stops once Ray has started") as asked_to_stop,
             ):
@@ -104,6 +106,18 @@ def cluster() -> Iterator[tuple[Path, Callable[[], bool]]]:
             yield folder, asked_to_stop
         finally:
             ray.shutdown()
+            AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _token(folder: Path) -> Mapping[str, str]:
+    """Make a token for a cluster of our own: Ray would keep one in HOME, which may not be writable.
+
+    Returns the variable that names its file. RAY_AUTH_TOKEN goes before it.
+    """
+    path = folder / TOKEN
+    path.write_text(secrets.token_hex(32), encoding="utf-8")
+    AuthenticationTokenLoader.instance().reset_cache()  # of the cluster before
+    return {"RAY_AUTH_TOKEN_PATH": str(path)}
 
 
 @contextmanager

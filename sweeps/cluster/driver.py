@@ -180,6 +180,8 @@ def _train(payload: Mapping[str, Any], flag: Any, tracking: Tracking, store: Swe
         num_done, status = stopped.num_updates, Status.STOPPED
     except (Held, LeaseLost, StoreAway):
         status = Status.ELSEWHERE
+    except BadInput as error:  # what the store has of it is damaged: nothing can be recorded
+        status, why = Status.FAILED, str(error)
     send(status, num_done=num_done, wall_seconds=wall_seconds, error=why)
 
 

@@ -14,6 +14,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from pipegap.trainer.base.errors import GangFailed, first_line
 from pipegap.trainer.ranks.supervisor import (
     START_UP,
     Cause,
@@ -105,7 +106,7 @@ def run_gang_on_ray(
     order = by_node([nodes[bundle] for bundle in range(num_ranks)])
     actors = [_start(group, bundle, index) for index, bundle in enumerate(order)]
     try:
-        address = ray.get(actors[0].open_store.remote(), timeout=START_UP)
+        address = _address_of(actors[0])
         streams = [
             actor.run.options(num_returns="streaming").remote(program, arguments, address)
             for actor in actors
@@ -115,6 +116,15 @@ def run_gang_on_ray(
         # An actor whose rank hangs in a collective does not end by itself.
         for actor in actors:
             ray.kill(actor)
+
+
+def _address_of(first: Any) -> Address:
+    """Where rank 0 has opened the store. Raises GangFailed if it dies, or takes too long."""
+    try:
+        address: Address = ray.get(first.open_store.remote(), timeout=START_UP)
+    except ray.exceptions.RayError as error:
+        raise GangFailed(f"rank 0 died while it started: {first_line(error)}") from None
+    return address
 
 
 def by_node(nodes: Sequence[str]) -> list[int]:

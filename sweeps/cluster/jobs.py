@@ -15,6 +15,7 @@ from typing import Any
 
 from pipegap.sweeps.cluster.package import Own, code_digest, runtime_env, sent_with
 from pipegap.trainer.base.errors import BadInput, Stopped
+from pipegap.trainer.base.places import cut
 
 Client = Any
 Job = Any
@@ -24,8 +25,9 @@ NOTHING = Own()
 VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 """Variables from which Ray's client reads the address; the first that is set counts."""
 ADDRESS = "address=  of the cluster, e.g. http://HEAD:8265 (default: RAY_API_SERVER_ADDRESS)"
-LABEL = "sweep"
-"""The key of a job's metadata that marks it as a sweep."""
+LABEL, LONGEST_LABEL = "sweep", 100
+"""The key of a job's metadata that marks it as a sweep; bytes of a label in a job's name, which is
+one of Ray's files."""
 ANSWER_WITHIN = 10.0
 """Seconds that a cluster has to accept a connection, and as many to answer."""
 POLL_EVERY = 0.5
@@ -86,7 +88,7 @@ def sweep_jobs(client: Client) -> list[Job]:
 def job_name(label: str, words: Sequence[str], own: Own = NOTHING) -> str:
     """Return a job's name: equal for equal words, in any order, and equal code and own files."""
     wish = json.dumps([sorted(words), code_digest(), *own.digests])
-    return f"{label}-{hashlib.sha256(wish.encode()).hexdigest()[:12]}"
+    return f"{cut(label, LONGEST_LABEL)}-{hashlib.sha256(wish.encode()).hexdigest()[:12]}"
 
 
 def submit(

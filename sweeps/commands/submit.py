@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pipegap.sweeps.cluster.jobs import ADDRESS, follow, jobs_of, submit
 from pipegap.sweeps.cluster.notices import VARIABLE
 from pipegap.sweeps.cluster.package import require_shared, take_along
+from pipegap.sweeps.commands import run
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.trainer.base.cli import parse, take_choice, take_flag
-from pipegap.trainer.base.errors import BadInput
 
 KEYS = f"""\
-the words of a run, and
+the words of a run, of which dry_run=true prints the plan here and sends nothing, and
 results=, data.path=  absolute paths, on storage that all nodes share
 code=     a folder of your own code, which is sent with the job, as are sweep files of your own
 {ADDRESS}
@@ -28,9 +28,10 @@ def main(words: Sequence[str]) -> int:
         raise BadInput("notify", "a URL", allowed)
     address, again = given.pop("address", ""), take_flag(given, "again")
     follows = take_choice(given, "follow", ("true", "false")) == "true"
-    parsed = parse_request([f"{key}={value}" for key, value in given.items()])
+    request = [f"{key}={value}" for key, value in given.items()]
+    parsed = parse_request(request)
     if parsed.dry_run:
-        raise BadInput("dry_run", "true", "must be false: the plan is made without a cluster")
+        return run.main(request)
     require_shared(parsed)
     job_words, own = take_along(given, parsed)
     with jobs_of(address) as client:

@@ -24,7 +24,7 @@ from pipegap.sweeps.plan.round import Round
 from pipegap.sweeps.plan.sweep_plan import SweepPlan
 from pipegap.sweeps.request.command_line import Request
 from pipegap.sweeps.request.expand import Trial, unique
-from pipegap.trainer.base.atomic import clean, write_json
+from pipegap.trainer.base.atomic import clean, create_json, write_json
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.config.identity import code_version
 from pipegap.trainer.folder.lease import STALE_AFTER
@@ -44,18 +44,26 @@ def write(now: Round, sweeps: Sequence[SweepPlan]) -> None:
     request has taken a label since these were planned."""
     results = now.request.results
     for sweep in sweeps:
-        if not is_free(results, sweep.asked):
-            allowed = f"was begun with other words just now, as {sweep.label}: run it again"
-            raise BadInput("sweep", sweep.asked.name, allowed)
         path = results / FOLDER / f"{sweep.label}.json"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, record(now.request, sweep, now.prices))
+            _write(path, record(now.request, sweep, now.prices), sweep, results)
             clean(path.parent, path.stat().st_mtime_ns - OLD_NS)  # of killed drivers
             now.store.push(path)
         except OSError as error:
             allowed = f"must be a folder that can be written ({error.strerror})"
             raise BadInput("results", results, allowed) from None
+
+
+def _write(path: Path, content: Mapping[str, Any], sweep: SweepPlan, results: Path) -> None:
+    """Write a record: a new one where none is yet, or in place of this request's own."""
+    try:
+        create_json(path, content)
+    except FileExistsError:
+        if not is_free(results, sweep.asked):
+            allowed = f"was begun with other words just now, as {sweep.label}: run it again"
+            raise BadInput("sweep", sweep.asked.name, allowed) from None
+        write_json(path, content)
 
 
 def record(request: Request, sweep: SweepPlan, prices: Prices) -> dict[str, Any]:

@@ -8,9 +8,12 @@ from pipegap.trainer.base import documents
 from pipegap.trainer.base.cli import one_of
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.former import refuse_dropped_choice
-from pipegap.trainer.base.places import CODE_ROOT, CONF
+from pipegap.trainer.base.places import CODE_ROOT, CONF, cut, digest
 from pipegap.trainer.config.names import yamls
 
+LONGEST = 48
+"""Letters of a sweep's name in its label: with a scale and a number it is a tag of wandb, which has
+64 at most."""
 ALL, PAPER = "all", "paper"
 """The names that stand for every sweep with a name, and for those of the paper."""
 STUDIES, OF_STUDY = CODE_ROOT / "findings", "sweep.yaml"
@@ -20,8 +23,10 @@ SHARED = STUDIES / "shared.yaml"
 
 
 def slug(name: str) -> str:
-    """Return `name` for ids, tags and folders: letters, digits and `._-`, with - for the rest."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "sweep"
+    """Return `name` for ids, tags and folders: letters of English, digits and `._-`, with - for the
+    rest. Names that differ in other letters alone, or in their ends, differ in a hash."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "sweep"
+    return cut(plain if name.isascii() else f"{plain}-{digest(name)}", LONGEST)
 
 
 def known(group: str) -> list[str]:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from pipegap.sweeps.tracking.tracker import About, hyperparameters, numbers, summary
+from pipegap.trainer.base.places import cut
 from pipegap.trainer.folder.result import Row
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 NOT_IN_A_NAME = re.compile(r"[^\w.,=()+-]+")
 LONGEST_NAME = 150
-"""Letters of a folder's name before the trial's id."""
+"""Bytes of a folder's name before the trial's id."""
 METRICS = ("val_loss", "train_loss")
 """The curves whose last value HParams shows."""
 
@@ -27,7 +28,7 @@ class TensorboardTracker:
     """
 
     def __init__(self, about: About, *, dir: str) -> None:
-        name = NOT_IN_A_NAME.sub("-", about.name)[:LONGEST_NAME]
+        name = cut(NOT_IN_A_NAME.sub("-", about.name), LONGEST_NAME)
         first, *others = (
             about.store / dir / sweep / f"{name}-{about.trial_id}" for sweep in about.sweeps
         )

@@ -12,9 +12,12 @@ from typing import Annotated, Any, Literal
 from annotated_types import Gt, MinLen
 
 from pipegap.sweeps.tracking.tracker import About, numbers, summary
+from pipegap.trainer.base.places import cut
 from pipegap.trainer.base.status import Status
 from pipegap.trainer.folder.result import Row
 
+LONGEST_NAME, LONGEST_TAG = 128, 64
+"""Letters that wandb takes for the name of a run, and for a tag or a type of job."""
 ID_FILE = "store_id"
 WRITE_TIMEOUT = 5.0
 """Seconds to wait for the process that created the file to write it."""
@@ -58,6 +61,7 @@ class WandbTracker:
             x_save_requirements=False,  # takes longer than all the rest of the start
         )
         optimizer = about.choices["optimizer"]
+        own = [*tags, *about.sweeps, about.arm, optimizer]
         self._run = wandb.init(
             project=project,
             entity=entity,
@@ -66,10 +70,10 @@ class WandbTracker:
             id=f"{read_store_id(about.store)}-{about.trial_id}",
             resume="allow",
             reinit="create_new",  # a run of the same process may still be finishing
-            name=about.name,
+            name=cut(about.name, LONGEST_NAME),
             group=about.sweeps[0],  # a run has one group; the dashboard finds it by its tags
-            job_type=about.arm,
-            tags=sorted({*tags, *about.sweeps, about.arm, optimizer}),
+            job_type=cut(about.arm, LONGEST_TAG),
+            tags=sorted({cut(tag, LONGEST_TAG) for tag in own}),
             config={
                 **about.config,
                 "choice": {**about.choices, "arm": about.arm, "series": f"{optimizer} {about.arm}"},

@@ -31,10 +31,12 @@ def tracked(
     tracking: Tracking,
     stop_after: float = math.inf,
     sweeps: Sequence[str] = ("main-micro",),
+    arm: str = "sync",
+    setting: str = "clip_norm=1",
 ) -> Background:
     """Runs a trial of `sweeps` as a worker does, or up to an update."""
     trial_id = plan_trial(config).trial_id
-    tracker = tracking.of(trial_id, "sync", config, setting="clip_norm=1", sweeps=sweeps)
+    tracker = tracking.of(trial_id, arm, config, setting=setting, sweeps=sweeps)
     num_rows = 0
 
     def report(row: Row) -> None:

@@ -74,8 +74,30 @@ def write_atomically(path: Path, content: bytes, permit: Callable[[], None] = al
 
 def write_json(path: Path, content: object, permit: Callable[[], None] = always) -> None:
     """`write_atomically` of JSON. Raises ValueError for an infinite number or NaN."""
-    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
-    write_atomically(path, text.encode(), permit)
+    write_atomically(path, _as_json(content), permit)
+
+
+def _as_json(content: object) -> bytes:
+    return (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()
+
+
+def create_json(path: Path, content: object) -> None:
+    """`write_json` of a file that nobody has made before: else raises FileExistsError.
+
+    A file system without hard links cannot tell two writers of the same moment apart.
+    """
+    if path.exists():
+        raise FileExistsError(path)
+    with partial(path.parent, path.name) as (filled, file):
+        file.write(_as_json(content))
+    try:
+        os.link(filled, path)
+    except FileExistsError:
+        raise
+    except OSError:
+        rename(filled, path)
+    finally:
+        filled.unlink(missing_ok=True)
 
 
 def partials(folder: Path) -> list[Path]:

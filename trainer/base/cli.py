@@ -29,8 +29,8 @@ UNREAD = 141
 """Exit code if nobody reads the output any more (`… | head`): that of a process which SIGPIPE
 ended."""
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors of a file for which there is no room."""
+FULL, CLOSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG), (errno.EACCES, errno.EPERM, errno.EROFS)
+"""Errors of a file for which there is no room, and of one that is not open to this user."""
 IN_ASCII = {
     "±": "+-",
     "−": "-",
@@ -53,8 +53,8 @@ def end_with(main: Callable[[], int]) -> NoReturn:
     """Ends this process with the exit code of `main`.
 
     The code is UNREAD, without a word, if nobody reads the output; FAILED, with one line, if a disk
-    is full; INTERRUPTED, with one line, after Ctrl-C. A terminal or log that is not in UTF-8 gets
-    what it can show.
+    is full or a file another user's; INTERRUPTED, with one line, after Ctrl-C. A terminal or log
+    that is not in UTF-8 gets what it can show.
     """
     codecs.register_error(spell.__name__, spell)
     for file in (sys.stdout, sys.stderr):
@@ -77,12 +77,21 @@ def end_with(main: Callable[[], int]) -> NoReturn:
         print("interrupted: the same command goes on", file=sys.stderr)
         code = INTERRUPTED
     except OSError as error:
-        if error.errno not in FULL:
+        if (remedy := remedy_of(error)) is None:
             raise
-        print(f"{error}: make room, then the same command goes on", file=sys.stderr)
+        print(f"{error}: {remedy}", file=sys.stderr)
         code = FAILED
     gc.freeze()  # the last look at everything that was imported would take half a second
     sys.exit(code)
+
+
+def remedy_of(error: OSError) -> str | None:
+    """What a user can do about an error of a file; None if it is an error of ours."""
+    if error.errno in FULL:
+        return "make room, or raise the limit; then the same command goes on"
+    if error.errno in CLOSED and error.filename is not None:
+        return "its owner opens a folder by chmod -R a+rX, and by a+rwX to run trials in it"
+    return None
 
 
 def on_terminal() -> bool:

@@ -1,5 +1,6 @@
 """Where the files lie that come with the code, and which words can name a file or folder."""
 
+import hashlib
 import os
 import re
 from pathlib import Path
@@ -26,6 +27,18 @@ def cache_folder() -> Path:
     """Return the folder for what can be fetched or made again, which may not be there yet."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return base / "pipegap"
+
+
+def cut(name: str, most: int) -> str:
+    """Return a name in at most `most` bytes: a longer one ends in a hash of all of it."""
+    if len(name.encode()) <= most:
+        return name
+    return f"{name.encode()[: most - 9].decode(errors='ignore')}-{digest(name)}"
+
+
+def digest(name: str) -> str:
+    """Return 8 letters by which names differ that look alike where they are cut or spelt."""
+    return hashlib.sha256(name.encode()).hexdigest()[:8]
 
 
 def path_problem(path: str) -> str | None:

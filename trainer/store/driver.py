@@ -152,7 +152,7 @@ def _read(bucket: BucketClient) -> Content | None:
 
 def _who(seen: Content) -> dict[str, Any]:
     """Return what the object says of its driver: nothing if it is damaged."""
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         who = json.loads(seen.content)
         if isinstance(who, dict):
             return who

@@ -211,7 +211,7 @@ def _is_known(key: str) -> bool:
 
 
 def _is_record(key: str) -> bool:
-    return Path(key).match(f"{SWEEPS}/*.json")
+    return Path(key).match(f"{SWEEPS}/*.json") and register.is_path(key)
 
 
 def _result_first(name: str) -> bool:

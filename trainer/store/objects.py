@@ -98,30 +98,42 @@ class ObjectStore:
                 yield RunningTrial(here, work.is_lost)
 
     def archive(self, trial: Stored) -> Callable[[], object]:
-        """Rename the files of the output in the register, to `earlier-<n>/`; no object moves."""
-        seen = see(self._bucket, trial.trial_id)
+        """Rename the files of the output in the register, to `earlier-<n>/`; no object moves.
+
+        A damaged register stays as it is: `state_of` says that the trial cannot run.
+        """
+        try:
+            seen = see(self._bucket, trial.trial_id)
+        except Damaged:
+            return lambda: None
         before = seen.register
         seen.write(files=_archived(before))
 
         def restore() -> None:
-            now = see(self._bucket, trial.trial_id)
-            if now.register.attempt == before.attempt:
-                now.write(files=before.files)
+            with suppress(Damaged):
+                now = see(self._bucket, trial.trial_id)
+                if now.register.attempt == before.attempt:
+                    now.write(files=before.files)
 
         return restore
 
     def spare(self, folders: Sequence[Path]) -> Iterator[Spare]:
-        """Yield checkpoints, and what no register names: uploads of processes that were killed."""
+        """Yield checkpoints, and what no register names: uploads of processes that were killed.
+
+        Of a trial whose register is damaged nothing is spare.
+        """
         there: dict[str, dict[str, int]] = {}
         for meta in self._bucket.list("trials"):
             _, _, below = meta.key.partition("/")
             there.setdefault(below.partition("/")[0], {})[meta.key] = meta.size
         for folder in folders:
-            if sizes := there.get(folder.name):
+            sizes = there.get(folder.name, {})
+            with suppress(Damaged):
                 kept = _without_checkpoints(see(self._bucket, folder.name).register)
-                if spare := {key: size for key, size in sizes.items() if key not in kept.keys}:
-                    delete = partial(self._drop, folder.name, [*spare])
-                    yield Spare(len(spare), sum(spare.values()), delete)
+                sizes = {key: size for key, size in sizes.items() if key not in kept.keys}
+                if sizes:
+                    delete = partial(self._drop, folder.name, [*sizes])
+                    yield Spare(len(sizes), sum(sizes.values()), delete)
 
     def _drop(self, trial_id: str, keys: Sequence[str]) -> None:
         seen = see(self._bucket, trial_id)

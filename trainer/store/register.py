@@ -19,17 +19,20 @@ from uuid import uuid4
 from pydantic import AfterValidator, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
-from pipegap.trainer.base.errors import LeaseLost
+from pipegap.trainer.base.errors import NO_TEXT, LeaseLost
 from pipegap.trainer.folder.lease import NAME
 from pipegap.trainer.folder.wellformed import KEYS, Count, Damaged, Form, parse
 from pipegap.trainer.store.bucket import BucketClient, Changed, Version
 
 FOLDER = "registers"
 """Where the registers lie: a listing shows which trials have been started, and which changed."""
-KEY = re.compile(rf"{FOLDER}/(\w+)\.json")
+KEY = re.compile(rf"{FOLDER}/(\w{{1,200}})\.json", re.ASCII)
 RESULT, CHECKPOINT, ARCHIVED = "result.json", "checkpoint-", "earlier-"
 """The file that ends a trial; how the names of checkpoints begin, and those of the folders that
 keep what a trial made before it ran again."""
+
+LONGEST = 200
+"""Bytes of a name: a file system allows 255, and one that is being written has more of them."""
 
 File = dict[str, Any]
 """`text`, its content, or `key` and `size` of the object that has it."""
@@ -52,7 +55,7 @@ class Register:
         """The status in the trial's result; None without a result, or if it is damaged."""
         try:
             status: str | None = json.loads(self.files[RESULT]["text"]).get("status")
-        except (LookupError, ValueError, AttributeError):
+        except (LookupError, ValueError, AttributeError, RecursionError):
             return None
         return status
 
@@ -94,7 +97,7 @@ class Written:
                 self._version = there.version
                 if there.content != content:
                     self._version = self._bucket.write(self._key, content, self._version)
-        except (Changed, FileNotFoundError, ValueError, AttributeError):
+        except (Changed, FileNotFoundError, ValueError, AttributeError, RecursionError):
             lost = f"{self._key} of {self._bucket.url} was written by another process"
             raise LeaseLost(lost) from None
 
@@ -180,11 +183,24 @@ def _replaced(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def is_path(name: str) -> bool:
+    """Return whether a name leads to a place below a folder, of this machine or of a bucket."""
+    parts = name.split("/")
+    is_whole = not {"", ".", ".."} & {*parts} and NO_TEXT.search(name) is None
+    return is_whole and max(len(part.encode()) for part in parts) <= LONGEST
+
+
 def _is_inside(name: str) -> str:
     """Refuse a name that leads out of the trial's folder, wherever that is copied to."""
-    if name.startswith("/") or "\0" in name or {"", ".", ".."} & {*name.split("/")}:
+    if not is_path(name):
         raise ValueError("must be a path in the trial's folder")
     return name
+
+
+def _are_files(files: dict[str, Any]) -> dict[str, Any]:
+    if files.keys() & {str(parent) for name in files for parent in Path(name).parents}:
+        raise ValueError("must not have a file within a file")
+    return files
 
 
 @with_config(KEYS)
@@ -194,7 +210,7 @@ class _Text(TypedDict):
 
 @with_config(KEYS)
 class _Object(TypedDict):
-    key: str
+    key: Annotated[str, AfterValidator(_is_inside)]
     size: Count
 
 
@@ -204,7 +220,10 @@ class _Register(TypedDict):
     trial_id: str
     attempt: Count
     holder: dict[str, Any] | None
-    files: dict[Annotated[str, AfterValidator(_is_inside)], _Text | _Object]
+    files: Annotated[
+        dict[Annotated[str, AfterValidator(_is_inside)], _Text | _Object],
+        AfterValidator(_are_files),
+    ]
 
 
 REGISTER: Form = TypeAdapter(_Register)

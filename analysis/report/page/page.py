@@ -15,7 +15,7 @@ from pipegap.analysis.claims.rule import MOST_SEEDS
 from pipegap.analysis.figures import Figure, Plot, panels
 from pipegap.analysis.figures.curves import FEWEST
 from pipegap.analysis.figures.files import kept, usual_faces
-from pipegap.analysis.report.answer import BY_HAND, MICROBATCHES, STAGES, StoreAnswer
+from pipegap.analysis.report.answer import MICROBATCHES, STAGES, StoreAnswer
 from pipegap.analysis.report.facts import Overview, TrialNow
 from pipegap.analysis.report.page.listing import Listing
 from pipegap.analysis.table.metrics import spaced
@@ -200,7 +200,6 @@ def html(page: Page) -> str:
             stages=STAGES,
             microbatches=MICROBATCHES,
             all_parts=ALL_PARTS,
-            by_hand=BY_HAND,
             most_seeds=MOST_SEEDS,
             most_remarks=MOST_REMARKS,
             most_plain=MOST_PLAIN,

@@ -144,6 +144,24 @@ def test_a_store_that_decides_nothing_says_what_to_run(unfinished: Made, tmp_pat
     assert "never run here" not in own
 
 
+@pytest.mark.parametrize(
+    ("delay", "misses"),
+    [
+        ([1.02, 1.11, 1.23], "for AdamW against ZB-V: num_updates=550"),
+        ([1.02], "for AdamW against ZB-V: seeds=[0, 1, 2]"),
+    ],
+)
+def test_an_own_loop_with_pairs_is_told_what_they_miss(
+    delay: list[float], misses: str, tmp_path: Path
+) -> None:
+    """No sweep made its trials, so that no command can make more."""
+    store = tmp_path / "own"
+    write_arms(store, {"sync": [1.0, 1.1, 1.2], "delay": delay})
+    told = f"nothing is decided yet: more of these trainings decide {misses}"
+    assert told in report(store, tmp_path / "out")
+    assert f"{told[0].upper()}{told[1:]}." in page(store, tmp_path / "out")
+
+
 def test_a_sweeps_page_opens_with_its_question_its_verdict_and_its_own_figure(
     tmp_path: Path,
 ) -> None:

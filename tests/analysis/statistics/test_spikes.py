@@ -1,6 +1,7 @@
 """The spike at the switch is measured as its docstring says, on curves with known answers."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,16 @@ def test_the_arm_has_the_mean_of_its_seeds(tmp_path: Path) -> None:
     ]
     assert (table["low"] < 2.0).all()
     assert table["arm"].unique().tolist() == ["delay+start(20)"]
+
+
+def test_trials_that_are_deleted_meanwhile_have_no_spike(tmp_path: Path) -> None:
+    for seed in range(3):
+        add(tmp_path, 20, curve((2.0, 20), (3.0, 20), (2.0, 60)), seed=seed)
+    trials = load(tmp_path)
+    shutil.rmtree(trials["folder"][(trials["seed"] == 0) & (trials["delay"] > 0)].item())
+    table = spikes(trials)
+    assert table.set_index("seed")["height"].fillna(-1).to_dict() == {0: -1, 1: 1, 2: 1}
+    assert table["n"].unique().tolist() == [2]
 
 
 @pytest.mark.usefixtures("few_figures")

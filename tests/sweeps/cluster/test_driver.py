@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +15,13 @@ import ray
 from ray.tune.execution import class_cache
 
 from pipegap.sweeps.__main__ import main
-from pipegap.sweeps.cluster import connection, stop_flag
+from pipegap.sweeps.cluster import connection, gang, stop_flag
 from pipegap.sweeps.cluster.tune_hooks import inherited_environment
 from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.trainer.base.cores import num_cores
+from pipegap.trainer.base.errors import GangFailed
+from pipegap.trainer.ranks.supervisor import Parent
 from tests.support import small
 from tests.support.records import leave_finished
 
@@ -82,6 +85,35 @@ def test_a_cluster_is_joined_only_by_its_address(
     assert connection.ENVIRONMENT.items() <= variables.items()
     assert ("runtime_env" in seen[0]) == (joins != "local")
     assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (ray.exceptions.ActorDiedError(), "The actor died unexpectedly"),
+        (ray.exceptions.GetTimeoutError("no answer"), "no answer"),
+    ],
+)
+def test_a_gang_that_dies_while_it_starts_is_a_gang_that_failed(
+    error: Exception, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was started of it is ended."""
+
+    def get(answer: object, timeout: float) -> object:
+        raise error
+
+    killed: list[Any] = []
+    table = {"bundles_to_node_id": {0: "here", 1: "here"}}
+    monkeypatch.setattr(gang, "get_current_placement_group", lambda: "group")
+    monkeypatch.setattr(ray.util, "placement_group_table", lambda group: table)
+    monkeypatch.setattr(
+        gang, "_start", lambda *_: SimpleNamespace(open_store=SimpleNamespace(remote=lambda: "its"))
+    )
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(ray, "kill", killed.append)
+    with pytest.raises(GangFailed, match=f"^rank 0 died while it started: {why}"):
+        gang.run_gang_on_ray(lambda: None, (), 2, Parent(lambda message: None, 1.0))
+    assert len(killed) == 2
 
 
 def test_tune_gives_trials_no_variables_and_ray_no_keys() -> None:

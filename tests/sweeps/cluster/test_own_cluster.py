@@ -47,14 +47,16 @@ def announced() -> str | None:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """The commands of this file share it: to start Ray takes seconds of several cores."""
+def cluster() -> Iterator[Cluster]:
+    """The commands of this file share it: to start Ray takes seconds of several cores.
+
+    HOME cannot be written, as in a container that runs as another user.
+    """
     keys, before = new_keys(), announced()
     session = Path(mkdtemp(prefix="k-", dir="/tmp"))  # short: Ray's sockets lie in it
-    home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch, with_figures([]):
         patch.delenv("RAY_ADDRESS", raising=False)
-        for name, value in {**keys, "RAY_TMPDIR": str(session), "HOME": str(home)}.items():
+        for name, value in {**keys, "RAY_TMPDIR": str(session), "HOME": "/proc/nowhere"}.items():
             patch.setenv(name, value)
         with connection.cluster() as (folder, asked_to_stop):
             assert announced() == before

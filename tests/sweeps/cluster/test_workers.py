@@ -82,3 +82,15 @@ def test_what_no_attempt_can_mend_is_recorded(
     died = {trial.plan.trial_id: RuntimeError("killed")}
     driver._record_deaths([trial], died, store)
     assert read_result(trial.folder) == result
+
+
+def test_a_trial_whose_register_is_damaged_is_told_to_have_failed(
+    server: Bucket, store: ObjectStore, told: Told, tmp_path: Path
+) -> None:
+    """Whoever asked for it had seen it whole. Nothing can be recorded."""
+    trial = train(store, tmp_path)
+    register = f"registers/{trial.trial_id}.json"
+    server.write(register, server.objects[register][:-20])
+    train(store, tmp_path)
+    assert told[-1]["status"] == Status.FAILED
+    assert str(told[-1]["error"]).startswith(f"file={register}: is not whole JSON")

@@ -106,6 +106,18 @@ def test_a_label_that_another_driver_takes_meanwhile_is_not_taken_from_it(tmp_pa
     sweep_record.write(one, one.sweeps)  # its own rounds go on
 
 
+def test_names_of_any_letters_and_length_have_labels_of_their_own(tmp_path: Path) -> None:
+    """Which also are tags of wandb, of 64 letters at most."""
+    names = ["実験", "研究", "écarts", "ècarts", "carts", "x" * 250, "x" * 249, "a b", "a.b"]
+    for name in names:
+        (tmp_path / f"{name}.yaml").write_text(SWEEP)
+    files = ",".join(str(tmp_path / f"{name}.yaml") for name in names)
+    labels = parse_request([f"sweep={files}", *small.overrides(tmp_path)]).sweeps
+    assert len(labels) == len(names)
+    assert all(label.isascii() and len(label) <= 60 for label in labels)
+    assert {"carts-few_updates", "a-b-few_updates", "a.b-few_updates"} < labels.keys()
+
+
 def test_a_plan_names_the_other_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

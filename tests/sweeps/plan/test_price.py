@@ -166,13 +166,25 @@ def test_make_figures_prices_every_scale_or_one(given: list[str], priced: list[s
 @pytest.mark.parametrize(
     ("given", "command"),
     [
-        ((), ".venv/bin/pipegap submit sweep=main scale=135m gpus=8"),
-        (("DRY_RUN=1",), ".venv/bin/pipegap sweep sweep=main scale=135m dry_run=true gpus=8"),
+        ((), ".venv/bin/pipegap submit sweep=main scale=135m  gpus=8"),
+        (("DRY_RUN=1",), ".venv/bin/pipegap submit sweep=main scale=135m dry_run=true gpus=8"),
     ],
 )
 def test_make_submit_prices_instead_where_it_is_asked(given: tuple[str, ...], command: str) -> None:
     words = ("-o", ".venv/.ready", "submit", "SCALE=135m", "ARGS=gpus=8", *given)
     assert lines_of_make(*words) == [command]
+
+
+def test_submit_prices_without_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the words with which it would be sent; nothing answers at the address."""
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:1")
+    words = ["sweep=main", "scale=micro", "seeds=[0]", f"results={tmp_path}"]
+    assert main([*words, "dry_run=true"]) == 0
+    plan = capsys.readouterr().out
+    assert main(["submit", *words, "follow=false", "dry_run=true"]) == 0
+    assert capsys.readouterr().out == plan
 
 
 @pytest.mark.parametrize(

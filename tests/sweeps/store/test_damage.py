@@ -56,6 +56,16 @@ def alien_record(place: Place) -> None:
     place.server.write("sweeps/a/b.json", b"{}")
 
 
+def record_with_a_long_name(place: Place) -> None:
+    place.server.write(f"sweeps/{'r' * 220}.json", b"{}")
+
+
+def deep_driver(place: Place) -> None:
+    """As somebody else's file; nobody drives."""
+    place.server.write("driver.json", b"[" * 100_000)
+    place.server.write("registers/README.txt", b"mine")
+
+
 def torn_register_of_no_trial(place: Place) -> None:
     place.server.write("registers/0123456789abcdef.json", b'{"format": 1, "tri')
 
@@ -83,6 +93,7 @@ HARMLESS: dict[str, list[Damage]] = {
     "folder": [copied, copied_unfinished, half_copied],
     "bucket": [
         *(copied_register, copied_register_with_a_dot, alien_object, alien_below, alien_record),
+        *(record_with_a_long_name, deep_driver),
         *(torn_register_of_no_trial, missing_rows, torn_rows, empty_rows),
     ],
 }
@@ -94,6 +105,8 @@ NAMED = {
     copied_register_with_a_dot: ".bak.json is no object of a store",
     alien_object: "README.txt is no object of a store",
     alien_below: "registers/a/b.json is no object of a store",
+    record_with_a_long_name: "r.json is no object of a store",
+    deep_driver: "README.txt is no object of a store",
     alien_record: "sweeps/a/b.json is no object of a store",
     torn_register_of_no_trial: "registers/0123456789abcdef.json is not whole JSON",
     torn_rows: "metrics.jsonl is gone or not whole, though the register of its trial names it",
@@ -149,6 +162,26 @@ def torn_register(place: Place, trial_id: str) -> Callable[[], object]:
     return lambda: place.server.remove(key)
 
 
+def says(place: Place, trial_id: str, **files: object) -> Callable[[], object]:
+    """Makes the register name these files too."""
+    document = json.loads(place.server.objects[place.register(trial_id)])
+    document["files"] |= files
+    place.server.write(place.register(trial_id), json.dumps(document).encode())
+    return lambda: place.server.remove(place.register(trial_id))
+
+
+def name_too_long(place: Place, trial_id: str) -> Callable[[], object]:
+    return says(place, trial_id, **{"x" * 220: {"text": ""}})
+
+
+def file_in_a_file(place: Place, trial_id: str) -> Callable[[], object]:
+    return says(place, trial_id, **{"result.json/a": {"text": ""}})
+
+
+def object_elsewhere(place: Place, trial_id: str) -> Callable[[], object]:
+    return says(place, trial_id, **{"a": {"key": "../a", "size": 1}})
+
+
 def torn_marker(place: Place, trial_id: str) -> Callable[[], object]:
     return marked(place, trial_id, b"\xff")
 
@@ -163,7 +196,10 @@ def marked(place: Place, trial_id: str, content: bytes) -> Callable[[], object]:
     return marker.unlink
 
 
-KINDS = {torn_register: "bucket", torn_marker: "folder", of_another: "folder"}
+KINDS = {
+    **dict.fromkeys([torn_register, name_too_long, file_in_a_file, object_elsewhere], "bucket"),
+    **dict.fromkeys([torn_marker, of_another], "folder"),
+}
 
 
 @pytest.mark.parametrize("damage", KINDS, ids=lambda damage: damage.__name__)
@@ -184,6 +220,12 @@ def test_nobody_waits_for_a_trial_that_cannot_run_and_what_is_damaged_can_be_del
     errors = capsys.readouterr().err
     assert 1 <= errors.count("\n") <= 2
     assert errors.startswith("warning: ")
+    results = f"results={place.store.name}"
+    assert sweeps(["prune", results, "checkpoints=all"]) == 0
+    assert sweeps(["rerun", results, "force=true", f"trial_id={place.ids[1]}", "dry_run=true"]) == 0
+    assert "Traceback" not in capsys.readouterr().err
+    if KINDS[damage] == "bucket":
+        place.store.archive(place.trials[0])()
     delete()
     place.store.pull()
     again = run(place.store, place.trials[0])

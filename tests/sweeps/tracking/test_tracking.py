@@ -124,6 +124,18 @@ def test_each_sweep_of_a_trial_has_it_in_its_folder_of_tensorboard(tmp_path: Pat
     assert shown == {Path(sweep, named(config)) for sweep in sweeps}
 
 
+@pytest.mark.parametrize("name", ["wandb", "tensorboard"])
+def test_names_are_cut_to_what_trackers_and_file_systems_take(name: str, tmp_path: Path) -> None:
+    config = small.config(tmp_path)
+    long = {"arm": "λ" * 70, "setting": "η=1" * 100, "sweeps": ["m" * 64]}
+    tracker = tracked(config, chosen(f"tracking={name}", f"tracking.dir={name}"), **long)
+    assert tracker.trouble is None
+    if name == "wandb":
+        [run] = (tmp_path / "results" / name).rglob("*.wandb")
+        assert {"adamw", "m" * 64} < {*(tags := json.loads(inspect(run, "--summary"))["tags"])}
+        assert max(map(len, tags)) == 64
+
+
 def test_tensorboard_shows_hyperparameters(tmp_path: Path) -> None:
     config = small.config(tmp_path, "optimizer.lr=0.03", "pipeline=pipedream_2bw")
     tracked(config, chosen("tracking=tensorboard"))

@@ -10,6 +10,7 @@ import pytest
 from pipegap.trainer.base import atomic
 from pipegap.trainer.base.atomic import (
     clean,
+    create_json,
     partial,
     partials,
     publish,
@@ -42,6 +43,31 @@ def test_of_many_writers_each_succeeds_and_the_file_is_whole(tmp_path: Path) -> 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(write, range(100)))
     assert partials(tmp_path) == []
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_of_many_who_create_a_file_one_does(
+    has_links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those for whom it was not there a moment before."""
+    path = tmp_path / "file.json"
+    if has_links:
+        monkeypatch.setattr(Path, "exists", lambda path: False)
+    else:
+        monkeypatch.setattr(atomic.os, "link", lambda *paths: os.open("/proc/self/nothing", 0))
+
+    def creates(number: int) -> bool:
+        try:
+            create_json(path, number)
+        except FileExistsError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4 if has_links else 1) as pool:
+        created = [*pool.map(creates, range(20))]
+    assert created.count(True) == 1
+    assert json.loads(path.read_text()) == created.index(True)
+    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_content_name_and_nothing_else_are_on_the_disk_in_this_order(
