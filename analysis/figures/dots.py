@@ -8,6 +8,7 @@ import altair as alt
 import pandas as pd
 
 from pipegap.analysis.figures.figure import Chart, Figure
+from pipegap.analysis.figures.multiples import panels_of, titled
 from pipegap.analysis.figures.rows import (
     MEAN,
     OF_SEED,
@@ -28,11 +29,9 @@ from pipegap.analysis.figures.style import (
     Style,
     arm_styles,
     legend,
-    panels_of,
     reference,
     rounded,
     row_axis,
-    titled,
     tooltips,
     whiskers,
     words_beside,
@@ -267,7 +266,7 @@ def task_rows(data: pd.DataFrame) -> list[Chart]:
     measure have one axis."""
     styles = arm_styles(data)
     charts = []
-    for title, rows in panels_of(data):
+    for title, rows, *_ in panels_of(data):
         same = data[data["measure"] == rows["measure"].iloc[0]]
         values = pd.concat([same[name].astype(float) for name in ("mean", "low", "high")])
         scale, axis = linear(pd.concat([values, pd.Series([0.0])])), alt.Axis(tickCount=5)

@@ -7,8 +7,9 @@ import altair as alt
 import pandas as pd
 
 from pipegap.analysis.figures.figure import Chart, Figure
+from pipegap.analysis.figures.multiples import titled
 from pipegap.analysis.figures.rows import MEAN, PANEL, along, mean_of
-from pipegap.analysis.figures.style import counted, rounded, titled, tooltips
+from pipegap.analysis.figures.style import counted, rounded, tooltips
 from pipegap.analysis.statistics.pairs import results
 from pipegap.analysis.table import names
 

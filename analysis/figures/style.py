@@ -8,14 +8,14 @@ of viridis. What differs in colour differs in shape or dash too.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import cycle, product
 from typing import Any, NamedTuple
 
 import altair as alt
 import pandas as pd
 
-from pipegap.analysis.figures.rows import PANEL
+from pipegap.analysis.figures.multiples import MOST_CURVES
 
 
 class Style(NamedTuple):
@@ -197,14 +197,16 @@ def _on_ramp(place: float) -> str:
 def size_styles(rows: pd.DataFrame) -> dict[str, Style]:
     """Return styles of series that are a size and an arm; `rows` have columns `size` and `arm`.
 
-    Each size has a colour, from the smallest on, and each arm its dashes and shape.
+    Each size has a colour, from the smallest on, and each arm its dashes and shape; its own colour
+    too where each size has a panel.
     """
     looks = arm_styles(rows.assign(series=rows["arm"]))
     named = rows.groupby(["size", "arm"])["series"].unique()
     sizes = sorted(set(rows["size"]))
     colors = {size: style.color for size, style in ordered_styles(sizes).items()}
+    is_one = rows["series"].nunique() <= MOST_CURVES
     return {
-        str(series): looks[arm]._replace(color=colors[size])
+        str(series): looks[arm]._replace(color=colors[size]) if is_one else looks[arm]
         for size, arm in product(colors, looks)
         for series in named.get((size, arm), [])
     }
@@ -275,18 +277,6 @@ def dodged(names: Sequence[str]) -> dict[str, float]:
     """Return the pixels by which each of several series is moved, so that none hides another."""
     middle = (len(names) - 1) / 2
     return {name: DODGE * (place - middle) for place, name in enumerate(names)}
-
-
-def panels_of(data: pd.DataFrame) -> Iterator[tuple[alt.TitleParams, pd.DataFrame]]:
-    """Yield the title and the rows of each panel, in the order of the rows."""
-    for (panel, subtitle), rows in data.groupby(PANEL, sort=False):
-        yield titled(str(panel), str(subtitle)), rows
-
-
-def titled(name: str, *subtitles: str) -> alt.TitleParams:
-    """Return the title of a panel: its name, and below it in small letters the `subtitles`."""
-    lines = [line for subtitle in subtitles for line in subtitle.splitlines()]
-    return alt.TitleParams(name, subtitle=lines or alt.Undefined)
 
 
 def counted(n: pd.Series) -> str:

@@ -4,6 +4,7 @@ import altair as alt
 import pandas as pd
 
 from pipegap.analysis.figures.figure import Chart, Figure
+from pipegap.analysis.figures.multiples import Panel, panels_of
 from pipegap.analysis.figures.rows import PANEL
 from pipegap.analysis.figures.scales import number_axis, ratio_axis
 from pipegap.analysis.figures.style import (
@@ -11,7 +12,6 @@ from pipegap.analysis.figures.style import (
     arm_styles,
     legend,
     ordered_styles,
-    panels_of,
     reference,
     rounded,
     row_axis,
@@ -142,12 +142,15 @@ def speed_ups() -> pd.DataFrame:
 
 
 def speed_lines(data: pd.DataFrame) -> list[Chart]:
-    """Draw one chart per optimizer of rows of `break_even`."""
+    """Draw one chart per optimizer of rows of `break_even`, or one per tax of it."""
     y = ratio_axis(alt.Y("mean:Q"), "speed-up, or token tax", data[["mean", "low", "high"]])
-    return [_panel(rows, title, y) for title, rows in panels_of(data)]
+    pipelines = [*dict.fromkeys(data.loc[data["kind"] == SPEED_UP, "series"])]
+    names_of_all = [*dict.fromkeys(data["series"])]
+    return [_panel(panel, y) for panel in panels_of(data, names_of_all, pipelines)]
 
 
-def _panel(rows: pd.DataFrame, title: alt.TitleParams, y: alt.Y) -> Chart:
+def _panel(panel: Panel, y: alt.Y) -> Chart:
+    rows = panel.rows
     taxes, speeds = rows[rows["kind"] == TAX], rows[rows["kind"] != TAX]
     pipelines = list(dict.fromkeys(speeds["series"]))
     styles = {name: look._replace(dash=SOLID) for name, look in ordered_styles(pipelines).items()}
@@ -169,7 +172,7 @@ def _panel(rows: pd.DataFrame, title: alt.TitleParams, y: alt.Y) -> Chart:
         speed.mark_line(point=True).encode(
             x=x, y=y, color=look.color, strokeDash=look.dash, tooltip=tooltip
         ),
-        title=title,
+        title=panel.title,
     )
 
 

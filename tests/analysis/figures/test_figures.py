@@ -183,7 +183,7 @@ def test_curves_have_points_enough_whatever_was_evaluated(evaluations: int, tmp_
     assert (data["trial_id"].value_counts() >= FEWEST).all()
     [spec, *_] = plot(BY_NAME["validation_curves"], data).specs
     said = str(spec["layer"][0]["encoding"]["y"]["title"])
-    assert ("mean of a hundredth" in said) == ("train_loss" in data) == (evaluations < FEWEST)
+    assert ("means of 1 %" in said) == ("train_loss" in data) == (evaluations < FEWEST)
     if "train_loss" in data:
         means = data[data["trial_id"] == "0000"].set_index("update")["train_loss"]
         assert means.loc[3] == pytest.approx(5.0 - 1.5 / 100), "of updates 0 to 3"
