@@ -11,13 +11,13 @@ from itertools import product
 import altair as alt
 import pandas as pd
 
+from pipegap.analysis.figures.colors import INK, readable
 from pipegap.analysis.figures.figure import Chart, Figure
 from pipegap.analysis.figures.multiples import Panel, panels_of
 from pipegap.analysis.figures.rows import OF_SEED, PANEL, SERIES, best_points
 from pipegap.analysis.figures.scales import column_of, far_apart, gap_axis, linear, token_axis
 from pipegap.analysis.figures.style import (
     FAINT,
-    INK,
     Style,
     Styles,
     arm_styles,
@@ -99,9 +99,9 @@ def mean_panel(
         seeds.mark_point(opacity=0, size=40).encode(tooltip=tooltips(columns)),
         means.encode(color=look.color, strokeDash=look.dash),
     ]
-    if len(ends):
-        crosses = marks(ends, shown, x, y).mark_text(text="×", fontSize=16)
-        layers.append(crosses.encode(color=look.color))
+    for name, of_series in ends.groupby("series"):
+        color = readable(looks[str(name)].color)
+        layers.append(marks(of_series, shown, x, y).mark_text(text="×", fontSize=16, color=color))
     chart = alt.layer(*layers, title=panel.title)
     assert isinstance(chart, alt.LayerChart)
     return chart

@@ -10,6 +10,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
+from pipegap.analysis.figures.colors import INK, readable
 from pipegap.analysis.figures.figure import Chart, Figure
 from pipegap.analysis.figures.multiples import Panel, panels_of
 from pipegap.analysis.figures.rows import (
@@ -28,7 +29,6 @@ from pipegap.analysis.figures.rows import (
 from pipegap.analysis.figures.scales import MARGIN, far_apart, gap_axis, loss_axis, number_axis
 from pipegap.analysis.figures.style import (
     FAINT,
-    INK,
     SeriesLook,
     Style,
     Styles,
@@ -188,9 +188,9 @@ CAPTION = (
 )
 BAND = "band: the plain delay"
 MOVED = alt.expr("datum.dodge")
-MARK_HEIGHT = 0.06
+MARK_HEIGHT = 0.07
 """Share of the axis that the mark of a diverged arm takes."""
-LINE_HEIGHT = 12  # pixels of that mark
+LINE_HEIGHT = 14  # pixels of that mark
 WITH_MEAN = ["low", "high", "n", "diverged", "pairs"]
 """What is shown beside a mean."""
 
@@ -312,8 +312,12 @@ def _diverged(frame: _LineFrame, rows: pd.DataFrame, order: Sequence[str]) -> li
     marks = lost[["series", "value"]].assign(words=words)
     return [
         alt.Chart(of_series)
-        .mark_text(baseline="top", y=2 + LINE_HEIGHT * order.index(str(series)))
-        .encode(x=frame.x, text=alt.Text("words:N"), color=frame.look.color)
+        .mark_text(
+            baseline="top",
+            y=2 + LINE_HEIGHT * order.index(str(series)),
+            color=readable(frame.styles[str(series)].color),
+        )
+        .encode(x=frame.x, text=alt.Text("words:N"))
         for series, of_series in marks.groupby("series")
     ]
 

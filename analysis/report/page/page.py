@@ -13,8 +13,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from pipegap.analysis.claims import ALL_PARTS, Outcome, Verdict
 from pipegap.analysis.claims.rule import MOST_SEEDS
 from pipegap.analysis.figures import Figure, Plot, panels
+from pipegap.analysis.figures.colors import PAPER, colors_of, on_dark
 from pipegap.analysis.figures.curves import FEWEST
 from pipegap.analysis.figures.files import kept, usual_faces
+from pipegap.analysis.figures.style import CONFIG
 from pipegap.analysis.report.answer import BY_HAND, MICROBATCHES, STAGES, StoreAnswer
 from pipegap.analysis.report.facts import Overview, TrialNow
 from pipegap.analysis.report.page.listing import Listing
@@ -209,9 +211,25 @@ def html(page: Page) -> str:
             vendor_script="".join(map(_text, VENDOR_SCRIPTS)),
             licence=_text("vendor/LICENSE.txt"),
             style=usual_faces() + _text("style.css"),
+            look=CONFIG,
+            dark=_dark(page),
             script=_text("script.js"),
         )
     )
+
+
+def _dark(page: Page) -> str:
+    """Return the style sheet by which the charts are on a dark ground, on the screen alone."""
+    lead = [page.lead] if page.lead else []
+    shown = [*lead, *(figure for chapter in page.chapters for figure in chapter.figures)]
+    found = {color for figure in shown for spec in figure.specs for color in colors_of(spec)}
+    rules = [
+        f'.chart [{kind}="{color}"]{{{kind}:{on_dark(color)}}}'
+        for color in sorted(found.union(colors_of(CONFIG)))
+        for kind in ("fill", "stroke")
+    ]
+    rules.append(f".chart svg{{background:{on_dark(PAPER)}!important}}")
+    return f"@media screen and (prefers-color-scheme:dark){{{''.join(rules)}}}"
 
 
 @cache
