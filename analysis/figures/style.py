@@ -17,6 +17,7 @@ import pandas as pd
 
 from pipegap.analysis.figures.colors import GRID, INK, PAPER, SOFT, mixed
 from pipegap.analysis.figures.multiples import MOST_CURVES
+from pipegap.analysis.figures.scales import column_of
 
 
 class Style(NamedTuple):
@@ -191,6 +192,8 @@ LEGEND, SYMBOL = 50, 6
 FAINT = 0.35
 ROW_LINE, ROW_PAD = 15, 9
 """Pixels of the line of an arm in a row, and between rows."""
+LONG = 14
+"""Letters of a name that stands beside its row; longer ones stand above it."""
 DODGE = 5.0
 """Pixels between series that have the same place on an axis."""
 
@@ -256,9 +259,9 @@ def counted(n: pd.Series) -> str:
     return f"n={n.min():g}" if n.min() == n.max() else f"n={n.min():g} to {n.max():g}"
 
 
-def row_axis() -> alt.Axis:
-    """Return the axis of rows with names of up to 200 pixels."""
-    return alt.Axis(labelLimit=200, domain=False, ticks=False, labelPadding=6)
+def is_long(names: Iterable[str]) -> bool:
+    """Return whether names beside rows would leave a narrow screen no room for the data."""
+    return max(map(len, names)) > LONG
 
 
 def reference(value: float, x: alt.X) -> alt.Chart:
@@ -278,8 +281,11 @@ def words_beside(rows: pd.DataFrame, y: alt.Y, **channels: alt.YOffset) -> alt.C
     return text.encode(y=y, x=alt.XValue("width"), text=alt.Text("words:N"), **channels)
 
 
-def names_above(rows: pd.DataFrame, y: alt.Y) -> list[alt.Chart]:
-    """Return the column `row` of each row above its marks, over whatever line crosses it."""
-    names = alt.Chart(rows).encode(y=y, x=alt.XValue(0), text=alt.Text("row:N"))
-    look: dict[str, Any] = {"align": "left", "dy": -15, "limit": 0}
+def names_above(
+    rows: pd.DataFrame, y: alt.Y, dy: float = 0, **channels: alt.YOffset
+) -> list[alt.Chart]:
+    """Return the names of rows at their left, moved by `dy`, over whatever line crosses them."""
+    text = alt.Text(f"{column_of(y)}:N")
+    names = alt.Chart(rows).encode(y=y, x=alt.XValue(0), text=text, **channels)
+    look: dict[str, Any] = {"align": "left", "dy": dy, "limit": 0}
     return [names.mark_text(**look, stroke=PAPER, strokeWidth=4), names.mark_text(**look)]

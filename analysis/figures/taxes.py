@@ -102,7 +102,7 @@ def tax_rows(data: pd.DataFrame) -> list[Chart]:
         whiskers(base, alt.X("low:Q", title=RATIO, scale=x["scale"]), 1.4),
         dots.encode(x=x, shape=_shape(data), tooltip=tooltips(columns)),
         words_beside(shown, y),
-        *names_above(shown, y),
+        *names_above(shown, y, -15),
     ]
     return [alt.layer(*layers, title="", height=ROW_HEIGHT * len(data))]
 

@@ -104,6 +104,12 @@ def test_charts_fit_a_phone(browser: Any) -> None:
     # Charts are drawn anew one after another.
     wait(browser).until(lambda page: max(page.execute_script(WIDTHS)) <= 390)
     assert min(browser.execute_script(WIDTHS)) > 200
+    plots = browser.execute_script(
+        "return [...document.querySelectorAll('.panel .role-frame > g > path.background')]"
+        ".map((plot) => plot.getBoundingClientRect().width)"
+    )
+    assert len(plots) >= 4
+    assert min(plots) > 390 / 3, "names, and words beside, leave a third to the data"
 
 
 WORDS = """
