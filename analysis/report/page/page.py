@@ -1,6 +1,5 @@
 """What a page holds, and how it becomes HTML."""
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
@@ -59,23 +58,24 @@ def tally(verdicts: Sequence[Verdict]) -> list[tuple[Outcome, int]]:
 
 
 class Thumbnail(NamedTuple):
-    """A figure or table of the paper in the gallery, with the outcomes of the claims on its sweeps.
-
-    `anchor` is its place on the page; `picture` is a file, empty for a table.
-    """
+    """A figure or table in the gallery. `anchor` is its place on the page; `picture` is a file,
+    empty for a table."""
 
     title: str
-    source: str
     anchor: str
     picture: str
-    outcomes: Sequence[tuple[Outcome, int]]
 
-    @property
-    def place(self) -> tuple[bool, bool, int]:
-        """What sorts the thumbnails as the paper has them: tables, figures, appendices."""
-        number = re.search(r"\d+", self.source)
-        kind = self.source.split()[0]
-        return kind == "appendix", kind.startswith("figure"), int(number[0]) if number else 0
+
+class Exhibit(NamedTuple):
+    """A figure or table of the paper, its name there: what was drawn of it, and the outcomes of the
+    claims that it states; where nothing was drawn, what it `lacks`, and the command for that."""
+
+    name: str
+    title: str
+    shown: Sequence[Thumbnail]
+    outcomes: Sequence[tuple[Outcome, int]]
+    lacks: str
+    command: str
 
 
 class Chapter(NamedTuple):
@@ -87,7 +87,7 @@ class Chapter(NamedTuple):
     """Labels of sweeps and the rules of their verdicts."""
     figures: Sequence[Drawn]
     tables: Sequence[Listing]
-    gallery: Sequence[Thumbnail] = ()
+    gallery: Sequence[Exhibit] = ()
 
     @property
     def counts(self) -> list[tuple[Outcome, int]]:
