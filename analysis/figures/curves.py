@@ -4,24 +4,24 @@
 switch.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import product
 
 import altair as alt
 import pandas as pd
 
+from pipegap.analysis.figures.colors import INK, readable
 from pipegap.analysis.figures.figure import Chart, Figure
+from pipegap.analysis.figures.multiples import Panel, panels_of
 from pipegap.analysis.figures.rows import OF_SEED, PANEL, SERIES, best_points
 from pipegap.analysis.figures.scales import column_of, far_apart, gap_axis, linear, token_axis
 from pipegap.analysis.figures.style import (
     FAINT,
-    INK,
-    SeriesLook,
+    Style,
     Styles,
     arm_styles,
     legend,
-    panels_of,
     rounded,
     tooltips,
 )
@@ -74,16 +74,20 @@ def mean_lines(
     """
     looks = styles(data)
     across = x or token_axis(data["tokens"])
-    panels: list[Chart] = []
-    for title, rows in panels_of(data):
-        labels = {str(series): label(of_series) for series, of_series in rows.groupby("series")}
-        panels.append(_panel(rows, title, across, y, legend(labels, looks, lines=True)))
-    return panels
+    return [mean_panel(panel, y, across, looks, label) for panel in panels_of(data, looks)]
 
 
-def _panel(
-    rows: pd.DataFrame, title: alt.TitleParams, x: alt.X, y: alt.Y, look: SeriesLook
+def mean_panel(
+    panel: Panel,
+    y: alt.Y,
+    x: alt.X,
+    looks: Mapping[str, Style],
+    label: Callable[[pd.DataFrame], str] = with_seeds,
 ) -> alt.LayerChart:
+    """Draw one of the charts of `mean_lines`."""
+    rows = panel.rows
+    labels = {str(series): label(of_series) for series, of_series in rows.groupby("series")}
+    look = legend(labels, looks, lines=True)
     known = rows.dropna(subset=column_of(y))
     columns = list(dict.fromkeys(["series", *OF_SEED, "update", column_of(x), column_of(y)]))
     seeds = marks(known, columns, x, y).encode(color=look.color, detail=alt.Detail("trial_id:N"))
@@ -95,12 +99,12 @@ def _panel(
         seeds.mark_point(opacity=0, size=40).encode(tooltip=tooltips(columns)),
         means.encode(color=look.color, strokeDash=look.dash),
     ]
-    if len(ends):
-        crosses = marks(ends, shown, x, y).mark_text(text="×", fontSize=16)
-        layers.append(crosses.encode(color=look.color))
-    panel = alt.layer(*layers, title=title)
-    assert isinstance(panel, alt.LayerChart)
-    return panel
+    for name, of_series in ends.groupby("series"):
+        color = readable(looks[str(name)].color)
+        layers.append(marks(of_series, shown, x, y).mark_text(text="×", fontSize=16, color=color))
+    chart = alt.layer(*layers, title=panel.title)
+    assert isinstance(chart, alt.LayerChart)
+    return chart
 
 
 def marks(rows: pd.DataFrame, columns: list[str], x: alt.X, y: alt.Y | None) -> alt.Chart:
@@ -136,7 +140,7 @@ TITLES = {
     "val_loss": ["validation loss (nats per token)"],
     "train_loss": [
         "training loss (nats per token)",
-        "each point: the mean of a hundredth of the run",
+        "points: means of 1 % of the run",
     ],
 }
 PAIRED = "gap: minus the loss of sync at the same seed and update; band: 95 % interval of the mean"
@@ -263,28 +267,23 @@ def with_gaps(data: pd.DataFrame) -> list[Chart]:
     symlog = far_apart(values)
     of_gap = gap_axis(alt.Y("gap:Q"), values, symlog=symlog)
     charts: list[Chart] = []
-    for _, rows in data.groupby(PANEL, sort=False):
-        charts += mean_lines(rows, y, x, styles=lambda _: looks)
-        paired = rows.dropna(subset="gap")
-        if len(paired):
-            charts += _gap_charts(paired.assign(panel=paired["panel"] + ", gap"), of_gap, x, looks)
+    for panel in panels_of(data, looks):
+        charts.append(mean_panel(panel, y, x, looks))
+        if len(paired := panel.rows.dropna(subset="gap")):
+            charts.append(_gap_panel(panel.of(paired, ", gap"), of_gap, x, looks))
     return charts
 
 
-def _gap_charts(rows: pd.DataFrame, y: alt.Y, x: alt.X, looks: dict) -> list[Chart]:
-    """Draw seeds and means as `mean_lines` does, over the interval's band and the line of 0."""
-    shown = rows.dropna(subset="low").drop_duplicates(["series", "update"])
-    panels: list[Chart] = []
-    for chart in mean_lines(rows, y, x, styles=lambda _: looks):
-        band = marks(shown, ["series", column_of(x), "low", "high"], x, None).mark_area(
-            opacity=0.18
-        )
-        low = alt.Y("low:Q", scale=y["scale"], title=y["title"])
-        color = chart.layer[0].encoding.color
-        zero = alt.Chart(pd.DataFrame({"gap": [0.0]})).mark_rule(color=INK).encode(y=y)
-        layers = [zero, band.encode(y=low, y2=alt.Y2("high:Q"), color=color), *chart.layer]
-        panels.append(alt.layer(*layers, title=chart.title))
-    return panels
+def _gap_panel(panel: Panel, y: alt.Y, x: alt.X, looks: Mapping[str, Style]) -> Chart:
+    """Draw seeds and means as `mean_panel` does, over the interval's band and the line of 0."""
+    shown = panel.rows.dropna(subset="low").drop_duplicates(["series", "update"])
+    chart = mean_panel(panel, y, x, looks)
+    band = marks(shown, ["series", column_of(x), "low", "high"], x, None).mark_area(opacity=0.18)
+    low = alt.Y("low:Q", scale=y["scale"], title=y["title"])
+    color = chart.layer[0].encoding.color
+    zero = alt.Chart(pd.DataFrame({"gap": [0.0]})).mark_rule(color=INK).encode(y=y)
+    layers = [zero, band.encode(y=low, y2=alt.Y2("high:Q"), color=color), *chart.layer]
+    return alt.layer(*layers, title=panel.title)
 
 
 OVER_TRAINING = Figure(

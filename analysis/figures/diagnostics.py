@@ -18,11 +18,13 @@ from pipegap.analysis.figures.curves import (
     COLUMNS,
     below_each_other,
     mean_lines,
+    mean_panel,
     over_tokens,
 )
 from pipegap.analysis.figures.figure import Chart, Figure
+from pipegap.analysis.figures.multiples import panels_of
 from pipegap.analysis.figures.rows import OF_SEED, PANEL, along, best_points
-from pipegap.analysis.figures.scales import linear, log_axis
+from pipegap.analysis.figures.scales import linear, log_axis, token_axis
 from pipegap.analysis.figures.style import arm_styles, ordered_styles
 from pipegap.analysis.statistics.diagnostics import WINDOW, spikes
 from pipegap.analysis.table import names
@@ -43,7 +45,6 @@ OF_ROUTING = ("changed_share", "greatest_load")
 """Diagnostics that only mixtures of experts have; the others are of the whole model."""
 BEFORE, AFTER = 0.05, 0.15
 """Shares of the run around the switch to a delay that figures zoom in on."""
-FROM_SWITCH = alt.X("from_switch:Q", title="updates from the switch", scale=alt.Scale(nice=False))
 KEY = "optimizer.variance_decay"
 OF_SPIKE = [
     *(*PANEL, KEY, "series", "arm", *OF_SEED, "height", "n", "mean_height", "low", "high"),
@@ -101,14 +102,21 @@ def charts(data: pd.DataFrame, name: str) -> list[Chart]:
 
 def around_switch(data: pd.DataFrame, name: str) -> list[Chart]:
     """Draw each optimizer over the whole run, and beside that around the switch."""
-    y, looks = _axis(data, name), arm_styles(data)
+    y, looks, x = _axis(data, name), arm_styles(data), token_axis(data["tokens"])
+    near = data[data["share"].between(-BEFORE, AFTER)]
+    at_switch = _from_switch(near)
     panels: list[Chart] = []
-    for _, rows in data.groupby(PANEL, sort=False):
-        near = rows[rows["share"].between(-BEFORE, AFTER)]
-        near = near.assign(panel=near["panel"] + ", at the switch")
-        panels += mean_lines(rows, y, styles=lambda _: looks)
-        panels += mean_lines(near, y, FROM_SWITCH, styles=lambda _: looks)
+    for panel in panels_of(data, looks):
+        panels.append(mean_panel(panel, y, x, looks))
+        if len(there := panel.rows[panel.rows.index.isin(near.index)]):
+            panels.append(mean_panel(panel.of(there, ", at the switch"), y, at_switch, looks))
     return panels
+
+
+def _from_switch(rows: pd.DataFrame) -> alt.X:
+    since = rows["from_switch"]
+    scale = alt.Scale(domain=[float(since.min()), float(since.max())], nice=False)
+    return alt.X("from_switch:Q", title="updates from the switch", scale=scale)
 
 
 def _axis(data: pd.DataFrame, name: str) -> alt.Y:
@@ -155,7 +163,7 @@ def spike_charts(data: pd.DataFrame) -> list[Chart]:
     scale = linear(data["running_mean"])
     y = alt.Y("running_mean:Q", title="training loss (nats per token)", scale=scale)
     looks = ordered_styles(list(dict.fromkeys(data["series"])))
-    return mean_lines(data, y, FROM_SWITCH, styles=lambda _: looks, label=_label)
+    return mean_lines(data, y, _from_switch(data), styles=lambda _: looks, label=_label)
 
 
 def _label(rows: pd.DataFrame) -> str:

@@ -8,6 +8,7 @@ import altair as alt
 import pandas as pd
 
 from pipegap.analysis.figures.figure import Chart, Figure
+from pipegap.analysis.figures.multiples import panels_of, titled
 from pipegap.analysis.figures.rows import (
     MEAN,
     OF_SEED,
@@ -27,12 +28,11 @@ from pipegap.analysis.figures.style import (
     SeriesLook,
     Style,
     arm_styles,
+    is_long,
     legend,
-    panels_of,
+    names_above,
     reference,
     rounded,
-    row_axis,
-    titled,
     tooltips,
     whiskers,
     words_beside,
@@ -65,6 +65,8 @@ OF_SCORES = [
     *(*PANEL, "measure", "task", "questions", "optimizer", "series", "arm", "setting"),
     *("n", "mean", "low", "high", "of"),
 ]
+NAME = ""
+"""The line of a row that has its name."""
 OF_TASK = ["task", "series", "setting", "n", "questions", "mean", "low", "high"]
 
 
@@ -185,6 +187,8 @@ class _Frame(NamedTuple):
     offset: alt.YOffset
     look: SeriesLook
     height: int
+    names: Sequence[alt.Chart]
+    """Above the rows, where they are long."""
 
     def layer(self, rows: pd.DataFrame) -> alt.Chart:
         """Return a chart of these rows, without a mark and without a place on the x axis."""
@@ -192,13 +196,19 @@ class _Frame(NamedTuple):
 
 
 def _frame(rows: pd.DataFrame, x: alt.X, of: _Rows, styles: Mapping[str, Style]) -> _Frame:
-    series = [name for name in styles if name in {*rows["series"]}]
+    series, is_above = [name for name in styles if name in {*rows["series"]}], is_long(of.names)
+    axis = alt.Axis(labels=not is_above, domain=False, ticks=False, labelPadding=6)
+    y = alt.Y(f"{of.column}:N", title=of.title, sort=[*of.names], axis=axis)
+    lines = [NAME, *series] if is_above else series
+    offset = alt.YOffset("series:N", sort=lines, scale=alt.Scale(domain=lines))
+    names = pd.DataFrame({of.column: of.names, "series": NAME})
     return _Frame(
         x,
-        alt.Y(f"{of.column}:N", title=of.title, sort=[*of.names], axis=row_axis()),
-        alt.YOffset("series:N", sort=series, scale=alt.Scale(domain=series)),
+        y,
+        offset,
         legend({name: name for name in series}, styles),
-        height=len(of.names) * (ROW_LINE * of.num_arms + ROW_PAD),
+        len(of.names) * (ROW_LINE * (of.num_arms + is_above) + ROW_PAD),
+        names_above(names, y, yOffset=offset) if is_above else [],
     )
 
 
@@ -230,6 +240,7 @@ def _chart(
         several.mark_point(filled=True, size=55, opacity=1).encode(shape=shape),
         single.mark_point(filled=False, size=45, strokeWidth=1.6, opacity=1).encode(shape=shape),
         words_beside(shown, frame.y, yOffset=frame.offset),
+        *frame.names,
     ]
     return alt.layer(*layers, title=title, height=frame.height)
 
@@ -267,7 +278,7 @@ def task_rows(data: pd.DataFrame) -> list[Chart]:
     measure have one axis."""
     styles = arm_styles(data)
     charts = []
-    for title, rows in panels_of(data):
+    for title, rows, *_ in panels_of(data):
         same = data[data["measure"] == rows["measure"].iloc[0]]
         values = pd.concat([same[name].astype(float) for name in ("mean", "low", "high")])
         scale, axis = linear(pd.concat([values, pd.Series([0.0])])), alt.Axis(tickCount=5)

@@ -15,7 +15,7 @@ Spec: TypeAlias = dict[str, Any]
 
 COLUMNS = 3
 """Panels beside each other in a file."""
-LINE = 72
+LINE = 60
 """Letters of a caption above a panel."""
 OF_WHOLE = ("$schema", "config", "datasets")
 """Parts of a specification that panels beside each other share."""
@@ -91,7 +91,7 @@ def beside(drawn: Plot, columns: int, *, line: int) -> Spec:
     title = {
         "text": wrap(figure.title, int(line * 0.7)),
         "subtitle": [part for words in figure.caption for part in wrap(words, line)],
-        "fontSize": 14,
+        "fontSize": 15,
         "offset": 12,
     }
     return {

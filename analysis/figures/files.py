@@ -25,8 +25,9 @@ import vl_convert
 from fontTools import subset
 from fontTools.ttLib import TTFont
 
+from pipegap.analysis.figures.colors import dark
 from pipegap.analysis.figures.figure import Plot, Spec, beside, whole
-from pipegap.analysis.figures.style import FAMILY, dark
+from pipegap.analysis.figures.style import FAMILY
 from pipegap.trainer.base.atomic import write_atomically
 from pipegap.trainer.base.children import Worker
 from pipegap.trainer.base.places import cache_folder
@@ -117,7 +118,7 @@ SCALE, TALL = 2, 8_000
 PER_INCH = 96
 """Pixels of a specification, as browsers count them."""
 POINTS = 72
-LETTER = 4.7
+LETTER = 5.6
 """Pixels that a letter of a caption takes on average, or a little more."""
 FIRST_GUESS, TRIES = 200, 3
 NUMBERED = re.compile(r"(?:clip|gradient_)\d+")

@@ -6,9 +6,11 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
+from pipegap.analysis.figures.colors import ON_COLOR
 from pipegap.analysis.figures.figure import Chart, Figure
+from pipegap.analysis.figures.multiples import titled
 from pipegap.analysis.figures.rows import MEAN, PANEL, along, mean_of
-from pipegap.analysis.figures.style import counted, rounded, titled, tooltips
+from pipegap.analysis.figures.style import counted, rounded, tooltips
 from pipegap.analysis.statistics.pairs import results
 from pipegap.analysis.table import names
 
@@ -20,11 +22,9 @@ CAPTION = (
     "means over n seeds (hover: 95 % interval); frame: the lowest loss where nothing diverged",
     "× k/n: k of n diverged; nats per token; the colours are logarithmic beyond the middle values",
 )
-CELL = 44  # pixels
+CELL = 52  # pixels
 LOSSES, GAPS = ("#f2f8fd", "#6baed6"), ("#a79fd0", "#f4f4f4", "#fdb863")
 """Pale enough for black words."""
-ON_COLOR = "#010101"
-"""Words and frames of cells, which are pale on a dark page too."""
 COLUMN = {"loss": "above", "gap": "mean"}
 """What the colour shows: of a loss, how far it lies above the lowest one."""
 BARS = {"loss": "loss above the lowest", "gap": "gap to sync"}
@@ -117,7 +117,7 @@ def _panel(rows: pd.DataFrame, title: alt.TitleParams, scale: alt.Scale) -> Char
         chart.transform_filter("datum.best").mark_rect(
             fillOpacity=0, stroke=ON_COLOR, strokeWidth=2
         ),
-        chart.mark_text(lineBreak="\n", lineHeight=10, color=ON_COLOR).encode(
+        chart.mark_text(lineBreak="\n", lineHeight=13, color=ON_COLOR).encode(
             text=alt.Text("words:N")
         ),
         title=title,

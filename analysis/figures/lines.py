@@ -10,7 +10,9 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
+from pipegap.analysis.figures.colors import INK, readable
 from pipegap.analysis.figures.figure import Chart, Figure
+from pipegap.analysis.figures.multiples import Panel, panels_of
 from pipegap.analysis.figures.rows import (
     IN_PANEL,
     MEAN,
@@ -27,7 +29,6 @@ from pipegap.analysis.figures.rows import (
 from pipegap.analysis.figures.scales import MARGIN, far_apart, gap_axis, loss_axis, number_axis
 from pipegap.analysis.figures.style import (
     FAINT,
-    INK,
     SeriesLook,
     Style,
     Styles,
@@ -35,7 +36,6 @@ from pipegap.analysis.figures.style import (
     counted,
     dodged,
     legend,
-    panels_of,
     rounded,
     tooltips,
 )
@@ -188,16 +188,17 @@ CAPTION = (
 )
 BAND = "band: the plain delay"
 MOVED = alt.expr("datum.dodge")
-MARK_HEIGHT = 0.06
+MARK_HEIGHT = 0.07
 """Share of the axis that the mark of a diverged arm takes."""
-LINE_HEIGHT = 12  # pixels of that mark
+LINE_HEIGHT = 14  # pixels of that mark
 WITH_MEAN = ["low", "high", "n", "diverged", "pairs"]
 """What is shown beside a mean."""
 
 
 def gap_lines(data: pd.DataFrame, styles: Styles = arm_styles) -> list[Chart]:
     """Draw one chart per panel of rows of OF_GAPS; a series without values is a band."""
-    return _charts(data, "gap", _gap_axis(data), styles(data))
+    looks, y = styles(data), _gap_axis(data)
+    return [_drawn(panel, "gap", y, looks) for panel in panels_of(data, looks)]
 
 
 def loss_and_gap_lines(data: pd.DataFrame, styles: Styles = arm_styles) -> list[Chart]:
@@ -207,10 +208,11 @@ def loss_and_gap_lines(data: pd.DataFrame, styles: Styles = arm_styles) -> list[
     y = loss_axis(alt.Y("loss:Q"), values, _room(data[is_loss]))
     of_gap = _gap_axis(data.dropna(subset="gap"))
     charts: list[Chart] = []
-    for _, rows in data.groupby(PANEL, sort=False):
-        charts += _charts(rows[is_loss[rows.index]], "loss", y, looks)
-        paired = rows.dropna(subset="gap")
-        charts += _charts(paired.assign(panel=paired["panel"] + ", gap"), "gap", of_gap, looks)
+    for panel in panels_of(data, looks):
+        rows = panel.rows
+        charts.append(_drawn(panel.of(rows[is_loss[rows.index]]), "loss", y, looks))
+        if len(paired := rows.dropna(subset="gap")):
+            charts.append(_drawn(panel.of(paired, ", gap"), "gap", of_gap, looks))
     return charts
 
 
@@ -245,26 +247,24 @@ class _LineFrame(NamedTuple):
         return chart.encode(y=self.y, color=self.look.color)
 
 
-def _charts(data: pd.DataFrame, column: str, y: alt.Y, styles: Mapping[str, Style]) -> list[Chart]:
-    panels: list[Chart] = []
+def _drawn(panel: Panel, column: str, y: alt.Y, styles: Mapping[str, Style]) -> Chart:
+    rows = panel.rows
     zero = alt.Chart(pd.DataFrame({column: [0.0]})).mark_rule(color=INK)
-    for title, rows in panels_of(data):
-        labels = {str(series): _label(of_series) for series, of_series in rows.groupby("series")}
-        swept = rows.dropna(subset="value")
-        x = number_axis("value", names.key(rows["key"].iloc[0]), swept["value"])
-        shown = frozenset(map(str, swept["series"])) or frozenset(labels)
-        frame = _LineFrame(x, y, column, legend(labels, styles), styles, shown | {*labels})
-        bands = _bands(frame, rows[rows["value"].isna()])
-        marks = _diverged(frame, swept, [name for name in styles if name in labels])
-        layers = [
-            *([zero.encode(y=y)] if column == "gap" else []),
-            *bands,
-            *_means(frame, swept),
-            _points(frame, swept).encode(x=x),
-            *marks,
-        ]
-        panels.append(alt.layer(*layers, title=title))
-    return panels
+    labels = {str(series): _label(of_series) for series, of_series in rows.groupby("series")}
+    swept = rows.dropna(subset="value")
+    x = number_axis("value", names.key(rows["key"].iloc[0]), panel.alike["value"].dropna())
+    shown = frozenset(map(str, swept["series"])) or frozenset(labels)
+    frame = _LineFrame(x, y, column, legend(labels, styles), styles, shown | {*labels})
+    bands = _bands(frame, rows[rows["value"].isna()])
+    marks = _diverged(frame, swept, [name for name in styles if name in labels])
+    layers = [
+        *([zero.encode(y=y)] if column == "gap" else []),
+        *bands,
+        *_means(frame, swept),
+        _points(frame, swept).encode(x=x),
+        *marks,
+    ]
+    return alt.layer(*layers, title=panel.title)
 
 
 def _bands(frame: _LineFrame, rows: pd.DataFrame) -> list[alt.Chart]:
@@ -312,8 +312,12 @@ def _diverged(frame: _LineFrame, rows: pd.DataFrame, order: Sequence[str]) -> li
     marks = lost[["series", "value"]].assign(words=words)
     return [
         alt.Chart(of_series)
-        .mark_text(baseline="top", y=2 + LINE_HEIGHT * order.index(str(series)))
-        .encode(x=frame.x, text=alt.Text("words:N"), color=frame.look.color)
+        .mark_text(
+            baseline="top",
+            y=2 + LINE_HEIGHT * order.index(str(series)),
+            color=readable(frame.styles[str(series)].color),
+        )
+        .encode(x=frame.x, text=alt.Text("words:N"))
         for series, of_series in marks.groupby("series")
     ]
 

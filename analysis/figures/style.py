@@ -8,14 +8,16 @@ of viridis. What differs in colour differs in shape or dash too.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import cycle, product
 from typing import Any, NamedTuple
 
 import altair as alt
 import pandas as pd
 
-from pipegap.analysis.figures.rows import PANEL
+from pipegap.analysis.figures.colors import GRID, INK, PAPER, SOFT, mixed
+from pipegap.analysis.figures.multiples import MOST_CURVES
+from pipegap.analysis.figures.scales import column_of
 
 
 class Style(NamedTuple):
@@ -30,9 +32,9 @@ Styles = Callable[[pd.DataFrame], dict[str, Style]]
 """A style for each `series` of the rows of a figure, in the order of its legend."""
 FAMILY = "Source Sans Pro"
 """Of all letters; `files` brings the font."""
+LETTERS = 12
+"""Pixels of the smallest letters."""
 SOLID = (1, 0)
-INK, SOFT, GRID = "#1b1b1b", "#5d5d5d", "#e4e4e4"
-"""Words and the line of 0; words beside these; grid lines."""
 ARMS: Mapping[str, Style] = {
     "sync": Style("#000000", SOLID, "circle"),
     "delay": Style("#d55e00", (6, 3), "square"),
@@ -64,11 +66,11 @@ FEWEST_IN_ORDER = 3
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
 
 _LABELS = {
-    **{"labelColor": INK, "labelFontSize": 11},
-    **{"titleColor": INK, "titleFontSize": 11, "titleFontWeight": "normal"},
+    **{"labelColor": INK, "labelFontSize": LETTERS},
+    **{"titleColor": INK, "titleFontSize": LETTERS, "titleFontWeight": "normal"},
 }
 CONFIG: Mapping[str, Any] = {
-    "background": "#ffffff",
+    "background": PAPER,
     "font": FAMILY,
     "aria": False,
     "view": {
@@ -79,10 +81,10 @@ CONFIG: Mapping[str, Any] = {
     "title": {
         "anchor": "start",
         "color": INK,
-        "fontSize": 12,
+        "fontSize": 13,
         "fontWeight": 600,
         "subtitleColor": SOFT,
-        "subtitleFontSize": 10,
+        "subtitleFontSize": LETTERS,
     },
     "axis": {
         **_LABELS,
@@ -102,37 +104,10 @@ CONFIG: Mapping[str, Any] = {
     },
     "axisX": {"grid": False, "labelFlush": False, "labelSeparation": 4},
     "concat": {"spacing": 24},
-    "text": {"fontSize": 10, "color": INK},
+    "range": {"category": [ARMS["delay_ef"].color, ARMS["delay"].color]},
+    "text": {"fontSize": LETTERS, "color": INK},
 }
 """Vega-Lite's `config` of every chart."""
-
-DARK: Mapping[str, str] = {
-    "#ffffff": "#161616",
-    "#000000": "#f2f2f2",
-    INK: "#ececec",
-    SOFT: "#a8a8a8",
-    GRID: "#333333",
-    "#888888": "#8a8a8a",
-    "#0072b2": "#4da6e0",
-    "#d55e00": "#f08030",
-    "#332288": "#8f83e8",
-    "#117733": "#3fae66",
-    "#882255": "#d0629a",
-    "#8c6d00": "#c9a227",
-    "#440154": "#b07cd8",
-    "#3b528b": "#7f9ae0",
-    "#004488": "#5b93d8",
-}
-"""Colours that are too dark, or too bright, on a dark ground → what is drawn instead."""
-
-
-def dark(spec: Any) -> Any:
-    """Return a specification with the colours of DARK."""
-    if isinstance(spec, dict):
-        return {name: dark(part) for name, part in spec.items()}
-    if isinstance(spec, list):
-        return [dark(part) for part in spec]
-    return DARK.get(spec, spec) if isinstance(spec, str) else spec
 
 
 def arm_styles(rows: pd.DataFrame) -> dict[str, Style]:
@@ -189,22 +164,22 @@ def ordered_styles(names: list[str]) -> dict[str, Style]:
 def _on_ramp(place: float) -> str:
     """Return the colour at a place of ORDERED, mixed of two where it lies between them."""
     low = min(int(place), len(ORDERED) - 2)
-    ends = [[int(color[at : at + 2], 16) for at in (1, 3, 5)] for color in ORDERED[low : low + 2]]
-    mixed = (round(one + (place - low) * (other - one)) for one, other in zip(*ends, strict=True))
-    return "#" + "".join(f"{part:02x}" for part in mixed)
+    return mixed(ORDERED[low], ORDERED[low + 1], place - low)
 
 
 def size_styles(rows: pd.DataFrame) -> dict[str, Style]:
     """Return styles of series that are a size and an arm; `rows` have columns `size` and `arm`.
 
-    Each size has a colour, from the smallest on, and each arm its dashes and shape.
+    Each size has a colour, from the smallest on, and each arm its dashes and shape; its own colour
+    too where each size has a panel.
     """
     looks = arm_styles(rows.assign(series=rows["arm"]))
     named = rows.groupby(["size", "arm"])["series"].unique()
     sizes = sorted(set(rows["size"]))
     colors = {size: style.color for size, style in ordered_styles(sizes).items()}
+    is_one = rows["series"].nunique() <= MOST_CURVES
     return {
-        str(series): looks[arm]._replace(color=colors[size])
+        str(series): looks[arm]._replace(color=colors[size]) if is_one else looks[arm]
         for size, arm in product(colors, looks)
         for series in named.get((size, arm), [])
     }
@@ -212,11 +187,13 @@ def size_styles(rows: pd.DataFrame) -> dict[str, Style]:
 
 DIGITS = 6
 """Significant digits of a number in a specification; the CSV has all."""
-LEGEND, SYMBOL = 56, 6
+LEGEND, SYMBOL = 50, 6
 """Letters of a legend below a panel, and what a symbol takes of them."""
 FAINT = 0.35
-ROW_LINE, ROW_PAD = 13, 9
+ROW_LINE, ROW_PAD = 15, 9
 """Pixels of the line of an arm in a row, and between rows."""
+LONG = 14
+"""Letters of a name that stands beside its row; longer ones stand above it."""
 DODGE = 5.0
 """Pixels between series that have the same place on an axis."""
 
@@ -277,26 +254,14 @@ def dodged(names: Sequence[str]) -> dict[str, float]:
     return {name: DODGE * (place - middle) for place, name in enumerate(names)}
 
 
-def panels_of(data: pd.DataFrame) -> Iterator[tuple[alt.TitleParams, pd.DataFrame]]:
-    """Yield the title and the rows of each panel, in the order of the rows."""
-    for (panel, subtitle), rows in data.groupby(PANEL, sort=False):
-        yield titled(str(panel), str(subtitle)), rows
-
-
-def titled(name: str, *subtitles: str) -> alt.TitleParams:
-    """Return the title of a panel: its name, and below it in small letters the `subtitles`."""
-    lines = [line for subtitle in subtitles for line in subtitle.splitlines()]
-    return alt.TitleParams(name, subtitle=lines or alt.Undefined)
-
-
 def counted(n: pd.Series) -> str:
     """Return in words how many seeds are behind each mean: `n=3`, `n=1 to 3`."""
     return f"n={n.min():g}" if n.min() == n.max() else f"n={n.min():g} to {n.max():g}"
 
 
-def row_axis(letters: int = 200) -> alt.Axis:
-    """Return the axis of rows with names, of which at most so many pixels are shown."""
-    return alt.Axis(labelLimit=letters, domain=False, ticks=False, labelPadding=6)
+def is_long(names: Iterable[str]) -> bool:
+    """Return whether names beside rows would leave a narrow screen no room for the data."""
+    return max(map(len, names)) > LONG
 
 
 def reference(value: float, x: alt.X) -> alt.Chart:
@@ -312,5 +277,15 @@ def whiskers(rows: alt.Chart, low: alt.X, width: float = 1.6) -> alt.Chart:
 
 def words_beside(rows: pd.DataFrame, y: alt.Y, **channels: alt.YOffset) -> alt.Chart:
     """Return the column `words` of each row, to the right of the panel."""
-    text = alt.Chart(rows).mark_text(align="left", dx=6, fontSize=10, color=SOFT)
+    text = alt.Chart(rows).mark_text(align="left", dx=6, color=SOFT)
     return text.encode(y=y, x=alt.XValue("width"), text=alt.Text("words:N"), **channels)
+
+
+def names_above(
+    rows: pd.DataFrame, y: alt.Y, dy: float = 0, **channels: alt.YOffset
+) -> list[alt.Chart]:
+    """Return the names of rows at their left, moved by `dy`, over whatever line crosses them."""
+    text = alt.Text(f"{column_of(y)}:N")
+    names = alt.Chart(rows).encode(y=y, x=alt.XValue(0), text=text, **channels)
+    look: dict[str, Any] = {"align": "left", "dy": dy, "limit": 0}
+    return [names.mark_text(**look, stroke=PAPER, strokeWidth=4), names.mark_text(**look)]

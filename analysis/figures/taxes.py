@@ -3,18 +3,19 @@
 import altair as alt
 import pandas as pd
 
+from pipegap.analysis.figures.colors import INK
 from pipegap.analysis.figures.figure import Chart, Figure
+from pipegap.analysis.figures.multiples import Panel, panels_of
 from pipegap.analysis.figures.rows import PANEL
 from pipegap.analysis.figures.scales import number_axis, ratio_axis
 from pipegap.analysis.figures.style import (
     SOLID,
     arm_styles,
     legend,
+    names_above,
     ordered_styles,
-    panels_of,
     reference,
     rounded,
-    row_axis,
     tooltips,
     whiskers,
     words_beside,
@@ -42,7 +43,7 @@ SHAPES = {
     ESTIMATED: ("cross", "a gap reported by others, the slope estimated"),
 }
 """Where a tax is from → its mark, and what the legend calls it."""
-ROW_HEIGHT, LABEL_WIDTH = 20, 400  # pixels
+ROW_HEIGHT = 36  # pixels: a name above each row, since names are long
 RATIO = "updates to sync's loss, over sync's own"
 
 STAGES = (2, 4, 8, 16)
@@ -91,7 +92,7 @@ def tax_rows(data: pd.DataFrame) -> list[Chart]:
         source=[SHAPES[name][1] for name in data["tax_from"]],
     )
     x = ratio_axis(alt.X("mean:Q"), RATIO, data[["mean", "low", "high"]])
-    y = alt.Y("row:N", sort=[*shown["row"]], title=None, axis=row_axis(LABEL_WIDTH))
+    y = alt.Y("row:N", sort=[*shown["row"]], axis=None)
     looks = arm_styles(data)
     colors = alt.Scale(domain=[*looks], range=[style.color for style in looks.values()])
     base = alt.Chart(shown).encode(y=y, color=alt.Color("series:N", legend=None, scale=colors))
@@ -101,6 +102,7 @@ def tax_rows(data: pd.DataFrame) -> list[Chart]:
         whiskers(base, alt.X("low:Q", title=RATIO, scale=x["scale"]), 1.4),
         dots.encode(x=x, shape=_shape(data), tooltip=tooltips(columns)),
         words_beside(shown, y),
+        *names_above(shown, y, -15),
     ]
     return [alt.layer(*layers, title="", height=ROW_HEIGHT * len(data))]
 
@@ -109,7 +111,7 @@ def _shape(data: pd.DataFrame) -> alt.Shape:
     shown = [SHAPES[name] for name in SHAPES if name in set(data["tax_from"])]
     marks = alt.Scale(domain=[words for _, words in shown], range=[mark for mark, _ in shown])
     # One column: a page cuts off what is wider.
-    return alt.Shape("source:N", scale=marks, legend=alt.Legend(columns=1))
+    return alt.Shape("source:N", scale=marks, legend=alt.Legend(columns=1, symbolFillColor=INK))
 
 
 def break_even(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
@@ -142,12 +144,15 @@ def speed_ups() -> pd.DataFrame:
 
 
 def speed_lines(data: pd.DataFrame) -> list[Chart]:
-    """Draw one chart per optimizer of rows of `break_even`."""
+    """Draw one chart per optimizer of rows of `break_even`, or one per tax of it."""
     y = ratio_axis(alt.Y("mean:Q"), "speed-up, or token tax", data[["mean", "low", "high"]])
-    return [_panel(rows, title, y) for title, rows in panels_of(data)]
+    pipelines = [*dict.fromkeys(data.loc[data["kind"] == SPEED_UP, "series"])]
+    names_of_all = [*dict.fromkeys(data["series"])]
+    return [_panel(panel, y) for panel in panels_of(data, names_of_all, pipelines)]
 
 
-def _panel(rows: pd.DataFrame, title: alt.TitleParams, y: alt.Y) -> Chart:
+def _panel(panel: Panel, y: alt.Y) -> Chart:
+    rows = panel.rows
     taxes, speeds = rows[rows["kind"] == TAX], rows[rows["kind"] != TAX]
     pipelines = list(dict.fromkeys(speeds["series"]))
     styles = {name: look._replace(dash=SOLID) for name, look in ordered_styles(pipelines).items()}
@@ -169,7 +174,7 @@ def _panel(rows: pd.DataFrame, title: alt.TitleParams, y: alt.Y) -> Chart:
         speed.mark_line(point=True).encode(
             x=x, y=y, color=look.color, strokeDash=look.dash, tooltip=tooltip
         ),
-        title=title,
+        title=panel.title,
     )
 
 

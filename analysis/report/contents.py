@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from pipegap.analysis.claims import CLAIMS, Outcome, Verdict, audited, judged, not_run
+from pipegap.analysis.claims import CLAIMS, Verdict, audited, judged, not_run
 from pipegap.analysis.figures import FIGURES, Figure, Plot, plot, save
 from pipegap.analysis.report.facts import command
+from pipegap.analysis.report.gallery import Made, gallery
 from pipegap.analysis.report.page.listing import Listing, listed, write_latex
-from pipegap.analysis.report.page.page import Chapter, Thumbnail, drawn, tally
+from pipegap.analysis.report.page.page import Chapter, drawn
 from pipegap.analysis.report.paper_tables import TABLES, Table
 from pipegap.analysis.statistics.gaps import gaps
 from pipegap.analysis.statistics.pairs import side_by_side
@@ -188,28 +189,17 @@ def write_chapter(scope: Scope, out: Path, store: str, worker: Worker) -> Chapte
         save(shown, folder, worker)
         figures.append(drawn(shown, scope.prefix))
     judged_here, tables = verdicts(scope, store), [*_tables(scope, out, worker)]
-    places: list[tuple[Figure | Table, str, str]]
-    places = [(one.figure, f"figure-{one.name}", f"{one.name}.svg") for one in figures]
-    places += [(table, listing.name, "") for table, listing in tables]
-    gallery = [
-        Thumbnail(shown.title, shown.source, anchor, picture, _outcomes(shown, judged_here))
-        for shown, anchor, picture in places
-        if shown.source
-    ]
+    made = [Made(one.figure, f"figure-{one.name}", f"{one.name}.svg") for one in figures]
+    made += [Made(table, listing.name, "") for table, listing in tables]
+    sweeps = {record.sweep for record in scope.records}
     return Chapter(
         scope.title,
         judged_here,
         [(record.label, record.verdict) for record in scope.records if record.verdict],
         figures,
         [listing for _, listing in tables],
-        sorted(gallery, key=lambda shown: shown.place),
+        gallery(made, judged_here, sweeps, scope.scale, store) if scope.records else (),
     )
-
-
-def _outcomes(shown: Figure | Table, of_scope: Sequence[Verdict]) -> list[tuple[Outcome, int]]:
-    """Return how many claims on the sweeps of a figure or table have each outcome."""
-    own = [verdict for verdict in of_scope if {*verdict.claim.sweeps} & {*shown.sweeps}]
-    return [(outcome, count) for outcome, count in tally(own) if count]
 
 
 def verdicts(scope: Scope, store: str) -> list[Verdict]:

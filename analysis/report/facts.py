@@ -246,8 +246,9 @@ def shown(table: pd.DataFrame) -> pd.DataFrame:
         "time": table["seconds"].map(duration, na_action="ignore"),
         "tokens": table["tokens"].map("{:,}".format, na_action="ignore"),
         "FLOPs": table["flops"].map("{:.2g}".format, na_action="ignore"),
+        "arms": table["arms"].map(names.prose, na_action="ignore"),
     }
-    columns = ["sweep", "scale", "asked", "done", "failed", "missing", *words, "arms", "command"]
+    columns = ["sweep", "scale", "asked", "done", "failed", "missing", *words, "command"]
     return table.assign(**words)[columns]
 
 

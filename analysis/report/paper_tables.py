@@ -105,13 +105,13 @@ def _overhead(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFr
 GAP_WORDS = (
     "Gap: final validation loss of the arm minus that of sync, same point and seed, in nats per "
     "token; mean over n pairs that both completed [95 % interval]. diverged: pairs in which only "
-    f"the arm did. regime: where a point is outside of the paper's: {SHORT} (the momentum's memory "
+    f"the arm did. Outside of the regime of the paper: {SHORT} (the momentum's memory "
     f"is a part of the run), or {INACTIVE} (learning rate x decay x {MEAN_FACTOR:g} T below "
     f"{DECAYED:g})."
 )
 SCORE_WORDS = (
-    "accuracy: lm-eval's acc; accuracy_norm: its acc_norm; bits_per_byte, margin, share: of the "
-    "right answer, which see more than accuracy in a small model. Differences to sync [95 % "
+    "Accuracy: lm-eval's acc; normalized: its acc_norm; bits per byte, margin, share: of the right "
+    "answer, which see more than accuracy in a small model. Differences to sync [95 % "
     "interval over n seeds and the questions, two-way crossed]; detectable: the difference in "
     "accuracy that it would show with a probability of 80 %."
 )
@@ -149,7 +149,7 @@ TABLES = (
         protocols,
         note=(
             f"{GAP_WORDS} The paper searches both on AdamW and uses them for every optimizer but "
-            "Lion. removed: share of the gap that Error Feedback (EF) removes."
+            "Lion. Gap removed: the share by Error Feedback (EF)."
         ),
         source="tables 1, 2 (360M)",
         sweeps=("tuned_shared", "tuned_own"),
@@ -183,7 +183,7 @@ TABLES = (
         _best,
         note=(
             "gap: each setting chosen for each seed on the other seeds, and compared on "
-            "that one; gap_same_seeds: chosen and compared on the same seeds, which flatters."
+            "that one; the other gap: chosen and compared on the same seeds, which flatters."
         ),
         source="figure 13",
         sweeps=("batch_size", "learning_rate", "model_size", "moe_learning_rate"),
@@ -195,7 +195,7 @@ TABLES = (
         note=(
             "Medians over the trials; ratios: median over pairs of the same point, seed "
             "and device. Trials that ran side by side share a machine, so that their speed says "
-            "nothing: it is left out, and speed n trials are left."
+            "nothing: it is left out, and n trials are left."
         ),
         source="appendix F",
         sweeps=("main", "optimizers"),
@@ -204,10 +204,7 @@ TABLES = (
         "remedies",
         "What each remedy leaves of the delay's cost, and what it costs",
         remedies,
-        note=(
-            f"{GAP_WORDS} tax: token tax; memory ratio, time ratio: peak memory and time per token "
-            "over sync's."
-        ),
+        note=(f"{GAP_WORDS} Memory, time: the peak and the time per token, over sync's."),
         sweeps=("corrections", "remedies"),
     ),
     Table(
@@ -247,7 +244,7 @@ TABLES = (
         "Every gap",
         all_gaps,
         note=(
-            f"{GAP_WORDS} removed: share of the plain gap that the correction removes "
+            f"{GAP_WORDS} Gap removed: share of the plain gap, by the correction "
             "(Fieller), where the plain gap's 99 % interval excludes 0."
         ),
     ),

@@ -34,6 +34,7 @@ from pipegap.analysis.report.facts import (
 from pipegap.analysis.report.page.listing import listed
 from pipegap.analysis.report.page.page import Chapter, Opening, Page, html, with_lead
 from pipegap.analysis.statistics.text import gap_table, printed_gaps, taxes_text
+from pipegap.analysis.table import names
 from pipegap.analysis.table.metrics import DamagedRows
 from pipegap.analysis.table.points import BESIDE, settings
 from pipegap.analysis.table.stores import stored
@@ -165,7 +166,7 @@ def _write(
     }
     worker.do(_write_tables, tables, contents.remarks, out)
     lead, rest = with_lead(chapters)
-    listing = _listed(contents.shown.trials, made)
+    listing, arms = _listed(contents.shown.trials, made), names.arms(contents.shown.trials)
     specs = [spec for chapter in chapters for drawn in chapter.figures for spec in drawn.specs]
     return Page(
         source=word.removeprefix("results="),
@@ -186,7 +187,7 @@ def _write(
         missing=listed("Missing", shown(left), "", "missing.csv"),
         cost=cost(left),
         makers=listed("Code, machines, data and packages", tables["makers"], "", "makers.csv"),
-        trials=listed("Trials", listing, TRIALS, "provenance.csv", most=MOST_TRIALS),
+        trials=listed("Trials", listing, TRIALS, "provenance.csv", arms=arms, most=MOST_TRIALS),
         configs=settings_by_trial(contents.shown.trials, specs),
     )
 

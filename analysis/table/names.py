@@ -72,6 +72,49 @@ KEYS = {
     "optimizer.variance_decay": "β₂",
     "seq_len": "sequence length",
 }
+HEADS = {
+    "accuracy_norm": "normalized accuracy",
+    "arm_diverged": "arm diverged",
+    "bits_per_byte": "bits per byte",
+    "converted": "how converted",
+    "cosine": "cosine of late and fresh update",
+    "detectable": "detectable difference",
+    "device_name": "device",
+    "error": "relative error",
+    "final_val_loss": "final validation loss",
+    "gap_same_seeds": "gap, chosen on the same seeds",
+    "git": "code",
+    "height": "height of the spike",
+    "incomplete": "settings without all seeds",
+    "loss_sync": "sync loss",
+    "margin": "margin of right answers",
+    "mean_height": "mean height of the spike",
+    "measured": "late updates measured",
+    "memory ratio": "memory, over sync's",
+    "num_microbatches": "microbatches",
+    "num_points": "settings tried",
+    "num_stages": "stages",
+    "of": "interval over",
+    "other": "other optimizer",
+    "p": "p of McNemar's test",
+    "rates": "learning rate and decay",
+    "recovered": "spikes recovered from",
+    "recovery": "updates to recover",
+    "regime": "outside of the regime",
+    "removed": "gap removed",
+    "setting_sync": "sync setting",
+    "share": "share of right answers",
+    "speed ratio": "speed, over sync's",
+    "switch": "update of the switch",
+    "tax": "token tax",
+    "tax_from": "tax from",
+    "tax_why": "why no tax",
+    "time ratio": "time, over sync's",
+    "trial_id": "trial",
+    "who": "whose",
+}
+"""Columns of tables → their heads. Any other column is called by its name."""
+COUNTED = re.compile("(.+)[_ ]n")
 VALUES = {"inverse_sqrt": "inverse square root", "wsd": "WSD"}
 WORDS = OPTIMIZERS | REPORTED_ARMS
 WORD = re.compile(r"(?<![\w=/.-])[a-z_]+\b(?![=(/.])")
@@ -88,6 +131,20 @@ def optimizer(name: object) -> str:
 def key(name: object) -> str:
     """Return what a key of the config is called: `optimizer.lr` is the learning rate."""
     return KEYS.get(str(name), str(name).rpartition(".")[2].replace("_", " "))
+
+
+def head(column: str, arms: Mapping[str, str]) -> str:
+    """Return the head of a column; `arms` are the names of arms: `delay_ef gap` is delay + EF gap.
+
+    `x_n` and `x n` count what is behind `x`.
+    """
+    if column in HEADS:
+        return HEADS[column]
+    if counted := COUNTED.fullmatch(column):
+        return f"{head(counted[1], arms)}, n"
+    known = REPORTED_ARMS | {"sync": "sync"} | dict(arms)
+    parts = column.split(" ")
+    return " ".join(known.get(part) or HEADS.get(part) or key(part) for part in parts)
 
 
 def value(raw: Any) -> str:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from pipegap.analysis.table.names import OPTIMIZERS, minus
+from pipegap.analysis.table import names
 
 MOST_ROWS = 500
 """Rows on the page, unless more are asked for; the CSV has all."""
@@ -101,29 +101,21 @@ def listed(
     A mean and its interval (`x`, `x_low`, `x_high`) are one column. People read names of
     optimizers and arms (`arms`); the values of the cells keep theirs.
     """
-    names = [str(name) for name in table]
-    ends = {f"{name}{end}" for name in names for end in (LOW, HIGH) if f"{name}{LOW}" in names}
+    columns = [str(name) for name in table]
+    ends = {f"{name}{end}" for name in columns for end in (LOW, HIGH) if f"{name}{LOW}" in columns}
     shown = {
         name: [name, *(f"{name}{end}" for end in (LOW, HIGH) if f"{name}{end}" in ends)]
-        for name in names
+        for name in columns
         if name not in ends
     }
-    said = {"optimizer": OPTIMIZERS, "arm": arms}
+    said = {"optimizer": names.OPTIMIZERS, "other": names.OPTIMIZERS, "arm": arms}
     plain = table.astype(object).where(table.notna(), None)
     records = plain.head(most).to_dict("records")
-    rows = [[_cell(name, columns, row, said) for name, columns in shown.items()] for row in records]
+    rows = [[_cell(name, held, row, said) for name, held in shown.items()] for row in records]
     heads = [
-        Head(_head(name, arms), columns, _kind(name, table[name]))
-        for name, columns in shown.items()
+        Head(names.head(name, arms), held, _kind(name, table[name])) for name, held in shown.items()
     ]
     return Listing(title, heads, rows, note, file, len(table))
-
-
-def _head(name: str, arms: Mapping[str, str]) -> str:
-    """Return `delay + EF gap` for the column `delay_ef gap`, `loss of sync` for `loss_sync`."""
-    arm, space, rest = name.rpartition(" ") if name not in arms else (name, "", "")
-    words = f"{arms.get(arm, arm)}{space}{rest}"
-    return words.replace("_sync", " of sync").replace("_", " ")
 
 
 def write_latex(listing: Listing, out: Path) -> None:
@@ -134,7 +126,7 @@ def write_latex(listing: Listing, out: Path) -> None:
     columns = [[row[at].words for row in listing.rows] for at in range(len(listing.heads))]
     filled = [pair for pair in zip(listing.heads, columns, strict=True) if any(pair[1])]
     aligned = "".join("r" if head.kind == "number" else "l" for head, _ in filled)
-    heads = _latex_row([head.title.replace("_", " ") for head, _ in filled])
+    heads = _latex_row([head.title for head, _ in filled])
     rows = [_latex_row(cells) for cells in zip(*(words for _, words in filled), strict=True)]
     lines = [
         r"% \usepackage{booktabs, graphicx} \usepackage[T1]{fontenc}",
@@ -185,7 +177,7 @@ def _cell(
     words = [_words(name, value, signed=len(columns) > 1) for value in values]
     interval = f" [{words[1]}, {words[2]}]" if len(words) > 1 and words[1] else ""
     own = said.get(name, {}).get(words[0], words[0])
-    return Cell(minus(own + interval), values)
+    return Cell(names.minus(own + interval), values)
 
 
 def _words(name: str, value: Any, *, signed: bool) -> str:

@@ -1,6 +1,5 @@
 """What a page holds, and how it becomes HTML."""
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
@@ -13,8 +12,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from pipegap.analysis.claims import ALL_PARTS, Outcome, Verdict
 from pipegap.analysis.claims.rule import MOST_SEEDS
 from pipegap.analysis.figures import Figure, Plot, panels
+from pipegap.analysis.figures.colors import PAPER, colors_of, on_dark
 from pipegap.analysis.figures.curves import FEWEST
 from pipegap.analysis.figures.files import kept, usual_faces
+from pipegap.analysis.figures.style import CONFIG
 from pipegap.analysis.report.answer import MICROBATCHES, STAGES, StoreAnswer
 from pipegap.analysis.report.facts import Overview, TrialNow
 from pipegap.analysis.report.page.listing import Listing
@@ -57,23 +58,24 @@ def tally(verdicts: Sequence[Verdict]) -> list[tuple[Outcome, int]]:
 
 
 class Thumbnail(NamedTuple):
-    """A figure or table of the paper in the gallery, with the outcomes of the claims on its sweeps.
-
-    `anchor` is its place on the page; `picture` is a file, empty for a table.
-    """
+    """A figure or table in the gallery. `anchor` is its place on the page; `picture` is a file,
+    empty for a table."""
 
     title: str
-    source: str
     anchor: str
     picture: str
-    outcomes: Sequence[tuple[Outcome, int]]
 
-    @property
-    def place(self) -> tuple[bool, bool, int]:
-        """What sorts the thumbnails as the paper has them: tables, figures, appendices."""
-        number = re.search(r"\d+", self.source)
-        kind = self.source.split()[0]
-        return kind == "appendix", kind.startswith("figure"), int(number[0]) if number else 0
+
+class Exhibit(NamedTuple):
+    """A figure or table of the paper, its name there: what was drawn of it, and the outcomes of the
+    claims that it states; where nothing was drawn, what it `lacks`, and the command for that."""
+
+    name: str
+    title: str
+    shown: Sequence[Thumbnail]
+    outcomes: Sequence[tuple[Outcome, int]]
+    lacks: str
+    command: str
 
 
 class Chapter(NamedTuple):
@@ -85,7 +87,7 @@ class Chapter(NamedTuple):
     """Labels of sweeps and the rules of their verdicts."""
     figures: Sequence[Drawn]
     tables: Sequence[Listing]
-    gallery: Sequence[Thumbnail] = ()
+    gallery: Sequence[Exhibit] = ()
 
     @property
     def counts(self) -> list[tuple[Outcome, int]]:
@@ -208,9 +210,25 @@ def html(page: Page) -> str:
             vendor_script="".join(map(_text, VENDOR_SCRIPTS)),
             licence=_text("vendor/LICENSE.txt"),
             style=usual_faces() + _text("style.css"),
+            look=CONFIG,
+            dark=_dark(page),
             script=_text("script.js"),
         )
     )
+
+
+def _dark(page: Page) -> str:
+    """Return the style sheet by which the charts are on a dark ground, on the screen alone."""
+    lead = [page.lead] if page.lead else []
+    shown = [*lead, *(figure for chapter in page.chapters for figure in chapter.figures)]
+    found = {color for figure in shown for spec in figure.specs for color in colors_of(spec)}
+    rules = [
+        f'.chart [{kind}="{color}"]{{{kind}:{on_dark(color)}}}'
+        for color in sorted(found.union(colors_of(CONFIG)))
+        for kind in ("fill", "stroke")
+    ]
+    rules.append(f".chart svg{{background:{on_dark(PAPER)}!important}}")
+    return f"@media screen and (prefers-color-scheme:dark){{{''.join(rules)}}}"
 
 
 @cache

@@ -1,10 +1,9 @@
 "use strict";
 
-const dark = matchMedia("(prefers-color-scheme: dark)").matches;
 // Errors alone: Vega also warns of scales without data, as an empty layer has them.
 const options = {
   actions: false, renderer: "svg", logLevel: 1,
-  tooltip: {theme: dark ? "dark" : "light", formatTooltip},
+  tooltip: {formatTooltip},
 };
 const json = (node) => JSON.parse(node.textContent);
 const escaped = (text) => String(text).replace(/[&<>"']/g, (letter) => `&#${letter.charCodeAt(0)};`);
@@ -17,6 +16,7 @@ const element = (name, properties, ...children) => {
 // --- Charts: one after another, those that are in view first; the page stays usable meanwhile.
 
 const configs = json(document.getElementById("configs"));
+const look = json(document.getElementById("look"));
 
 // Of a trial also its settings, which a figure's data do not have.
 function formatTooltip(shown, sanitize) {
@@ -221,13 +221,13 @@ const pairs = (object) => element("dl", {}, ...Object.entries(object).flatMap(([
   [element("dt", {}, key), element("dd", {}, typeof value === "string" ? value : JSON.stringify(value))]));
 
 const curveOf = (rows) => ({
-  width: "container", height: 240,
+  config: look, width: "container", height: 240,
   data: {values: rows.map(([update, loss, of]) => ({update, loss, of}))},
   mark: {type: "line", point: {size: 18}},
   encoding: {
     x: {field: "update", type: "quantitative"},
     y: {field: "loss", type: "quantitative", scale: {zero: false}},
-    color: {field: "of", type: "nominal", title: null, legend: {orient: "top"}},
+    color: {field: "of", type: "nominal", title: null, scale: {range: look.range.category}, legend: {orient: "top"}},
     tooltip: [{field: "of"}, {field: "update"}, {field: "loss"}],
   },
 });

@@ -13,8 +13,9 @@ from scipy import stats
 
 from pipegap.analysis import gaps, load
 from pipegap.analysis.figures import BY_NAME, FIGURES, Figure, Plot, panels, plot, save
+from pipegap.analysis.figures.colors import NIGHT, ON_COLOR, PAPER, READABLE, contrast, on_dark
 from pipegap.analysis.figures.figure import Spec, whole
-from pipegap.analysis.figures.style import DARK
+from pipegap.analysis.figures.style import CONFIG, LETTERS
 from pipegap.analysis.table.metrics import training_losses
 from tests.support.swept_store import ANSWERED, SWEEPS, write_sweep
 
@@ -264,6 +265,20 @@ def test_it_is_told_in_words_and_by_the_names_of_people(
     assert not [name for name in ("adamw", "muon", "delay_ef", "optimizer.lr") if name in said]
 
 
+@each
+def test_its_words_can_be_read_on_paper_and_at_night(
+    figure: Figure, drawn: Callable[[str], Drawn]
+) -> None:
+    """No word has the colour of a series, which may be a pale one."""
+    for layer in layers(drawn(figure.name).spec):
+        if (mark := layer["mark"])["type"] == "text":
+            assert "color" not in layer["encoding"]
+            assert mark.get("fontSize", CONFIG["text"]["fontSize"]) >= LETTERS
+            color = mark.get("color", CONFIG["text"]["color"])
+            assert contrast(color, PAPER) >= READABLE
+            assert color == ON_COLOR or contrast(on_dark(color), NIGHT) >= READABLE
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_a_page_has_a_panel_each_of_its_own_width(name: str, drawn: Callable[[str], Drawn]) -> None:
     made, spec = drawn(name)
@@ -294,8 +309,3 @@ def test_the_same_data_give_the_same_few_bytes(
     assert b"NaN" not in first[".svg"]
     assert b"undefined" not in first[".svg"]
     assert len(first[".svg"]) < 80_000, "it is small, though it brings its font along"
-
-
-def test_no_colour_of_a_dark_page_is_the_ground_or_replaced_twice() -> None:
-    assert DARK["#ffffff"] not in {to for of, to in DARK.items() if of != "#ffffff"}
-    assert not {*DARK} & {*DARK.values()}

@@ -171,6 +171,22 @@ def test_the_axis_of_gaps_is_linear_from_0_within_two_decades(
     assert low <= 0 < max(gaps_of.values()) <= high
 
 
+@pytest.mark.parametrize("optimizer", ["muon", "muon_of_a_long_name_of_ones_own"])
+def test_a_long_name_stands_above_its_row_and_leaves_the_panel_its_width(
+    optimizer: str, tmp_path: Path
+) -> None:
+    for name in ("adamw", optimizer):
+        write_arms(tmp_path, {"sync": [1.0], "delay": [1.1]}, optimizer=name)
+    [spec, _] = plot(BY_NAME["final_losses"], shown(tmp_path, "final_losses")).specs
+    is_long = optimizer != "muon"
+    lines = [layer["encoding"]["yOffset"]["sort"] for layer in spec["layer"][1:]]
+    assert {*map(tuple, lines)} == {("", "delay") if is_long else ("delay",)}
+    assert spec["layer"][-1]["encoding"]["y"]["axis"]["labels"] == (not is_long)
+    data = spec["datasets"][spec["layer"][-1]["data"]["name"]]
+    assert len(data) == 2
+    assert ({row["series"] for row in data} == {""}) == is_long
+
+
 @pytest.mark.parametrize("evaluations", [4, 20])
 def test_curves_have_points_enough_whatever_was_evaluated(evaluations: int, tmp_path: Path) -> None:
     write_arms(tmp_path, {"sync": [1.0, 1.1], "delay": [1.2, 1.3]})
@@ -183,7 +199,7 @@ def test_curves_have_points_enough_whatever_was_evaluated(evaluations: int, tmp_
     assert (data["trial_id"].value_counts() >= FEWEST).all()
     [spec, *_] = plot(BY_NAME["validation_curves"], data).specs
     said = str(spec["layer"][0]["encoding"]["y"]["title"])
-    assert ("mean of a hundredth" in said) == ("train_loss" in data) == (evaluations < FEWEST)
+    assert ("means of 1 %" in said) == ("train_loss" in data) == (evaluations < FEWEST)
     if "train_loss" in data:
         means = data[data["trial_id"] == "0000"].set_index("update")["train_loss"]
         assert means.loc[3] == pytest.approx(5.0 - 1.5 / 100), "of updates 0 to 3"

@@ -242,20 +242,3 @@ def test_each_command_of_the_page_runs_as_it_is_printed(
         capsys.readouterr()
         sweeps([*words_of(trial["command"]), "dry_run=true"])
         assert capsys.readouterr().out.startswith("1 trials selected"), trial_id
-
-
-def test_a_page_of_many_sweeps_opens_with_the_papers_figures_and_tables(tmp_path: Path) -> None:
-    store = tmp_path / "results"
-    write_arms(store, LOSSES)
-    for sweep in ("optimizers", "main"):
-        record(store, sweep, "tiny", ids(store))
-    text = page(store, tmp_path / "out")
-    gallery = text.split('<ul class="gallery">')[1].split("</ul>")[0]
-    shown = re.findall(r"<li>(.*?)</li>", gallery, re.DOTALL)
-    sources = [re.findall("<small>([^<]+)</small>", entry)[0] for entry in shown]
-    assert sources == ["tables 1, 2 (360M)", "figure 3 (360M)", "appendix F"]
-    assert text.index('class="gallery"') < text.index('id="answer"')
-    assert 'src="tiny/fig03_curves.svg"' in shown[1]
-    assert "not enough data" in shown[1]
-    for anchor in re.findall('href="#([^"]+)"', gallery):
-        assert f'id="{anchor}"' in text

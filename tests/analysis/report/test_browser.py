@@ -104,6 +104,49 @@ def test_charts_fit_a_phone(browser: Any) -> None:
     # Charts are drawn anew one after another.
     wait(browser).until(lambda page: max(page.execute_script(WIDTHS)) <= 390)
     assert min(browser.execute_script(WIDTHS)) > 200
+    plots = browser.execute_script(
+        "return [...document.querySelectorAll('.panel .role-frame > g > path.background')]"
+        ".map((plot) => plot.getBoundingClientRect().width)"
+    )
+    assert len(plots) >= 4
+    assert min(plots) > 390 / 3, "names, and words beside, leave a third to the data"
+
+
+WORDS = """
+const parts = (color) => color.match(/[\\d.]+/g).map(Number);
+const luminance = (color) => parts(color).slice(0, 3).map((part) => part / 255)
+  .map((p) => p <= 0.04045 ? p / 12.92 : ((p + 0.055) / 1.055) ** 2.4)
+  .reduce((sum, p, at) => sum + p * [0.2126, 0.7152, 0.0722][at], 0);
+const ground = (node) => {
+  for (; node; node = node.parentElement) {
+    const color = getComputedStyle(node).backgroundColor;
+    if ((parts(color)[3] ?? 1) > 0.5) return color;
+  }
+  return 'rgb(255, 255, 255)';
+};
+return [...document.querySelectorAll('body *:not(script, style)')]
+  .filter((node) => [...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim()))
+  .filter((node) => node.getClientRects().length && getComputedStyle(node).opacity > 0)
+  .map((node) => {
+    const [style, chart] = [getComputedStyle(node), node.closest('svg')];
+    const [one, other] = [chart ? style.fill : style.color, ground(node)].map(luminance);
+    const ratio = (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
+    return [ratio, chart ? parseFloat(style.fontSize) : null, node.textContent.trim().slice(0, 40)];
+  })
+"""
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_every_word_can_be_read(browser: Any, mode: str) -> None:
+    """By WCAG, of what is drawn: 4.5 : 1, and no letter of a chart is smaller than 12 pixels."""
+    wanted = [{"name": "prefers-color-scheme", "value": mode}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": wanted})
+    try:
+        found = browser.execute_script(WORDS)
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    assert len(found) > 200
+    assert [word for word in found if word[0] < 4.5 or (word[1] or 12) < 12] == []
 
 
 def test_print_loses_no_word(browser: Any) -> None:

@@ -34,7 +34,7 @@ def test_cells_are_escaped_heads_are_words_and_numbers_stand_to_the_right(tmp_pa
     lines = (tmp_path / "odd.tex").read_text().splitlines()
     assert rf"\begin{{tabular}}{{llrr{'r' * 30}}}" in lines, "without the empty column"
     heads, first, second = lines[4], *lines[6:8]
-    assert heads.startswith("optimizer & setting of sync & gap & n & wide column 0 & ")
+    assert heads.startswith("optimizer & sync setting & gap & n & wide column 0 & ")
     assert r"a \& 5 \% of \$x\$ \# b\_c \{d\} \textasciitilde{} \textasciicircum{} " in first
     assert r"$<$1$>$ $|$y$|$ $-$ $\lambda$ $\times$ $\tau$ $\beta$$_2$ $\le$" in first
     assert "$-$0.0123 {[}$-$0.0200, $-$0.0100{]} & 3 & 0 &" in first

@@ -148,16 +148,3 @@ def test_series_that_differ_in_a_number_have_its_order_and_its_colours() -> None
     places = [ORDERED.index(looks[name].color) for name in ramp]
     assert places == sorted({*places})
     assert looks["PACI"].color not in ORDERED
-    assert all(contrast(color, "#ffffff") >= 3 for color in ORDERED)
-
-
-def contrast(one: str, other: str) -> float:
-    """The ratio of WCAG 2."""
-
-    def luminance(color: str) -> float:
-        parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-        return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-    dark, light = sorted((luminance(one), luminance(other)))
-    return (light + 0.05) / (dark + 0.05)

@@ -1,5 +1,6 @@
 """Tables of a report: both protocols, remedies, and what is missing with the hours it takes."""
 
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -8,7 +9,16 @@ import pytest
 from pipegap.analysis import gaps, load
 from pipegap.analysis.report.facts import cost, missing
 from pipegap.analysis.report.page.listing import listed, write_latex
-from pipegap.analysis.report.table_data import protocols, remedies
+from pipegap.analysis.report.table_data import (
+    OF_DELAY,
+    OF_FEEDBACK,
+    OF_POINT,
+    REMEDIES,
+    protocols,
+    remedies,
+)
+from pipegap.analysis.statistics.tax import reported_taxes
+from pipegap.analysis.table import names
 from pipegap.trainer.store.records import Record, RecordedTrial
 from tests.support.synthetic_store import NONE, SYNC, TWO_BUFFERED, config, put, result, write
 
@@ -121,8 +131,34 @@ def test_latex_has_the_words_of_the_page(tmp_path: Path) -> None:
     assert text.index("\\toprule") < text.index("\\midrule") < text.index("\\bottomrule")
 
 
-def test_heads_are_words_and_the_csv_keeps_its_names() -> None:
-    table = pd.DataFrame({"loss_sync": [1.0], "tax_n": [3], "delay_ef n": [2]})
-    heads = listed("t", table, "", "t.csv", arms={"delay_ef": "delay + EF"}).heads
-    assert [head.title for head in heads] == ["loss of sync", "tax n", "delay + EF n"]
-    assert [name for head in heads for name in head.names] == [*table]
+NAMES = {"delay_ef": "delay + EF"}
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        ("loss_sync", "sync loss"),
+        ("tax_n", "token tax, n"),
+        ("removed_n", "gap removed, n"),
+        ("delay_ef n", "delay + EF, n"),
+        ("delay_ef gap", "delay + EF gap"),
+        ("paper delay_ef", "paper delay + EF"),
+        ("EF removed", "EF gap removed"),
+        ("accuracy_norm difference", "normalized accuracy difference"),
+        ("optimizer.lr", "learning rate"),
+        ("trainer_version", "trainer version"),
+        ("memory (GiB)", "memory (GiB)"),
+    ],
+)
+def test_heads_are_words_and_the_csv_keeps_its_names(column: str, said: str) -> None:
+    [head] = listed("t", pd.DataFrame({column: [1.0]}), "", "t.csv", arms=NAMES).heads
+    assert (head.title, head.names) == (said, [column])
+
+
+def test_a_column_that_is_no_word_has_a_head_of_its_own() -> None:
+    """As has what a table of trials, gaps or taxes calls by a short name."""
+    columns = {*REMEDIES, *OF_POINT, *OF_DELAY, *OF_FEEDBACK, *reported_taxes()}
+    columns -= {name for name in columns if name.endswith(("_low", "_high"))}
+    for name in columns:
+        assert not re.search(r"_|\.|\btax n\b|\bnum\b", names.head(name, {})), name
+    assert names.HEADS.keys().isdisjoint(names.KEYS)
