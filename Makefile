@@ -11,8 +11,10 @@ READY := $(VENV)/.ready
 WIKI := data/wiki/manifest.json
 MOTO := $(VENV)/moto
 TITAN := $(VENV)/torchtitan
+# Others than ours, on which `make versions` tries Schedule2BW.
+TORCHES ?= 2.11.0 2.14.1 2.15.0
 
-.PHONY: help setup moto torchtitan data-% sweep-% figures docs site submit test test-slow fuzz check wheel clean
+.PHONY: help setup moto torchtitan versions data-% sweep-% figures docs site submit test test-slow fuzz check wheel clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -44,6 +46,19 @@ $(TITAN)/.ready: tests/torchtitan.txt | $(READY)
 	$(BIN)/python -c '$(SITE)' > "$$($(TITAN)/bin/python -c '$(SITE)')/pipegap.pth"
 	$(TITAN)/bin/python -m pip install -q --no-deps -r tests/torchtitan.txt
 	touch $@
+
+# PyPI's wheels for Linux are those of CUDA: without TORCH_INDEX its libraries must be on LD_LIBRARY_PATH.
+$(VENV)/torch-%/.ready: | $(READY)
+	$(PYTHON) -m venv $(@D)
+	$(BIN)/python -c '$(SITE)' > "$$($(@D)/bin/python -c '$(SITE)')/pipegap.pth"
+	$(@D)/bin/python -m pip install -q --no-deps $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==$*
+	touch $@
+
+versions: $(TORCHES:%=$(VENV)/torch-%/.ready)  ## the tests of Schedule2BW on other versions of torch, TORCHES="2.11.0 2.15.0": which private name moved, what fails
+	@code=0; for torch in $(TORCHES); do \
+	    echo "torch     $$torch"; \
+	    $(VENV)/torch-$$torch/bin/python -m pytest tests/trainer/torch_pipelining -n 2 --dist worksteal $(ARGS) || code=1; \
+	done; exit $$code
 
 $(WIKI): | $(READY)
 	$(BIN)/pipegap data wiki

@@ -1,8 +1,8 @@
 """Delayed training of stages as the equation says it, in one process and in float64: an oracle for
 `Schedule2BW` that shares no code with it."""
 
-from collections.abc import Callable, Sequence
-from functools import reduce
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,28 +46,49 @@ def loss(output: Tensor, target: Tensor) -> Tensor:
     return nn.functional.mse_loss(output, target)
 
 
+def forward(
+    stages: Sequence[nn.Module], rows: Tensor, i: int = 0, keywords: Mapping[str, Any] | None = None
+) -> Any:
+    """What the stages make of microbatch `i`: each gets its rows of keywords that are tensors."""
+    given = {
+        name: value.chunk(MICROBATCHES)[i] if isinstance(value, Tensor) else value
+        for name, value in (keywords or {}).items()
+    }
+    output: Any = rows
+    for stage in stages:
+        inputs = output if isinstance(output, tuple) else (output,)
+        output = stage(*inputs, **given)
+    return output
+
+
 def naive(
     stages: Sequence[nn.Module],
     changes: dict[int, Change],
     *,
     clip_norm: float | None = None,
-    loss_of: Callable[[Tensor, Tensor], Tensor] = loss,
-) -> None:
-    """Trains by W(t+1) = W(t) − u_t − (u_t − u_{t−1}), by SGD and gradients at W(max(0, t − 1));
-    what requires no gradient stays. `changes` are made to every stage before a batch.
+    loss_of: Callable[[Any, Tensor], Tensor] = loss,
+    delay: int = 1,
+    keywords: Mapping[str, Any] | None = None,
+    divisor: int = MICROBATCHES,
+) -> tuple[list[list[Tensor]], list[list[Any]]]:
+    """Trains by W(t+1) = W(t) − u_t − (u_t − u_{t−1}), by SGD and gradients at W(max(0, t − 1)), or
+    without a delay by W(t) − u_t; what requires no gradient stays. `changes` are made to every
+    stage before a batch. Returns losses and outputs of each batch by microbatch.
     """
     weights = [weight for stage in stages for weight in stage.parameters()]
     optimizer = torch.optim.SGD(weights, lr=RATE)
     history, earlier = [[w.detach().clone() for w in weights]], None
+    losses: list[list[Tensor]] = []
+    outputs: list[list[Any]] = []
     for t in range(BATCHES):
         for stage in stages if t in changes else ():
             changes[t](stage)
         history[t] = newest = [w.detach().clone() for w in weights]
-        _set(weights, history[max(0, t - 1)])
-        x, y = batch(t)
-        for rows, targets in zip(x.chunk(MICROBATCHES), y.chunk(MICROBATCHES), strict=True):
-            output = reduce(lambda h, stage: stage(h), stages, rows)
-            (loss_of(output, targets) / MICROBATCHES).backward()
+        _set(weights, history[max(0, t - delay)])
+        parts = [*zip(*(of.chunk(MICROBATCHES) for of in batch(t)), strict=True)]
+        outputs.append([forward(stages, rows, i, keywords) for i, (rows, _) in enumerate(parts)])
+        losses.append([loss_of(o, y) for o, (_, y) in zip(outputs[t], parts, strict=True)])
+        (sum(losses[t]) / divisor).backward()
         _set(weights, newest)
         if clip_norm is not None:
             _clip(weights, clip_norm)
@@ -76,10 +97,11 @@ def naive(
         made = [old - w.detach() for old, w in zip(newest, weights, strict=True)]
         with torch.no_grad():
             for w, u, before in zip(weights, made, earlier or made, strict=True):
-                if w.requires_grad:
+                if w.requires_grad and delay:
                     w.add_(before - u)
         earlier = made
         history.append([w.detach().clone() for w in weights])
+    return losses, outputs
 
 
 def assert_equal(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -27,7 +28,15 @@ from pipegap.trainer.torch_pipelining import Schedule2BW
 from tests.support import toy
 from tests.support.gangs import sent
 from tests.support.torch_expected import expected
-from tests.support.torch_pipeline import TIGHT, Case, T, adamw, batch, modules
+from tests.support.torch_pipeline import (
+    OPTIMIZERS,
+    TIGHT,
+    Case,
+    T,
+    batch,
+    modules,
+    newton_schulz,
+)
 
 MICROBATCHES = 4
 EVALUATED_BEFORE, CALLED_BEFORE = 3, (5, 6)
@@ -101,6 +110,7 @@ class Setting:
     tensor: int = 1
     keywords: Mapping[str, Tensor] = field(default_factory=dict)
     dtype: torch.dtype = torch.float64
+    optimizer: str = "adamw"
 
 
 GAIN = {"gain": torch.linspace(0.5, 1.5, len(batch(0)[0]), dtype=torch.float64)}
@@ -115,6 +125,15 @@ SETTINGS: dict[str, Setting] = {
     "ddp": Setting(ddp, data=2),
     "tp": Setting(tensor_parallel, tensor=2),
     "fsdp2 and tp": Setting(both, data=2, tensor=2),
+    **{
+        f"{name}, {optimizer}": Setting(wrap, data, tensor, optimizer=optimizer)
+        for name, wrap, data, tensor in (
+            ("fsdp2", fsdp, 2, 1),
+            ("tp", tensor_parallel, 1, 2),
+            ("fsdp2 and tp", both, 2, 2),
+        )
+        for optimizer in ("torch_muon", "dist_muon")
+    },
     "autocast": Setting(autocast, dtype=torch.float32),
     "full checkpointing": Setting(checkpointed),
     "selective checkpointing": Setting(partial(checkpointed, context_fn=SAVE_PRODUCTS)),
@@ -132,6 +151,7 @@ class Training:
         self.rank = mesh.get_local_rank("pipeline")
         self.plain = modules(2, setting.dtype)[self.rank].to(device)
         self.newest = self._wrapped()
+        self.weights = dict(self.newest.named_parameters())
 
     def _wrapped(self) -> nn.Module:
         return self.setting.wrap(copy.deepcopy(self.plain), self.mesh)
@@ -143,7 +163,7 @@ class Training:
     def delayed(self) -> Weights:
         """Trains by Schedule2BW. A batch follows an evaluation, and then a direct call of the first
         stage, after which FSDP2 keeps whole weights; another one follows this and a load."""
-        optimizer = adamw(self.newest)
+        optimizer = OPTIMIZERS[self.setting.optimizer](self.newest)
         scheduler = LambdaLR(optimizer, toy.lr_factor)
 
         def update() -> None:
@@ -176,7 +196,9 @@ class Training:
     def emulated(self) -> Weights:
         """Trains by Schedule1F1B, whose optimizer makes the delay."""
         schedule = Schedule1F1B(self._stage(), MICROBATCHES, toy.loss)
-        optimizer = DelayedOptimizer(adamw(self.newest), error_feedback=1.0)
+        optimizer = DelayedOptimizer(
+            OPTIMIZERS[self.setting.optimizer](self.newest), error_feedback=1.0
+        )
         scheduler = LambdaLR(optimizer, toy.lr_factor)
         for t in range(T):
             if t == EVALUATED_BEFORE:
@@ -199,8 +221,9 @@ class Training:
         """The first stage computes on the weights that the optimizer has now."""
         if self.rank == 0 and isinstance(newest, FSDPModule):
             rows, plain = self._mine(batch(0)[0]), copy.deepcopy(self.plain)
-            [group] = optimizer.param_groups
-            for weight, now in zip(plain.parameters(), group["params"], strict=True):
+            has = [weight for group in optimizer.param_groups for weight in group["params"]]
+            named = {id(weight): name for name, weight in self.weights.items()}
+            for weight, now in ((plain.get_parameter(named[id(w)]), w) for w in has):
                 weight.copy_(_whole(now))
             tolerance = 1e-12 if self.setting.dtype == torch.float64 else 1e-2
             torch.testing.assert_close(
@@ -254,12 +277,16 @@ def as_rank(
     shape = {(SETTINGS[name].data, SETTINGS[name].tensor) for name in names}.pop()
     world = 2 * shape[0] * shape[1]
     device = rank_device(device_name, heartbeat.rank, world)
-    with joined(store, heartbeat.rank, world, 1, device, heartbeat, 120):
+    with joined(store, heartbeat.rank, world, 1, device, heartbeat, 120), muon_without_bf16():
         axes = ("pipeline", "data", "tensor")
         mesh = init_device_mesh(device.type, (2, *shape), mesh_dim_names=axes)
         for name in names:
             ours, emulated = (Training(SETTINGS[name], mesh, device) for _ in range(2))
             send((ours.delayed(), emulated.emulated()))
+
+
+def muon_without_bf16() -> Any:
+    return patch("torch.optim._muon._zeropower_via_newtonschulz", newton_schulz)
 
 
 OWN_EQUATIONS = ("two tensors", "fsdp2, bf16", "autocast")
@@ -277,8 +304,10 @@ def assert_alike(names: Sequence[str], device_name: str = "cpu") -> None:
     """Both ways of a delay on ranks end alike, and where the equations end."""
     [shape] = {(SETTINGS[name].data, SETTINGS[name].tensor) for name in names}
     by_rank = sent(as_rank, 2 * shape[0] * shape[1], names, device_name, timeout=300)
-    reference, _ = expected(Case(MICROBATCHES, error_feedback=1.0), 2, torch.float64)
     for name, *trained in zip(names, *by_rank, strict=True):
+        case = Case(MICROBATCHES, SETTINGS[name].optimizer, error_feedback=1.0)
+        with muon_without_bf16():
+            reference, _ = expected(case, 2, torch.float64)
         assert {key for ours, _ in trained for key in ours} == set(reference)
         for ours, emulated in trained:
             assert_close(ours, emulated)

@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -48,6 +49,52 @@ def torch_muon(stage: nn.Module) -> Optimizer:
     return Chained([*parts, torch.optim.AdamW(rest, lr=0.02)] if rest else parts)
 
 
+def newton_schulz(
+    matrix: Tensor, coefficients: Sequence[float], num_steps: int, eps: float
+) -> Tensor:
+    """Muon's iteration without torch's cast to bf16: sums over ranks may be made in any order."""
+    a, b, c = coefficients
+    x = matrix / matrix.norm().clamp(min=eps)
+    for _ in range(num_steps):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x
+
+
+class DistMuon(Optimizer):
+    """Muon for DTensors: momentum is cut as the weight; of each matrix one rank has the whole, and
+    sends the others its orthogonal factor."""
+
+    def __init__(self, matrices: Sequence[Tensor], lr: float) -> None:
+        super().__init__(matrices, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """By the gradients of all matrices."""
+        for group in self.param_groups:
+            for i, weight in enumerate(group["params"]):
+                momentum = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
+                momentum.lerp_(weight.grad, 0.05)
+                weight.add_(self._orthogonal(momentum, i), alpha=-group["lr"])
+
+    def _orthogonal(self, momentum: Tensor, i: int) -> Tensor:
+        iterate = partial(newton_schulz, coefficients=(3.4445, -4.775, 2.0315), num_steps=5)
+        if not isinstance(momentum, DTensor):
+            return iterate(momentum, eps=1e-7)
+        mesh, made = momentum.device_mesh, momentum.full_tensor()
+        owner = [i % size for size in mesh.shape]
+        made = iterate(made, eps=1e-7) if [*mesh.get_coordinate()] == owner else made
+        for dim, rank in enumerate(owner):
+            dist.broadcast(made, group=mesh.get_group(dim), group_src=rank)
+        return distribute_tensor(made, mesh, momentum.placements, src_data_rank=None)
+
+
+def dist_muon(stage: nn.Module) -> Optimizer:
+    matrices = [w for w in stage.parameters() if w.ndim == 2]
+    rest = [w for w in stage.parameters() if w.ndim != 2]
+    return Chained([DistMuon(matrices, lr=0.02), torch.optim.AdamW(rest, lr=0.02)])
+
+
 def of_torch(name: str, stage: nn.Module) -> Optimizer:
     optimizer: Optimizer = getattr(torch.optim, name)(stage.parameters(), lr=0.01)
     return optimizer
@@ -71,6 +118,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
     "sgd": sgd,
     "adamw": adamw,
     "torch_muon": torch_muon,
+    "dist_muon": dist_muon,
     **{f"torch_{name}": partial(of_torch, name) for name in OF_TORCH},
     **{f"our_{name}": partial(ours, name) for name in every_optimizer.NAMES},
 }

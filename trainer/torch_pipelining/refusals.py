@@ -1,6 +1,7 @@
 """What `Schedule2BW` cannot do, said in one line that names the argument and the mend."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from inspect import signature
 from typing import Any
 
 import torch
@@ -32,6 +33,31 @@ def require_usable(stage: Any, num_microbatches: int, loss_fn: object, per_stage
     allowed = f"must be at least {least}: more of a batch are in flight than it has"
     require(num_microbatches >= least, "n_microbatches", num_microbatches, allowed)
     require(loss_fn is not None, "loss_fn", None, "is required: Schedule2BW trains")
+
+
+OPTIONS = {"scale_grads", "args_chunk_spec", "kwargs_chunk_spec", "output_merge_spec"}
+"""What Schedule1F1B takes at its construction, beside what is named here, that 2BW does too."""
+OF_STEP = {
+    "target",
+    "losses",
+    "return_outputs",
+    "loss_kwargs",
+    "arg_mbs",
+    "kwarg_mbs",
+    "target_mbs",
+}
+"""Likewise at a step."""
+
+
+def require_options(of_torch: Callable[..., Any], given: Mapping[str, Any], done: set[str]) -> None:
+    """Raises BadInput for an option of torch's function that is not `done` here.
+
+    Its default asks for nothing. A name that is not in the signature is left to torch.
+    """
+    parameters = signature(of_torch).parameters
+    for name in given.keys() & parameters.keys() - done:
+        is_default = given[name] is parameters[name].default
+        require(is_default, name, given[name], "is an option of torch's that 2BW does not have")
 
 
 def require_plain(module: nn.Module) -> None:

@@ -90,6 +90,7 @@ class Schedule2BW(Schedule1F1B):
         per_stage = 2 if slack else 1
         refusals.require_usable(stage, n_microbatches, loss_fn, per_stage)
         require_options("weights", None, correction, num_updates)
+        refusals.require_options(Schedule1F1B.__init__, options, refusals.OPTIONS)
         super().__init__(stage, n_microbatches, loss_fn, **options)
         self.update, self.newest = update, stage.submod
         self.num_taken = 0  # batches that `step` took, so the number of the next one
@@ -122,6 +123,7 @@ class Schedule2BW(Schedule1F1B):
         call raises RuntimeError.
         """
         self._require_whole()
+        refusals.require_options(Schedule1F1B.step, options, refusals.OF_STEP)
         taken = self.num_taken
         try:
             return super().step(*args, **options)
@@ -193,8 +195,10 @@ class Schedule2BW(Schedule1F1B):
         losses: list[Tensor] | None = None,
         return_outputs: bool = True,
         loss_kwargs: dict[str, Any] | None = None,
+        **_: Any,
     ) -> None:
-        """What torch's `step` and `eval` call with the microbatches of a batch."""
+        """What torch's `step` and `eval` call with the microbatches of a batch, and with defaults
+        of options that this class does not have."""
         of_loss: dict[str, Any] = {"loss_kwargs": loss_kwargs} if loss_kwargs else {}  # not in 2.11
         if not self._has_backward:
             self._require_drained()

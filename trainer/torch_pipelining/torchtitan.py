@@ -4,14 +4,16 @@ See docs/torchtitan.md. Only this file imports torchtitan.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torchtitan.components.loss import ChunkedLossWrapper
-from torchtitan.distributed import pipeline_parallel
+from torchtitan.distributed import pipeline_parallel, utils
 from torchtitan.models.common.moe import MoE
 from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.trainer import Trainer
@@ -67,11 +69,14 @@ def with_2bw(spec: ModelSpec, **options: Any) -> ModelSpec:
     return replace(spec, pipelining_fn=pipelining)
 
 
-def begin(trainer: Trainer, update: Callable[[], object]) -> None:
+def begin(trainer: Trainer) -> Callable[[], AbstractContextManager[None]]:
     """Completes a trainer whose model spec is `with_2bw`, at the end of its construction.
 
-    The twins get memory, `update` will be called once per batch, and checkpoints will have the
-    schedule's state. Raises BadInput for another schedule, and for a batch in several steps.
+    The twins get memory, checkpoints will have the schedule's state, and the schedule clips and
+    steps the trainer's optimizers and schedulers, once per batch. Returns a context for
+    `train_step`, in which torchtitan's own clip and steps, a batch too early, do nothing: its log
+    shows the norm of the last update. Raises BadInput for another schedule, and for a batch in
+    several steps.
     """
     schedule, config = trainer.pp_schedule, trainer.config
     if not isinstance(schedule, Schedule2BW):
@@ -83,6 +88,24 @@ def begin(trainer: Trainer, update: Callable[[], object]) -> None:
     [part] = trainer.model_parts
     for twin in schedule.twins:
         twin.to_empty(device=next(part.parameters()).device)  # it follows the part's buffers
-    schedule.update = update
     if trainer.checkpointer.enable:
         trainer.checkpointer.states["schedule"] = schedule
+    stepped = trainer.optimizers, trainer.lr_schedulers
+    steps, norm = [of.step for of in stepped], torch.zeros((), device=trainer.device)
+
+    def update() -> None:
+        norm.copy_(schedule.clip_grad_norm_(config.training.max_norm))
+        trainer.checkpointer.maybe_wait_for_staging()
+        for step in steps:
+            step()
+
+    @contextmanager
+    def later() -> Iterator[None]:
+        with ExitStack() as stack:
+            for of in stepped:
+                stack.enter_context(Replaced(of, "step", lambda: None))
+            stack.enter_context(Replaced(utils, "clip_grad_norm_", lambda *_, **__: norm))
+            yield
+
+    schedule.update = update
+    return later

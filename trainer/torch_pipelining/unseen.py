@@ -65,7 +65,9 @@ class Unseen(nn.Module):
                 f"the stage returns {kinds}, and returned {self._kinds} when torch made buffers, "
                 "without hooks: neither hooks nor a batch may change shapes and dtypes"
             )
-        if any(tensor.requires_grad for tensor in outputs) and not stage.get_bwd_recv_ops(0):
+        # Of torch's descriptions: to ask it for the receives would allocate what they fill.
+        comes_back = [getattr(info, "tensor_meta", info) for info in stage.grad_recv_info[0]]
+        if any(tensor.requires_grad for tensor in outputs) and not any(comes_back):
             raise RuntimeError(
                 "the stage requires gradients, and did not when torch made buffers: the next stage "
                 "sends none; make the schedule and its stage anew"

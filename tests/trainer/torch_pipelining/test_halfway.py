@@ -9,6 +9,7 @@ import torch
 from torch.distributed.pipelining import PipelineStage
 
 from pipegap.trainer.torch_pipelining import Schedule2BW
+from pipegap.trainer.torch_pipelining.schedule import TAKES_TARGET
 from tests.support.torch_naive import (
     BATCHES,
     MICROBATCHES,
@@ -150,6 +151,7 @@ def test_an_update_that_fails() -> None:
     assert all(a is b for a, b in zip(own, loop.module.parameters(), strict=True))
 
 
+@pytest.mark.skipif(not TAKES_TARGET, reason="torch 2.11 refuses such outputs before they train")
 @pytest.mark.usefixtures("one_rank")
 def test_outputs_that_cannot_be_joined() -> None:
     """torch joins them when the batch was trained: another try would train on it twice."""

@@ -11,6 +11,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from pipegap.trainer.ranks.groups import Heartbeat, joined
 from pipegap.trainer.torch_pipelining import Schedule2BW
+from pipegap.trainer.torch_pipelining.schedule import TAKES_TARGET
 from tests.support.gangs import sent
 from tests.support.torch_naive import (
     BATCHES,
@@ -80,6 +81,8 @@ CASES: dict[str, tuple[type[nn.Module], type[nn.Module]]] = {
     "first fails once": (Live, Live),
     "last fails once": (Live, Live),
 }
+if not TAKES_TARGET:  # torch 2.11 asks every stage but the first for gradients
+    del CASES["no weights last"]
 FAILING = {"first fails once": 0, "last fails once": 1}
 """The rank whose first forward of the third batch does."""
 

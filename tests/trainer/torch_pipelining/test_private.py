@@ -17,7 +17,12 @@ PRIVATE_NAMES = {
     "stage": (
         *("submod", "group", "group_size", "forward_one_chunk", "backward_one_chunk"),
         *("get_fwd_recv_ops", "get_fwd_send_ops", "get_bwd_recv_ops", "get_bwd_send_ops"),
-        *("perform_reduce_grad", "fwd_cache or _forward_chunk_states"),
+        *(
+            "perform_reduce_grad",
+            "args_recv_info",
+            "grad_recv_info",
+            "fwd_cache or _forward_chunk_states",
+        ),
     ),
     "module": (
         *("_compiled_call_impl", "_parameters", "_buffers", "_modules", "_forward_hooks"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.jit import ScriptModule
 
 from pipegap.trainer.base.errors import BadInput
@@ -81,6 +81,37 @@ def test_what_a_schedule_refuses(tmp_path: Path) -> None:
         schedule.clip_grad_norm_(1.0)
     with pytest.raises(RuntimeError, match="inside `with"):
         schedule.eval(x, target=x)
+
+
+def _finalizing(self: Any, x: Any, *, target: Any, finalize_gradients: bool = True) -> None:
+    """A `step` of a torch to come: it hands an option on, at its default too."""
+    self._stage.has_backward = True
+    mbs = [(x,)], [{}], [target]
+    self._step_microbatches(*mbs, finalize_gradients=finalize_gradients)
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_options_of_a_torch_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their defaults ask for nothing and are taken; other values are refused by their name."""
+    made, x = Schedule1F1B.__init__, torch.ones(1, 2)
+
+    def numbering(self: Any, *given: Any, pass_indices: bool = False, **rest: Any) -> None:
+        made(self, *given, **rest)
+
+    monkeypatch.setattr(Schedule1F1B, "__init__", numbering)
+    monkeypatch.setattr(Schedule1F1B, "step", _finalizing)
+    module = nn.Linear(2, 2)
+    stage, update = stage_of(module), torch.optim.SGD(module.parameters()).step
+    for name in ("pass_indices", "no_such_option"):
+        with pytest.raises((BadInput, TypeError), match=name) as caught:
+            Schedule2BW(stage, 1, LOSS, update=update, **{name: True})
+        assert "\n" not in str(caught.value)
+    schedule = Schedule2BW(stage, 1, LOSS, update=update, pass_indices=False, scale_grads=True)
+    with pytest.raises(BadInput, match="finalize_gradients=False: is an option of torch's"):
+        schedule.step(x, target=x, finalize_gradients=False)
+    schedule.step(x, target=x)
+    schedule.step(x, target=x, finalize_gradients=True)
+    assert schedule.num_taken == 2
 
 
 @pytest.mark.usefixtures("one_rank")

@@ -11,13 +11,11 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage
+from torch import Tensor
 
 from pipegap.trainer.base.errors import GangFailed
 from pipegap.trainer.corrections.error_feedback import ErrorFeedback
 from pipegap.trainer.ranks.groups import Heartbeat
-from pipegap.trainer.torch_pipelining import Schedule2BW
 from pipegap.trainer.torch_pipelining.sums import LateSums
 from pipegap.trainer.torch_pipelining.two_versions import TwoVersions
 from tests.support import every_correction, every_optimizer
@@ -82,28 +80,6 @@ def test_every_correction() -> None:
             torch.testing.assert_close(trained, right, rtol=0, atol=3e-7)
         else:
             assert not differences(trained, right), case
-
-
-@pytest.mark.usefixtures("one_rank")
-def test_gradients_of_summed_losses() -> None:
-    """With `scale_grads=False`, as Schedule1F1B takes it, they are not divided."""
-    torch.manual_seed(0)
-    module, x = nn.Linear(2, 2), torch.ones(4, 2)
-    nn.functional.mse_loss(module(x), x).mul(4).backward()
-    right = [weight.grad.clone() for weight in module.parameters()]
-    module.zero_grad()
-    seen: list[Tensor] = []
-    schedule = Schedule2BW(
-        PipelineStage(module, 0, 1, torch.device("cpu")),
-        4,
-        nn.MSELoss(),
-        update=lambda: seen.extend(w.grad.clone() for w in module.parameters()),
-        scale_grads=False,
-    )
-    schedule.step(x, target=x)
-    with pytest.raises(RuntimeError, match="made no optimizer step"), schedule.drained():
-        pass
-    torch.testing.assert_close(seen, right)
 
 
 def as_mutants(

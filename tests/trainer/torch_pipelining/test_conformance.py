@@ -1,0 +1,246 @@
+"""What torch lets stages and steps be, Schedule2BW takes as Schedule1F1B does: both train by their
+equation and return the outputs and losses of each batch."""
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from inspect import signature
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, SplitPoint, pipeline
+from torch.distributed.pipelining.microbatch import TensorChunkSpec
+
+from pipegap.trainer.ranks.groups import Heartbeat, joined
+from pipegap.trainer.torch_pipelining import Schedule2BW
+from tests.support.gangs import sent
+from tests.support.torch_naive import (
+    BATCHES,
+    MICROBATCHES,
+    RATE,
+    ROWS,
+    Block,
+    assert_equal,
+    batch,
+    forward,
+    loss,
+    naive,
+    stages_of,
+)
+
+CPU = torch.device("cpu")
+EVALUATED_BEFORE = 3
+OF_STEP = signature(Schedule1F1B.step).parameters
+SCHEDULES = Schedule1F1B, Schedule2BW
+
+
+class Plain(Block):
+    """Without dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropped.p = 0.0
+
+
+class Keyed(Plain):
+    """With keyword arguments: one for each row, and others that are no tensors."""
+
+    def forward(self, x: Tensor, *, gain: Tensor, flag: bool, word: str | None) -> Tensor:
+        """[rows, width] and [rows], to the first."""
+        assert flag is True
+        assert word == "word"
+        return super().forward(x * gain[:, None])
+
+
+class Several(Plain):
+    """That hands on three tensors: the second is detached, no gradient is of the third."""
+
+    def forward(self, x: Tensor, side: Tensor | None = None, mask: Tensor | None = None) -> Any:
+        """[rows, width] each."""
+        if side is not None:
+            x = x * mask + side
+        output = super().forward(x)
+        return output, torch.tanh(x).detach(), (x > 0).long()
+
+
+class Joined(Several):
+    """The last of these."""
+
+    def forward(self, *given: Tensor) -> Any:
+        """Three tensors, to the output alone."""
+        return super().forward(*given)[0]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A way to make stages and steps. `takes` names what torch's `step` needs to have for it."""
+
+    makes: Callable[[int, int], nn.Module] = lambda stage, num_stages: Plain()
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    of_step: Mapping[str, Any] = field(default_factory=dict)
+    loss_of: Callable[..., Tensor] = loss
+    divisor: int = MICROBATCHES
+    is_traced: bool = False
+    has_shapes: bool = False
+    are_split: bool = False
+    takes: str = "losses"
+
+
+GAIN = torch.linspace(0.5, 1.5, ROWS, dtype=torch.float64)
+KEYWORDS = {"gain": GAIN, "flag": True, "word": "word"}
+
+
+def scaled(output: Tensor, target: Tensor, scale: float = 1.0) -> Tensor:
+    """A loss with a keyword argument."""
+    return scale * loss(output, target)
+
+
+def doubled(output: Tensor, target: Tensor) -> Tensor:
+    """The same with that argument."""
+    return scaled(output, target, 2.0)
+
+
+CASES = {
+    "inferred shapes": Case(),
+    "given shapes": Case(has_shapes=True),
+    "traced": Case(is_traced=True),
+    "keywords": Case(lambda *_: Keyed(), keywords=KEYWORDS),
+    "several outputs": Case(lambda i, p: Joined() if i == p - 1 else Several()),
+    "summed losses": Case(options={"scale_grads": False}, divisor=1),
+    "chunks": Case(
+        options={"args_chunk_spec": (TensorChunkSpec(0),), "output_merge_spec": TensorChunkSpec(0)}
+    ),
+    "no outputs": Case(of_step={"return_outputs": False}),
+    "a loss with keywords": Case(
+        loss_of=doubled, of_step={"loss_kwargs": {"scale": 2.0}}, takes="loss_kwargs"
+    ),
+    "split batches": Case(
+        lambda *_: Keyed(), keywords=KEYWORDS, are_split=True, takes="target_mbs"
+    ),
+    "finalized gradients": Case(of_step={"finalize_gradients": True}, takes="finalize_gradients"),
+}
+NAMES = [name for name, case in CASES.items() if case.takes in OF_STEP]
+
+
+def stage_of(case: Case, rank: int, num_stages: int) -> PipelineStage:
+    """The stage of this rank."""
+    stages = stages_of(*(lambda i=i: case.makes(i, num_stages) for i in range(num_stages)))
+    rows = batch(0)[0].chunk(MICROBATCHES)[0]
+    if case.is_traced:
+        whole = nn.Sequential(*stages)
+        cuts = {str(i): SplitPoint.BEGINNING for i in range(1, num_stages)}
+        traced: Any = pipeline(whole, mb_args=(rows,), split_spec=cuts).build_stage(rank, CPU)
+        return traced
+    shaped = rows.clone().requires_grad_()
+    inputs = rows if rank == 0 else shaped
+    given: dict[str, Any] = {"input_args": (inputs,), "output_args": shaped}
+    given = given if case.has_shapes else {}
+    return PipelineStage(stages[rank], rank, num_stages, CPU, **given)
+
+
+class Loop:
+    """The loop of a user, on one rank."""
+
+    def __init__(self, kind: type[Schedule1F1B], case: Case, rank: int, num_stages: int) -> None:
+        self.case, self.is_last = case, rank == num_stages - 1
+        self.stage = stage_of(case, rank, num_stages)
+        self.weights = [*self.stage.submod.parameters()]
+        optimizer = torch.optim.SGD(self.weights, lr=RATE) if self.weights else None
+        self.update = optimizer.step if optimizer else lambda: None
+        self.is_2bw = kind is Schedule2BW
+        options = {"update": self.update, **case.options} if self.is_2bw else case.options
+        loss_of = scaled if "loss_kwargs" in case.of_step else case.loss_of
+        self.schedule: Any = kind(self.stage, MICROBATCHES, loss_of, **options)
+        self.losses = [torch.zeros(())] * 9  # of another loop: torch empties the list
+
+    def step(self, t: int, call: str) -> tuple[list[Tensor], Any]:
+        """The losses and outputs of a batch."""
+        x, y = batch(t)
+        given: dict[str, Any] = {**self.case.keywords, **self.case.of_step}
+        if call == "eval":
+            given.pop("finalize_gradients", None)
+        inputs = (x,) if self.stage.is_first else ()
+        if self.is_last:
+            given |= {"target": y, "losses": self.losses}
+        if self.case.are_split:
+            given, inputs = self.split(given, inputs), ()
+        output = getattr(self.schedule, call)(*inputs, **given)
+        return [each.detach().clone() for each in self.losses] if self.is_last else [], output
+
+    def split(self, given: dict[str, Any], inputs: tuple[Tensor, ...]) -> dict[str, Any]:
+        """The same in microbatches that the user made."""
+        parts = lambda x: x.chunk(MICROBATCHES) if isinstance(x, Tensor) else [x] * MICROBATCHES  # noqa: E731
+        keywords = {name: parts(given.pop(name)) for name in self.case.keywords}
+        every = range(MICROBATCHES)
+        given["kwarg_mbs"] = [{name: of[i] for name, of in keywords.items()} for i in every]
+        given["arg_mbs"] = [(rows,) for rows in parts(inputs[0])] if inputs else None
+        given["target_mbs"] = [*parts(given.pop("target"))] if self.is_last else None
+        return given
+
+    def run(self) -> Any:
+        """The weights in the end; losses and outputs of each batch, then those of evaluation."""
+        made, evaluated = [], None
+        for t in range(BATCHES):
+            if t == EVALUATED_BEFORE:
+                with self.schedule.drained() if self.is_2bw else nullcontext(), torch.no_grad():
+                    evaluated = self.step(0, "eval")
+            made.append(self.step(t, "step"))
+            if not self.is_2bw:
+                self.update()
+                self.stage.submod.zero_grad()
+        with self.schedule.drained() if self.is_2bw else nullcontext():
+            return [weight.detach() for weight in self.weights], [*made, evaluated]
+
+
+def as_rank(
+    store: dist.Store, heartbeat: Heartbeat, send: Callable[[object], None], num_stages: int
+) -> None:
+    """Sends what the loop made, of each case and schedule."""
+    torch.set_num_threads(1)
+    with joined(store, heartbeat.rank, num_stages, 1, CPU, heartbeat, 45):
+        for name, kind in product(NAMES, SCHEDULES):
+            send(Loop(kind, CASES[name], heartbeat.rank, num_stages).run())
+
+
+def expected(case: Case, num_stages: int, delay: int) -> Any:
+    """The same by the equation, in one process."""
+    stages = stages_of(*(lambda i=i: case.makes(i, num_stages) for i in range(num_stages)))
+    evaluated: list[Any] = []
+
+    def evaluate(stage: nn.Module) -> None:
+        if stage is stages[0]:
+            parts = [*zip(*(of.chunk(MICROBATCHES) for of in batch(0)), strict=True)]
+            with torch.no_grad():
+                outputs = [forward(stages, x, i, case.keywords) for i, (x, _) in enumerate(parts)]
+            losses = [case.loss_of(o, y) for o, (_, y) in zip(outputs, parts, strict=True)]
+            evaluated.extend((losses, torch.cat(outputs)))
+
+    changes = {EVALUATED_BEFORE: evaluate}
+    options: dict[str, Any] = {"loss_of": case.loss_of, "keywords": case.keywords}
+    losses, outputs = naive(stages, changes, delay=delay, divisor=case.divisor, **options)
+    joined_outputs = [torch.cat(parts) for parts in outputs]
+    return stages, [*zip(losses, joined_outputs, strict=True), tuple(evaluated)]
+
+
+@pytest.mark.parametrize("num_stages", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_both_schedules_train_by_their_equation(num_stages: int) -> None:
+    """On ranks, in float64."""
+    by_rank = sent(as_rank, num_stages, num_stages)
+    for (name, kind), *ends in zip(product(NAMES, SCHEDULES), *by_rank, strict=True):
+        case = CASES[name]
+        right, made = expected(case, num_stages, delay=int(kind is Schedule2BW))
+        stages = stages_of(*(lambda i=i, c=case: c.makes(i, num_stages) for i in range(num_stages)))
+        for stage, (weights, _) in zip(stages, ends, strict=True):
+            for mine, its in zip(stage.parameters(), weights, strict=True):
+                mine.data = its
+        assert_equal(stages, right)
+        for (losses, output), (right_losses, right_output) in zip(ends[-1][1], made, strict=True):
+            torch.testing.assert_close(losses, [*right_losses], rtol=0, atol=1e-12)
+            wanted = None if "return_outputs" in case.of_step else right_output
+            torch.testing.assert_close(output, wanted, rtol=0, atol=1e-12)
+        assert all(output is None for _, made in ends[:-1] for _, output in made), name
