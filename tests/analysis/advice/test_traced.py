@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from pipegap.analysis.advice.advice import bubble
 from pipegap.analysis.advice.speed import (
     Costs,
-    equal_stages,
     flushed_speeds,
-    traced_costs,
     with_step_time,
 )
+from pipegap.analysis.advice.traces import traced_costs
 from pipegap.analysis.commands import advise
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.tracing.span import Span
 from pipegap.trainer.tracing.trace import write_trace
 from tests.support.advised import ask
 from tests.support.synthetic_store import put
+
+MEASURED = Costs((1.0,) * 4, (2.0,) * 4)
 
 
 def spans(rank: int, stages: list[int], *, in_halves: bool) -> list[Span]:
@@ -74,19 +74,23 @@ def test_a_time_that_is_no_number_is_refused(tmp_path: Path) -> None:
 
 def test_what_a_measured_step_has_beyond_the_simulated_one_no_pipeline_wins() -> None:
     """1F1B takes 33 by its operations, 9 of them its bubble; the rest of the 60 stays."""
-    costs = with_step_time(equal_stages(4), 8, 60.0)
+    costs = with_step_time(MEASURED, 8, 60.0)
     assert costs.overhead == pytest.approx(27)
     speeds = flushed_speeds(costs, 8)
     assert speeds["1F1B"].batch_time == pytest.approx(60)
     assert speeds["ZB-H1"].batch_time == pytest.approx(27 + 27)
     with pytest.raises(BadInput, match="step_time=32: must be 33 or more"):
-        with_step_time(equal_stages(4), 8, 32.0)
+        with_step_time(MEASURED, 8, 32.0)
 
 
 @pytest.mark.parametrize(
     ("step_time", "first", "second"),
     [
-        (40.0, "2BW can win at most 22.5% of a step of 1F1B, ", "  against ZB-V and DualPipeV"),
+        (
+            40.0,
+            "2BW can win at most 22.5% of a step of 1F1B, ",
+            "  against ZB-V, DualPipeV that is little",
+        ),
         (
             200.0,
             "2BW can win at most 4.5% of a step of 1F1B, ",
@@ -100,12 +104,11 @@ def test_the_share_that_can_be_won_stands_first(
     """9 of 40 or of 200; with measured costs only."""
     put(tmp_path, "sync", [1.0, 1.01])
     put(tmp_path, "delay", [1.0, 1.02])
-    assert bubble(ask(tmp_path)) == []
-    advice = ask(tmp_path, costs=with_step_time(equal_stages(4), 8, step_time))
-    assert str(advice).split("\n\n")[1] == "\n".join(bubble(advice)), "below what it is for"
-    lines = bubble(advice)
-    assert lines[0].startswith(first)
-    assert lines[1].startswith(second)
+    assert ask(tmp_path).limits == ()
+    advice = ask(tmp_path, costs=with_step_time(MEASURED, 8, step_time))
+    assert str(advice).split("\n\n")[1] == "\n".join(advice.limits), "below what it is for"
+    assert advice.limits[-2].startswith(first)
+    assert advice.limits[-1].startswith(second)
 
 
 def test_the_command_takes_a_trace_or_times(
