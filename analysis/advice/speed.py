@@ -4,7 +4,7 @@ simulating its schedule with costs that are assumed, given, or traced."""
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from math import inf, nan
+from math import inf, isnan, nan
 
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.schedules.operations import Schedule
@@ -63,7 +63,8 @@ class Costs:
     overlap: float = nan
     """How many ranks computed at a time, on the mean, where that was measured."""
     busy: tuple[float, ...] = ()
-    """For each rank the share of its passes in which kernels ran, where that was measured."""
+    """For each rank the share of a step in which a kernel ran, be it one that waits for a message;
+    empty, or NaN, where that was not measured."""
 
     @property
     def work(self) -> tuple[float, ...]:
@@ -148,6 +149,7 @@ def with_step_time(costs: Costs, num_microbatches: int, step_time: float) -> Cos
         allowed = f"must be {simulated:g} or more: so long {SLOWEST} takes by the other times"
         raise BadInput("step_time", f"{step_time:g}", allowed)
     overlap = num_microbatches * sum(costs.work) / (step_time - costs.update)
+    overlap = overlap if isnan(costs.overlap) else costs.overlap
     return replace(costs, overhead=step_time - simulated, overlap=overlap)
 
 

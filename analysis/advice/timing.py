@@ -24,7 +24,7 @@ from pipegap.analysis.statistics.intervals import CONFIDENCE
 LITTLE = 0.05
 """The share of a step below which 2BW can win little."""
 HOST = 0.8
-"""The share of a rank's passes that kernels must fill, else its host is too slow."""
+"""The share of a step that a rank's kernels must fill, else its host is too slow."""
 
 
 class Ratio(NamedTuple):
@@ -111,7 +111,8 @@ class Timing:
             )
         for rank, share in enumerate(self.costs.busy):
             if share < HOST:
-                yield f"rank {rank}: its host is the limit: kernels fill {share:.0%} of its passes"
+                idle = f"no kernel runs for {1 - share:.0%} of a step"
+                yield f"rank {rank}: its host is the limit: {idle}"
 
     @property
     def _overlap(self) -> float:
@@ -134,7 +135,7 @@ class Timing:
             "update": self.costs.update,
             "bubble": quick - compute - self.costs.update,
             "messages": messages,
-            "the rest, as the host": self.costs.overhead,
+            "the rest (host)": self.costs.overhead,
         }
         told = ", ".join(f"{part / step:.1%} {name}" for name, part in parts.items() if part > 0)
         yield f"a step of {SLOWEST} is {told}"

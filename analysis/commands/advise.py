@@ -39,7 +39,8 @@ KEYS = {
     "step_time": "measured time of a step of 1F1B, in the same unit (default: what is simulated)",
     "time_2bw": "measured time of a step of 2BW, or of several: 1.9,1.88 (default: simulated)",
     "rival.NAME": "the same of whatever else you could run: rival.fsdp=1.01",
-    "trace": "trace.json of a trial of such a pipeline, which has these times in microseconds",
+    "trace": "trace.json of a trial of such a pipeline, or a folder of torch's profiler, a file "
+    "per rank, for these times in microseconds",
     "format": "text, json",
     "COLUMN": "only trials with this value in a column: num_parameters=418752, batch_size=16",
 }
@@ -157,7 +158,8 @@ def _costs(given: Given, stages: int, microbatches: int) -> "Costs":
         raise BadInput(twice[0], given[twice[0]], "must not stand beside trace, which has it")
     else:
         [communication] = _times(given, "communication", 1) or (0.0,)
-        costs = replace(traced_costs(Path(given["trace"]), stages), communication=communication)
+        costs = traced_costs(Path(given["trace"]), stages, microbatches)
+        costs = replace(costs, communication=communication)
     step_time = _times(given, "step_time", 1)
     return with_step_time(costs, microbatches, step_time[0]) if step_time else costs
 
