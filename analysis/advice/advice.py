@@ -115,7 +115,8 @@ def _heading(advice: Advice) -> str:
         return f"no pair of runs yet; {simulated}"
     decide = {at.arm for rival in advice.rivals.values() if (at := rival.same_time)}
     arms = listed([gap.words for gap in evidence.gaps if gap.arm in decide or not decide])
-    return f"{evidence.task}, {evidence.updates:,} updates, {arms}; {simulated}"
+    losses = f"{evidence.task}, {evidence.updates:,} updates, {arms}"
+    return f"{losses}: how its losses change with size is not known; {simulated}"
 
 
 def _verdict(advice: Advice) -> list[str]:
