@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from pipegap.analysis.advice.speed import equal_stages, slowest, with_step_time
@@ -14,6 +15,7 @@ from pipegap.analysis.advice.timing import ratio
 from pipegap.analysis.advice.verdict import SHORT
 from pipegap.analysis.commands import advise
 from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.delayed import DelayedOptimizer, record
 from tests.support.synthetic_store import put
 
 GO, STAY, OPEN = SHORT.values()
@@ -159,3 +161,26 @@ def test_a_measured_step_is_filled_by_equal_stages() -> None:
 def test_what_is_no_time_is_refused(store: Path, words: dict[str, str], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         advise.main(PIPELINE | {"results": str(store)} | words)
+
+
+def test_losses_of_ones_own_loop_answer_in_one_command(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for seed in (0, 1):
+        for delay in (0, 1):
+            torch.manual_seed(seed)
+            model = torch.nn.Linear(2, 1)
+            adamw = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.5, 0.9))
+            optimizer = DelayedOptimizer(adamw, delay, 0.0)
+            words = {"model": "mine", "data": "ours", "optimizer": "adamw", "optimizer.lr": 0.01}
+            words |= {"batch_size": 1, "seq_len": 32, "num_updates": 110, "seed": seed}
+            with record(tmp_path, optimizer, words) as run:
+                for _ in range(110):
+                    optimizer.zero_grad()
+                    loss = model(torch.ones(2)).square().mean()
+                    loss.backward()
+                    optimizer.step()
+                    run.update(loss.item(), loss.item())
+    advise.main({"stages": "4", "microbatches": "8", "results": str(tmp_path)})
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("mine (3 parameters), ours, 110 updates, delay: how its losses change")
