@@ -7,7 +7,7 @@ here return. Every other page is a record, which nothing makes anew.
 
 import os
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import nbformat
@@ -24,12 +24,17 @@ from pipegap.analysis.report.answer import MICROBATCHES, STAGES
 from pipegap.analysis.statistics.text import gap_table
 from pipegap.analysis.table.names import minus
 from pipegap.analysis.table.names import optimizer as name
+from pipegap.sweeps.plan.pricing import PricedSweeps
+from pipegap.sweeps.plan.round import Round
+from pipegap.sweeps.request.command_line import parse_request
 from pipegap.trainer.base.atomic import write_atomically
+from pipegap.trainer.store.files import FileStore
 
 FINDINGS = Path(__file__).parent
 ROOT = FINDINGS.parent
 README, NOTEBOOK = ROOT / "README.md", ROOT / "docs" / "gaps.ipynb"
 JOB, PICTURE = FINDINGS / "main" / "job.csv", FINDINGS / "main" / "final_losses.svg"
+SWEEPS, PAPER = ROOT / "docs" / "sweeps.md", ("135m", "360m", "2b", "10b")
 WIDTH = 120
 """Columns of the prose."""
 TIMEOUT = 300
@@ -88,7 +93,28 @@ def table() -> str:
 
 def front_page(text: str) -> str:
     """The text of the README with its two parts made again."""
-    for part, made in (("answer", answer()), ("table", table())):
+    return filled(text, {"answer": answer(), "table": table()})
+
+
+def gpu_hours(scales: Sequence[str] = PAPER) -> str:
+    """What the sweep `main` takes at each scale of the paper, by assumed rates, as a table."""
+    rows = []
+    for scale in scales:
+        store = str(ROOT / "nowhere")
+        request = parse_request(["sweep=main", f"scale={scale}", f"results={store}"])
+        priced = PricedSweeps(Round.first(request, FileStore(request.results)))
+        [cost] = priced.costs(priced.todo)
+        hours = [
+            f"{seconds / 3600:,.0f}" for seconds in (cost.total, cost.total / len(priced.todo))
+        ]
+        rows.append((f"`{scale}`", str(len(priced.todo)), *hours))
+    heads = ("scale", "trials", "GPU-hours", "of a trial, on the mean")
+    return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ("---",) * len(heads), *rows))
+
+
+def filled(text: str, parts: Mapping[str, str]) -> str:
+    """The text with what stands between the marks of each part replaced."""
+    for part, made in parts.items():
         before, start, rest = text.partition(f"<!-- {part} -->\n")
         _, end, after = rest.partition("\n<!-- end -->")
         text = f"{before}{start}{made}{end}{after}"
@@ -113,7 +139,8 @@ def executed() -> nbformat.NotebookNode:
 
 
 def write() -> None:
-    """Writes the README, its picture and the notebook anew."""
+    """Writes the README, the prices of docs/sweeps.md, the picture and the notebook anew."""
     write_atomically(README, front_page(README.read_text()).encode())
+    write_atomically(SWEEPS, filled(SWEEPS.read_text(), {"hours": gpu_hours()}).encode())
     write_atomically(PICTURE, with_font(picture(pictured())).encode())
     nbformat.write(executed(), NOTEBOOK)

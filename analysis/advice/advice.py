@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import isnan
 
 from pipegap.analysis.advice.evidence import Evidence, Gap
-from pipegap.analysis.advice.speed import Costs, equal_stages
+from pipegap.analysis.advice.speed import Costs
 from pipegap.analysis.advice.verdict import (
     BY_UPDATES,
     UNDECIDED,
@@ -21,8 +21,6 @@ from pipegap.analysis.statistics.text import tax_text
 from pipegap.analysis.table import names
 from pipegap.analysis.table.text import aligned
 
-LITTLE = 0.05
-"""The share of a step below which the text says that 2BW can win little."""
 TOO_SHORT = "not enough data: these runs are too short"
 UNEVEN = 0.05
 """How much longer than the mean the slowest stage takes before the text says so."""
@@ -36,13 +34,15 @@ class Advice:
     stages: int
     microbatches: int
     costs: Costs
+    limits: tuple[str, ...]
+    """What a step is made of, and what stands in the way of a gain, in lines."""
     rivals: dict[str, Rival]
     """The synchronous pipelines by name, in the order in which people meet them. The delay is
     compared, at each seed with the λ that is best on the others, with each of them."""
     most_activations: float
     """Of how many microbatches a rank may keep activations."""
     rival: str
-    """The fastest synchronous pipeline that keeps no more."""
+    """The fastest that keeps no more activations than allowed."""
     evidence: Evidence | None
     """None if the store has no pair of the delay."""
     gap: Gap | None
@@ -78,7 +78,7 @@ class Advice:
 
     def __str__(self) -> str:
         evidence = self.evidence
-        parts = [[*heading([self])], bubble(self), _verdict(self), _against(self)]
+        parts = [[*heading([self])], [*self.limits], _verdict(self), _against(self)]
         parts += [_gaps(self, evidence) if evidence else []]
         if evidence and self.gap:
             parts += [[*_tax(self, self.gap, evidence)]]
@@ -121,7 +121,8 @@ def _heading(advice: Advice) -> str:
         return f"no pair of runs yet; {simulated}"
     decide = {at.arm for rival in advice.rivals.values() if (at := rival.same_time)}
     arms = listed([gap.words for gap in evidence.gaps if gap.arm in decide or not decide])
-    return f"{evidence.task}, {evidence.updates:,} updates, {arms}; {simulated}"
+    losses = f"{evidence.task}, {evidence.updates:,} updates, {arms}"
+    return f"{losses}: how its losses change with size is not known; {simulated}"
 
 
 def _verdict(advice: Advice) -> list[str]:
@@ -130,21 +131,6 @@ def _verdict(advice: Advice) -> list[str]:
         lines.append(f"  to settle it against {advice.rival}: {advice.command}")
     elif settings := advice.settings:
         lines.append(f"  to settle it against {advice.rival}, run more of these trials: {settings}")
-    return lines
-
-
-def bubble(advice: Advice) -> list[str]:
-    """What share of a step 2BW can win at all, if costs were given; plainly where it is little."""
-    if advice.costs == equal_stages(advice.stages):
-        return []
-    rivals = [*advice.rivals.values()]
-    shares = ", ".join(f"{rival.share:.1%} of a step of {rival.label}" for rival in rivals)
-    little = [rival.label for rival in rivals if rival.share < LITTLE]
-    lines = [f"2BW can win at most {shares}: so much is the bubble"]
-    if len(little) == len(rivals):
-        lines.append("  that is little: the bubble is not the bottleneck of this pipeline")
-    elif little:
-        lines.append(f"  against {listed(little)} that is little")
     return lines
 
 
@@ -205,16 +191,15 @@ def _against(advice: Advice) -> Iterator[str]:
 
 def _speed(advice: Advice) -> Iterator[str]:
     yield "speed of 2BW in the steady state, simulated, and activations, in microbatches per rank:"
-    most, fastest = advice.most_activations, advice.rival
-    kept = ", ".join(
-        f"{rival.label} keeps {rival.activations:g}" for rival in advice.rivals.values()
-    )
+    most, fastest, costs = advice.most_activations, advice.rival, advice.costs
+    simulated = [rival for rival in advice.rivals.values() if not isnan(rival.activations)]
+    kept = ", ".join(f"{rival.label} keeps {rival.activations:g}" for rival in simulated)
     yield f"  {kept}"
     yield f"  allowed are {most:g}, so {fastest} is the fastest to compare with"
-    equal = advice.costs == equal_stages(advice.stages)
-    assumed = "equal stages, a backward of two forwards, no time for updates and messages"
-    yield f"  assumed: {assumed if equal else 'the costs that were given'}"
-    whole = [f + b for f, b in zip(advice.costs.forward, advice.costs.backward, strict=True)]
+    assumed = "equal stages, a backward of two forwards"
+    assumed += "" if costs.update or costs.communication else ", no time for updates and messages"
+    yield f"  assumed: {'the costs that were given' if costs.are_known else assumed}"
+    whole = costs.work
     if (slowest := max(whole) * len(whole) / sum(whole)) > 1 + UNEVEN:  # over the mean
         yield (
             f"  the slowest stage takes {slowest:.2f} times the mean: all these pipelines are as "
@@ -244,7 +229,8 @@ def break_even(tax: Tax, speed_up: float) -> str:
     if isnan(tax.tax_low):
         return "one seed shows nothing"
     if tax.tax_high < speed_up:
-        return "the tax is lower, so the delay pays"
+        left = speed_up / tax.tax
+        return f"the tax is lower, so the delay pays: {left:.2f} times as fast to sync's loss"
     if tax.tax_low > speed_up:
         return "the tax is higher, so the delay does not pay"
     return "not shown to be lower or higher"

@@ -11,26 +11,19 @@ import pandas as pd
 
 from pipegap.analysis.advice.advice import Advice
 from pipegap.analysis.advice.evidence import FEEDBACK, PLAIN, Evidence, Gap, evidence
-from pipegap.analysis.advice.speed import (
-    CHUNKS,
-    NEARLY,
-    TWO_BUFFERED,
-    Costs,
-    Speed,
-    equal_stages,
-    fastest,
-    flushed_speeds,
-    speed,
-)
+from pipegap.analysis.advice.speed import equal_stages, fastest
+from pipegap.analysis.advice.timing import Timing, timing
 from pipegap.analysis.advice.verdict import (
     BY_UPDATES,
     GO,
+    STAY,
     UNDECIDED,
     Decision,
     Rival,
     candidates,
     decide,
     diverged,
+    no_faster,
     recommended,
     without_candidate,
 )
@@ -61,32 +54,28 @@ def advise(
     stages: int,
     microbatches: int,
     updates: int | None = None,
-    costs: Costs | None = None,
-    activations: float | None = None,
-    chunks: int = CHUNKS,
     records: Sequence[Record] = (),
+    **times: Any,
 ) -> Advice:
     """The advice for one optimizer and pipeline, from `load`'s table.
 
     `updates`: how long sync trains; by default the longest training for which the store gives a
-    verdict, else the longest. `costs`: times of a microbatch on each stage; by default
-    `speed.equal_stages`. `activations`: of how many microbatches a rank may keep activations in
-    the synchronous pipeline; by default as many as with 2BW. `chunks`: how many parts of the model
-    a rank may have. `records`: those of the store, from which the advice learns how to run more of
-    its trials. The rule is `verdict.decide`, against each pipeline by itself.
+    verdict, else the longest. `records`: those of the store, from which the advice learns how to
+    run more of its trials. `times`: arguments of `timing.timing`: `costs`, times of a microbatch on
+    each stage, by default `speed.equal_stages`; `activations`, of how many microbatches a rank may
+    keep activations in the synchronous pipeline, by default as many as with 2BW; `chunks`, how many
+    parts of the model a rank may have; `measured`, times of a step of any rival by name;
+    `own_times`, those of 2BW. The rule is `verdict.decide`, against each rival by itself.
 
     Raises BadInput for an optimizer or a length without trials, and for a pipeline that cannot be;
     warns and raises as `gaps` does.
     """
-    costs = costs or equal_stages(stages)
     _check(stages, microbatches)
-    own = speed(TWO_BUFFERED, costs, microbatches)
-    most = own.activations if activations is None else activations
-    others = flushed_speeds(costs, microbatches, most, chunks)
-    rival = fastest(others, most)
+    timed = timing(num_microbatches=microbatches, **{"costs": equal_stages(stages)} | times)
+    rival = fastest(timed.others, timed.most)
     trials = _trials(df, optimizer)
     longest = trials["num_updates"].astype(float).max()
-    answer = partial(_answer, longest=longest, own=own, others=others, most=most, rival=rival)
+    answer = partial(_answer, longest=longest, timed=timed, rival=rival)
     by_length = _at_length(evidence(trials, gaps(trials), _newest(trials, records)), updates)
     answers = [*map(answer, by_length)] or [answer(None)]
     chosen = next((each for each in answers if each["verdict"].word != UNDECIDED), answers[0])
@@ -94,41 +83,49 @@ def advise(
         optimizer,
         stages,
         microbatches,
-        costs,
-        most_activations=most,
+        timed.costs,
+        (*timed.limits, *timed.shares),
+        most_activations=timed.most,
         rival=rival,
         **chosen,
         command=_command(optimizer, chosen["evidence"], chosen["gap"], chosen["verdict"], records),
     )
 
 
-def _answer(
-    evidence: Evidence | None,
-    longest: float,
-    own: Speed,
-    others: Mapping[str, Speed],
-    most: float,
-    rival: str,
-) -> dict[str, Any]:
+def _answer(evidence: Evidence | None, longest: float, timed: Timing, rival: str) -> dict[str, Any]:
     """The fields of an advice that depend on the length of training."""
-    speed_ups = {name: at.batch_time / own.batch_time for name, at in others.items()}
-    left = candidates(evidence, speed_ups.values()) if evidence is not None else []
+    ratios = timed.ratios
+    simulated = [at.value for name, at in ratios.items() if name not in timed.measured]
+    ends = [end for at in ratios.values() for end in (at.low or at.value, at.high) if at.high > 1]
+    left = candidates(evidence, ends) if evidence is not None else []
+    arms = [candidate.arm for candidate in left]
     rivals = {}
-    for name, at in others.items():
+    for name, at in timed.others.items():
         if evidence is not None and left:
-            arms = [candidate.arm for candidate in left]
-            decision, same_time = decide(evidence, arms, speed_ups[name], max(speed_ups.values()))
+            decision, same_time = decide(
+                evidence, arms, ratios[name], max(*simulated, ratios[name].value)
+            )
         else:
-            decision, same_time = without_candidate(evidence, speed_ups.values(), longest), None
-        kept = at.num_chunks, speed_ups[name], at.activations, at.activations <= most + NEARLY
-        rivals[name] = Rival(name, *kept, decision, same_time)
-    verdict = rivals[rival].decision
+            decision = no_faster(ratios[name]) or without_candidate(evidence, ends, longest)
+            same_time = None
+        value, *interval = ratios[name]
+        rivals[name] = Rival(
+            name,
+            at.num_chunks,
+            value,
+            (interval[0], interval[1]),
+            name in timed.measured,
+            at.activations,
+            at.fits(timed.most),
+            decision,
+            same_time,
+        )
     return {
         "evidence": evidence,
         "gap": recommended(left),
         "rivals": rivals,
-        "verdict": verdict,
-        "left_out": _left_out(evidence, left, [*speed_ups.values()]) if evidence else (),
+        "verdict": rivals[rival].decision,
+        "left_out": _left_out(evidence, left, ends) if evidence else (),
     }
 
 
@@ -306,7 +303,8 @@ def handover(answers: Sequence[Advice]) -> str:
 def _lines(advice: Advice) -> str:
     rivals = [each for each in advice.rivals.values() if each.decision.word == GO]
     won = {each.speed_up: each.same_time.arm for each in rivals if each.same_time}
-    if not won or advice.evidence is None:
+    stay = any(each.is_measured and each.decision.word == STAY for each in advice.rivals.values())
+    if not won or advice.evidence is None or stay:
         return ""
     coefficients = {gap.arm: gap.coefficient for gap in advice.evidence.gaps}
     where = "on torch.distributed.pipelining, in place of Schedule1F1B (docs/pipeline.md)"

@@ -1,15 +1,10 @@
 """How long a batch takes in the steady state of a pipeline, and how much a rank keeps meanwhile, by
-simulating its schedule with costs that are assumed, given, or read from a trial's trace."""
+simulating its schedule with costs that are assumed, given, or traced."""
 
-import json
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from math import inf
-from pathlib import Path
-from statistics import mean
-from typing import Any
+from math import inf, isnan, nan
 
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.schedules.operations import Schedule
@@ -42,6 +37,8 @@ FLUSHED: Mapping[str, Sequence[Callable[..., Schedule]]] = {
 in all of its forms. All wait for the norm of the whole gradient before an update, as 2BW does. Each
 fills a part of the bubble of the first."""
 TWO_BUFFERED = partial(pipedream_2bw, synchronous_start=0, synchronous_cooldown=0)
+GUESSES = 50
+"""At the length of stages: far more than it takes."""
 NEARLY = 1e-9
 """The rounding error of a number of microbatches or of a ratio."""
 
@@ -61,6 +58,18 @@ class Costs:
     """Until a result arrives at another rank, which computes meanwhile."""
     overhead: float = 0.0
     """Of a batch, beyond what is simulated: no pipeline gains it."""
+    are_known: bool = True
+    """Whether the stages were measured, and are not assumed to be equal."""
+    overlap: float = nan
+    """How many ranks computed at a time, on the mean, where that was measured."""
+    busy: tuple[float, ...] = ()
+    """For each rank the share of a step in which a kernel ran, be it one that waits for a message;
+    empty, or NaN, where that was not measured."""
+
+    @property
+    def work(self) -> tuple[float, ...]:
+        """The time of a microbatch on each rank, forward and backward."""
+        return tuple(f + b for f, b in zip(self.forward, self.backward, strict=True))
 
 
 @dataclass(frozen=True)
@@ -75,10 +84,14 @@ class Speed:
     num_chunks: int
     """Parts of the model per rank."""
 
+    def fits(self, activations: float) -> bool:
+        """Whether it keeps no more; what it keeps is not known of what was measured and ran."""
+        return not self.activations > activations + NEARLY
+
 
 def equal_stages(num_stages: int) -> Costs:
     """The costs assumed of unmeasured stages: all equal, the backward twice the forward."""
-    return Costs((1.0,) * num_stages, (2.0,) * num_stages)
+    return Costs((1.0,) * num_stages, (2.0,) * num_stages, are_known=False)
 
 
 def flushed_speeds(
@@ -93,7 +106,7 @@ def flushed_speeds(
     speeds = {}
     for name, forms in FLUSHED.items():
         known = [*_speeds(forms, costs, num_microbatches, chunks)]
-        fitting = [at for at in known if at.activations <= activations + NEARLY]
+        fitting = [at for at in known if at.fits(activations)]
         if fitting:
             speeds[name] = min(fitting, key=lambda at: round(at.batch_time, 6))
         elif known:
@@ -118,28 +131,61 @@ def speed_up(costs: Costs, num_microbatches: int) -> float:
 
     Raises BadInput where 2BW cannot run (m < p − 1).
     """
-    [slowest] = FLUSHED[SLOWEST]
     own = speed(TWO_BUFFERED, costs, num_microbatches)
-    return speed(slowest, costs, num_microbatches).batch_time / own.batch_time
+    return slowest(costs, num_microbatches) / own.batch_time
 
 
 def with_step_time(costs: Costs, num_microbatches: int, step_time: float) -> Costs:
     """Return the costs of a pipeline of which a step of the SLOWEST takes `step_time`.
 
-    Raises BadInput if its operations alone take longer.
+    What it takes beyond the simulated time no pipeline gains, and stages overlap less. Equal stages
+    of which no time is known are as long as lets them fill it. Raises BadInput if the operations
+    alone, or the messages, take longer.
     """
-    [slowest] = FLUSHED[SLOWEST]
-    simulated = speed(slowest, costs, num_microbatches).batch_time
+    if not costs.are_known:
+        return _filling(costs, num_microbatches, step_time)
+    simulated = slowest(costs, num_microbatches)
     if step_time < simulated * (1 - NEARLY):
         allowed = f"must be {simulated:g} or more: so long {SLOWEST} takes by the other times"
         raise BadInput("step_time", f"{step_time:g}", allowed)
-    return replace(costs, overhead=step_time - simulated)
+    overlap = num_microbatches * sum(costs.work) / (step_time - costs.update)
+    overlap = overlap if isnan(costs.overlap) else costs.overlap
+    return replace(costs, overhead=step_time - simulated, overlap=overlap)
+
+
+def slowest(costs: Costs, num_microbatches: int) -> float:
+    """The time of a batch of the SLOWEST."""
+    [schedule] = FLUSHED[SLOWEST]
+    return speed(schedule, costs, num_microbatches).batch_time
+
+
+def _filling(costs: Costs, num_microbatches: int, step_time: float) -> Costs:
+    """Equal stages of such a length that a step takes `step_time`, by the rule of false position:
+    the time is convex in the length, so that each guess is too short."""
+
+    def stages(length: float) -> Costs:
+        forward, backward = (
+            (length * side[0],) * len(side) for side in (costs.forward, costs.backward)
+        )
+        return replace(costs, forward=forward, backward=backward)
+
+    low, high = 0.0, step_time / slowest(equal_stages(len(costs.forward)), num_microbatches)
+    at_low, at_high = (slowest(stages(length), num_microbatches) for length in (low, high))
+    if at_low >= step_time:
+        allowed = f"must be above {at_low:g}: so long {SLOWEST} takes for updates and messages"
+        raise BadInput("step_time", f"{step_time:g}", allowed)
+    for _ in range(GUESSES):
+        if step_time - at_low <= NEARLY * step_time:
+            break
+        low += (step_time - at_low) * (high - low) / (at_high - at_low)
+        at_low = slowest(stages(low), num_microbatches)
+    return replace(stages(low), overhead=max(0.0, step_time - at_low))
 
 
 def fastest(speeds: Mapping[str, Speed], activations: float) -> str:
-    """The fastest of the pipelines that keep `activations` at most; of equally fast ones the
-    first. Raises BadInput if there is none."""
-    fitting = [name for name, at in speeds.items() if at.activations <= activations + NEARLY]
+    """The fastest of those that keep `activations` at most, as all do that were measured; of
+    equally fast ones the first. Raises BadInput if there is none."""
+    fitting = [name for name, at in speeds.items() if at.fits(activations)]
     if not fitting:
         least = min(at.activations for at in speeds.values())
         raise BadInput("activations", f"{activations:g}", f"must be {least:g} or more")
@@ -164,47 +210,3 @@ def _speed(settled: Schedule, costs: Costs) -> Speed:
     batch_time, start = steady(settled, by_chunk, costs.communication)
     peak = max(start.peak_activations(rank) for rank in range(len(by_rank)))
     return Speed(batch_time + costs.overhead, peak / settled.num_chunks, settled.num_chunks)
-
-
-FORWARD, BACKWARD, UPDATE = "F", ("B", "I", "W"), "U"
-"""Kinds of operations in a trace; a backward in halves has two."""
-LONGEST = 1e15
-"""Microseconds."""
-
-
-def traced_costs(path: Path, num_stages: int) -> Costs:
-    """Return the mean times of a trace.json (`trainer.tracing.trace`), in microseconds.
-
-    A rank with several stages of the model takes their sum; an update takes as long as on the
-    slowest rank. Raises BadInput unless the file is such a trace of one rank per stage asked about.
-    """
-    times = _times(path)
-    ranks = sorted({rank for rank, _, kind in times if kind == FORWARD})
-    if len(ranks) != num_stages:
-        raise BadInput("stages", num_stages, f"must be {len(ranks)}, the ranks in {path}")
-    by_rank: defaultdict[tuple[int, str], float] = defaultdict(float)
-    for (rank, _, kind), values in times.items():
-        by_rank[rank, kind] += mean(values)
-    return Costs(
-        tuple(by_rank[rank, FORWARD] for rank in ranks),
-        tuple(sum(by_rank[rank, kind] for kind in BACKWARD) for rank in ranks),
-        max(by_rank[rank, UPDATE] for rank in ranks),
-    )
-
-
-def _times(path: Path) -> dict[tuple[int, int, str], list[float]]:
-    """Return the durations of the first replica, by rank, stage and kind of operation."""
-    times: defaultdict[tuple[int, int, str], list[float]] = defaultdict(list)
-    try:
-        events: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-        for event in events:
-            if event["ph"] == "X" and event["pid"] == 0 and event["tid"] % 2 == 0:
-                place = event["tid"] // 2, int(event["args"]["stage"])
-                if not 0 <= event["dur"] <= LONGEST:
-                    raise ValueError
-                times[*place, str(event["cat"])].append(float(event["dur"]))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        times.clear()
-    if not any(kind == FORWARD for _, _, kind in times):
-        raise BadInput("trace", path, "must be the trace.json of a true pipeline's trial")
-    return times

@@ -9,6 +9,7 @@ from typing import Any
 from pipegap.analysis.advice.evidence import Evidence, Gap
 from pipegap.analysis.advice.race import NEARLY, SameTime, compared, optimistic, pessimistic
 from pipegap.analysis.advice.speed import FLUSHED
+from pipegap.analysis.advice.timing import Ratio
 from pipegap.analysis.statistics.gaps import ENOUGH_UPDATES
 from pipegap.analysis.statistics.intervals import ends_text, seeds_needed
 
@@ -81,10 +82,10 @@ def without_candidate(
 
 
 def decide(
-    evidence: Evidence, arms: Sequence[str], speed_up: float, largest: float
+    evidence: Evidence, arms: Sequence[str], speed_up: Ratio, largest: float
 ) -> tuple[Decision, SameTime | None]:
-    """The verdict against a pipeline over which 2BW has this speed-up, and the comparison that it
-    rests on. `largest`: the speed-up over the slowest pipeline.
+    """The verdict against a rival over which 2BW has this speed-up, and the comparison that it
+    rests on. `largest`: the speed-up for which a sweep would train longer runs.
 
     In this order, with 95 % intervals of numbers paired by seed:
 
@@ -92,28 +93,52 @@ def decide(
     2. If a run that is compared is shorter than `evidence.deciding`: not enough data.
     3. In the same time, if the interval of the delayed loss minus sync's lies below 0: go; if it
        lies above 0: stay. Where no runs have the lengths for that, a verdict must hold of runs that
-       end no better for its side (see `race`).
+       end no better for its side (see `race`). Go must hold at the lowest speed-up that was
+       measured, stay at the highest: each then errs at one end of two intervals.
     4. Else not enough data.
     """
-    if speed_up <= 1 + 1e-9:
-        return Decision(STAY, "2BW is no faster here"), None
-    low, high = (side(evidence, arms, speed_up) for side in (optimistic, pessimistic))
+    if slower := no_faster(speed_up):
+        return slower, None
+    low = optimistic(evidence, arms, speed_up.high)
+    high = pessimistic(evidence, arms, speed_up.low or speed_up.value)
     for at, is_shown, word in ((high, high.is_lower, GO), (low, low.is_higher, STAY)):
         shortest = min(at.sync_lengths) if is_shown else evidence.updates
         if few := _too_few(shortest, evidence.deciding):
             return few, at
         if is_shown:
-            return Decision(word, _by_time(at)), at
-    if not high.excess and high.interval[0] <= 0 <= high.interval[1]:
-        return Decision(UNDECIDED, _by_time(high), _more_seeds(high)), high
-    if not high.excess and high.n > 1:
-        why = f"{_by_time(high)}, but what is interpolated favours sync"
-        return Decision(UNDECIDED, why, _longer(evidence, speed_up)), high
+            is_known = word == STAY or speed_up.low
+            return Decision(word, _by_time(at)) if is_known else NOT_MEASURED, at
+    return _undecided(evidence, high, largest), high
+
+
+def _undecided(evidence: Evidence, at: SameTime, largest: float) -> Decision:
+    if not at.excess and at.interval[0] <= 0 <= at.interval[1]:
+        return Decision(UNDECIDED, _by_time(at), _more_seeds(at))
+    if not at.excess and at.n > 1:
+        why = f"{_by_time(at)}, but what is interpolated favours sync"
+        return Decision(UNDECIDED, why, _longer(evidence, at.speed_up))
     why = (
-        f"in the same time there are {speed_up:.3g} times the updates; whether these make up for "
-        f"the gap, no runs of that length say"
+        f"in the same time there are {at.speed_up:.3g} times the updates; whether these make up "
+        f"for the gap, no runs of that length say"
     )
-    return Decision(UNDECIDED, why, _longer(evidence, largest)), high
+    return Decision(UNDECIDED, why, _longer(evidence, largest))
+
+
+def no_faster(speed_up: Ratio) -> Decision | None:
+    """The verdict that needs no losses; None where 2BW may be faster."""
+    if speed_up.high > 1 + NO_FASTER:
+        return None
+    if speed_up.value > 1 - NO_FASTER:
+        return Decision(STAY, "2BW is no faster here")
+    share = f"its step takes {speed_up.value:.2f} of the time of one of 2BW"
+    return Decision(STAY, share if speed_up.low else f"{share}, even without a bubble")
+
+
+NO_FASTER = 1e-9
+"""The rounding error of a speed-up."""
+NOT_MEASURED = Decision(
+    UNDECIDED, "go only if 2BW is as fast as simulated: measure a step of it, time_2bw="
+)
 
 
 def _too_few(updates: float, deciding: float) -> Decision | None:
@@ -159,15 +184,18 @@ def _more_seeds(at: SameTime) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Rival:
-    """A synchronous pipeline, and what 2BW gains over it."""
+    """A synchronous pipeline, or what else was measured, and what 2BW gains over it."""
 
     name: str
     num_chunks: int
     """Parts of the model per rank."""
     speed_up: float
     """How many batches 2BW makes in the time of one."""
+    speed_up_interval: tuple[float, float]
+    """Both ends are `speed_up` where nothing was measured; see `Ratio.low`."""
+    is_measured: bool
     activations: float
-    """Of how many microbatches a rank keeps activations."""
+    """Of how many microbatches a rank keeps activations; NaN if that is not known."""
     fits: bool
     """Whether these are no more than allowed."""
     decision: Decision
@@ -177,7 +205,7 @@ class Rival:
     @property
     def label(self) -> str:
         """The name, and the parts per rank of a pipeline that can have several numbers of them."""
-        several = len(FLUSHED[self.name]) > 1
+        several = len(FLUSHED.get(self.name, ())) > 1
         return f"{self.name} ({self.num_chunks} parts)" if several else self.name
 
     @property
@@ -237,7 +265,8 @@ def _numbers(rivals: Sequence[Rival]) -> str:
 
 def more_updates(rival: Rival) -> str:
     """`37 % more updates`, in the time of a rival."""
-    return f"{floor(100 * (rival.speed_up - 1) + 1e-6)} % more updates"
+    speed_up = rival.same_time.speed_up if rival.same_time else rival.speed_up
+    return f"{floor(100 * (speed_up - 1) + 1e-6)} % more updates"
 
 
 def _ends(rival: Rival) -> str:

@@ -37,7 +37,10 @@ KEYS = {
     "update": "time of an update on a stage (default: 0)",
     "communication": "time until a result is there on the next stage (default: 0)",
     "step_time": "measured time of a step of 1F1B, in the same unit (default: what is simulated)",
-    "trace": "trace.json of a trial of such a pipeline, which has these times in microseconds",
+    "time_2bw": "measured time of a step of 2BW, or of several: 1.9,1.88 (default: simulated)",
+    "rival.NAME": "the same of whatever else you could run: rival.fsdp=1.01",
+    "trace": "trace.json of a trial of such a pipeline, or a folder of torch's profiler, a file "
+    "per rank, for these times in microseconds",
     "format": "text, json",
     "COLUMN": "only trials with this value in a column: num_parameters=418752, batch_size=16",
 }
@@ -47,6 +50,7 @@ LENGTH = 1024
 """Tokens of a sequence, for the attention of a model that `forward` names."""
 TRACED = ("forward", "backward", "update")
 """Keys whose times a trace has."""
+RIVAL = "rival."
 LONGEST = 1e9
 """The largest time, in any unit."""
 
@@ -64,7 +68,10 @@ def main(given: Given) -> None:
     updates = count(given, "updates", 0, MOST["updates"])
     form = take_choice(given, "format", ("text", "json"))
     store = pulled(given.get("results", "results"))
-    conditions = {key: value for key, value in given.items() if key not in KEYS}
+    measured, own_times = _measured(given)
+    conditions = {
+        key: value for key, value in given.items() if key not in KEYS and not key.startswith(RIVAL)
+    }
     costs, activations = _costs(given, stages, microbatches), _times(given, "activations", 1)
     layers = _model(given).get("num_layers")
     parts = min(max(1, layers // stages), MOST["chunks"]) if layers else CHUNKS
@@ -75,6 +82,8 @@ def main(given: Given) -> None:
         stages=stages,
         microbatches=microbatches,
         updates=updates or None,
+        measured=measured,
+        own_times=own_times,
         costs=costs,
         activations=activations[0] if activations else None,
         chunks=chunks,
@@ -101,21 +110,47 @@ def _answers(trials: "pd.DataFrame", optimizer: str | None, **question: Any) -> 
 
 
 def _as_text(answers: "Sequence[Advice]") -> str:
-    from pipegap.analysis.advice.advice import bubble, heading, headline
+    from pipegap.analysis.advice.advice import heading, headline
     from pipegap.analysis.advice.advise import handover, matrix
 
     if len(answers) == 1:
         lines = [str(answers[0])]
     else:
-        lines = [*heading(answers), *bubble(answers[0]), matrix(answers), ""]
+        lines = [*heading(answers), *answers[0].limits, matrix(answers), ""]
         lines += map(headline, answers)
     if todo := handover(answers):
         lines += ["", todo]
     return "\n".join(lines)
 
 
+def _measured(given: Given) -> tuple[dict[str, tuple[float, ...]], tuple[float, ...]]:
+    """Return the measured times of a step of each rival, and those of 2BW."""
+    from pipegap.analysis.advice.speed import SLOWEST
+
+    if (key := f"{RIVAL}{SLOWEST}") in given:
+        raise BadInput(key, given[key], "must be given as step_time")
+    rivals = {
+        key.removeprefix(RIVAL): _above_0(given, key) for key in given if key.startswith(RIVAL)
+    }
+    if "" in rivals:
+        raise BadInput(RIVAL, given[RIVAL], "must name the rival: rival.fsdp=1.01")
+    alone = [key for key in given if key.startswith(RIVAL) or key == "time_2bw"]
+    if alone and not {"step_time", "trace", "forward"} & {*given}:
+        raise BadInput(alone[0], given[alone[0]], "must stand beside step_time, in the same unit")
+    return rivals, _above_0(given, "time_2bw")
+
+
+def _above_0(given: Given, key: str) -> tuple[float, ...]:
+    """Return measured times; empty if the key is not given."""
+    times = tuple(map(number, given[key].split(","))) if key in given else ()
+    if not all(0 < time <= LONGEST for time in times):
+        raise BadInput(key, given[key], f"must be times above 0, {LONGEST:g} at most")
+    return times
+
+
 def _costs(given: Given, stages: int, microbatches: int) -> "Costs":
-    from pipegap.analysis.advice.speed import traced_costs, with_step_time
+    from pipegap.analysis.advice.speed import with_step_time
+    from pipegap.analysis.advice.traces import traced_costs
 
     if "trace" not in given:
         costs = _given_costs(given, stages)
@@ -123,7 +158,8 @@ def _costs(given: Given, stages: int, microbatches: int) -> "Costs":
         raise BadInput(twice[0], given[twice[0]], "must not stand beside trace, which has it")
     else:
         [communication] = _times(given, "communication", 1) or (0.0,)
-        costs = replace(traced_costs(Path(given["trace"]), stages), communication=communication)
+        costs = traced_costs(Path(given["trace"]), stages, microbatches)
+        costs = replace(costs, communication=communication)
     step_time = _times(given, "step_time", 1)
     return with_step_time(costs, microbatches, step_time[0]) if step_time else costs
 
@@ -137,7 +173,8 @@ def _given_costs(given: Given, stages: int) -> "Costs":
         raise BadInput("forward", given.get("forward", "1"), "must be above 0, as the backward")
     single = (_times(given, key, 1) or (0.0,) for key in ("update", "communication"))
     [update], [communication] = single
-    return Costs(forward, backward, update, communication)
+    are_known = "forward" in given or "backward" in given
+    return Costs(forward, backward, update, communication, are_known=are_known)
 
 
 def _work(given: Given, stages: int) -> tuple[float, ...]:

@@ -3,12 +3,15 @@
     torchrun --standalone --nproc-per-node 2 -m examples.llama.train
     torchrun --standalone --nproc-per-node 2 -m examples.llama.train --asynchronous
 
-Both print the loss of each batch. The text is that of `make data-wiki`, as bytes. Each rank takes
-a GPU where there are some.
+Both print the loss of each batch, and the words that tell `pipegap advise` how long a step takes.
+The text is that of `make data-wiki`, as bytes. Each rank takes a GPU where there are some.
 """
 
 import argparse
+import time
 from collections.abc import Iterator
+from itertools import pairwise
+from statistics import median
 
 import numpy as np
 import torch
@@ -21,6 +24,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from pipegap import Schedule2BW
 
 MICROBATCHES, ROWS, LENGTH, MAX_NORM = 4, 16, 64, 1.0
+WARM_UP = 5
+"""Batches that are not timed."""
 CONFIG = LlamaConfig(
     vocab_size=257,  # bytes, and the end of an article
     hidden_size=64,
@@ -106,6 +111,7 @@ def train(updates: int, asynchronous: bool) -> None:
         schedule = Schedule1F1B(stage, MICROBATCHES, loss_of)
 
     is_first, is_last = rank == 0, rank == count - 1
+    ends: list[float] = []
     for number, batch in enumerate(batches(updates)):
         x, y = (rows.to(device) for rows in batch)
         losses: list[Tensor] = []
@@ -115,9 +121,14 @@ def train(updates: int, asynchronous: bool) -> None:
             update()
         if is_last:
             print(f"batch {number}: {torch.stack(losses).mean():.6f}", flush=True)
+        ends.append(time.perf_counter())  # the last rank has read its losses
     if asynchronous:
         with schedule.drained():  # here one would evaluate, and save
             pass
+    if is_last and len(ends) > WARM_UP + 1:
+        step = median(after - before for before, after in pairwise(ends[WARM_UP:]))
+        word = "time_2bw" if asynchronous else "step_time"
+        print(f"pipegap advise stages={count} microbatches={MICROBATCHES} {word}={step:.4g}")
 
 
 def main() -> None:

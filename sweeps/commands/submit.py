@@ -8,6 +8,7 @@ from pipegap.sweeps.cluster.package import require_shared, take_along
 from pipegap.sweeps.commands import run
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.trainer.base.cli import parse, take_choice, take_flag
+from pipegap.trainer.base.errors import BadInput
 
 KEYS = f"""\
 the words of a run, of which dry_run=true prints the plan here and sends nothing, and

@@ -88,6 +88,7 @@ class PricedSweeps:
         yield f"compute   {flops:.3g} floating-point operations (FLOPs) to do"
         if self.todo:
             yield self._time()
+            yield from self._money()
         yield _models(self.trials)
         yield _memory(self.trials, self._request.gpus_per_trial)
         yield _storage(self.trials, self.todo)
@@ -146,6 +147,14 @@ class PricedSweeps:
             f"time      {total}, longest trial {duration(longest)}, start and evaluation included "
             f"({sources})"
         )
+
+    def _money(self) -> Iterator[str]:
+        """Yield the line on the price of the hours, if it was asked for."""
+        hourly = self._request.hourly
+        if hourly:
+            hours = {cost.unit: cost.total / 3600 for cost in self.costs(self.todo)}
+            told = " and ".join(f"{number:,.1f} {name} hours" for name, number in hours.items())
+            yield f"price     {hourly * sum(hours.values()):,.2f}: {told}, {hourly:g} each"
 
 
 def summary(now: Round) -> str:

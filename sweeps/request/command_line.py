@@ -51,6 +51,8 @@ class Request:
     tracking: Tracking
     fail_fast: int = 0
     """After how many trials that failed for good the sweep stops; 0: never."""
+    hourly: float = 0.0
+    """What an hour of one core or GPU costs, in any money; 0: nobody asked."""
     first_trial: bool | None = None
     """Whether a trial's first updates are tried before the sweep; None: if a trial takes GPUs."""
 
@@ -70,6 +72,7 @@ def parse_request(arguments: Sequence[str]) -> Request:
     gpus_per_trial = parse_gpus(given.pop("gpus_per_trial", "1"))
     first_trial = CHOICES[take_choice(given, "first_trial", [*CHOICES])]
     gpus = parse_count("gpus", given.pop("gpus", "0"), low=0)
+    hourly = _parse_hourly(given.pop("hourly", "0"))
     files = [(f"{slug(name)}-{scale}", content) for name, content in sweep_files(names)]
     labels = [label for label, _ in files]
     for label in labels:
@@ -97,6 +100,7 @@ def parse_request(arguments: Sequence[str]) -> Request:
         dry_run=dry_run,
         gpus_per_trial=gpus_per_trial,
         gpus=gpus,
+        hourly=hourly,
         tracking=tracking,
         fail_fast=fail_fast,
         first_trial=first_trial,
@@ -192,6 +196,13 @@ def parse_gpus(given: str) -> float:
     if not 0 < gpus <= 1:
         raise BadInput("gpus_per_trial", given, "must be a number above 0 and at most 1")
     return gpus
+
+
+def _parse_hourly(given: str) -> float:
+    hourly = number(given)
+    if not 0 <= hourly <= MAX_COUNT:
+        raise BadInput("hourly", given, f"must be a number from 0 to {MAX_COUNT:,}")
+    return hourly
 
 
 def parse_count(key: str, given: str, low: int) -> int:

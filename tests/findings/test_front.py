@@ -3,6 +3,8 @@
 import re
 from html import unescape
 
+import pytest
+
 from findings import front
 
 NUMBER = "+0.0295 [+0.0154, +0.0437]"
@@ -23,3 +25,16 @@ def test_the_picture_is_what_the_trials_say() -> None:
     assert words is not None, "make docs"
     assert unescape(words[1]) == front.pictured()["description"], "make docs"
     assert "@font-face" in kept, "its letters are those that it was measured with"
+
+
+def test_the_hours_of_the_paper_s_scales_are_those_of_a_plan() -> None:
+    """One of them, by its row; the others take a while."""
+    text = front.SWEEPS.read_text()
+    row = front.gpu_hours(["135m"]).splitlines()[-1]
+    assert f"\n{row}\n" in text, "make docs"
+
+
+@pytest.mark.slow
+def test_all_hours_are_those_of_a_plan() -> None:
+    text = front.SWEEPS.read_text()
+    assert front.filled(text, {"hours": front.gpu_hours()}) == text, "make docs"

@@ -76,7 +76,7 @@ class Record:
         return " ".join([self.scale, *(word for word in ways[-1:] if word != "compile=false")])
 
 
-HOW = {"scale", "results", "dry_run", "gpus", "gpus_per_trial", "first_trial", "tracking"}
+HOW = {"scale", "results", "dry_run", "gpus", "gpus_per_trial", "hourly", "first_trial", "tracking"}
 """Keys of words that do not ask for trials of a sweep at its scale."""
 RECORD = TypeAdapter(Record)
 """A file of `sweeps/`: see `sweeps.plan.sweep_record`."""

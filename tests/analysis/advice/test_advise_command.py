@@ -53,7 +53,8 @@ def test_without_an_optimizer_all_are_answered(
     assert code.startswith("to go with Muon")
     of_muon, of_adamw, *rows = table.splitlines()
     told = (
-        "tiny (450k parameters), wiki, 400 updates, {}; time simulated for 4 stages, 8 microbatches"
+        "tiny (450k parameters), wiki, 400 updates, {}: how its losses change with size is not "
+        "known; time simulated for 4 stages, 8 microbatches"
     )
     assert of_muon == "Muon: " + told.format("delay + Error Feedback")
     assert of_adamw == "AdamW: " + told.format("delay")

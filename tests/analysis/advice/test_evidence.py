@@ -106,7 +106,7 @@ def test_the_newest_sweep_is_answered_and_the_other_tasks_are_named(tmp_path: Pa
     record(tmp_path, "main", "small", names[4:])
     for known, first, other in (([], "450k", "90k"), (records(tmp_path), "90k", "450k")):
         said, others, *_ = str(ask(tmp_path, records=known)).splitlines()
-        assert f" ({first} parameters), wiki, 400 updates, delay; time simulated" in said
+        assert f" ({first} parameters), wiki, 400 updates, delay: how its losses" in said
         assert re.fullmatch(
             rf"not for the other tasks here: \w+ \({other} parameters\), wiki", others
         )

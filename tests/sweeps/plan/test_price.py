@@ -15,6 +15,7 @@ from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import Trial
 from pipegap.sweeps.request.files import known
 from pipegap.trainer.store.files import FileStore
+from pipegap.trainer.store.records import asked_by
 from tests.support.bins import write_bin
 from tests.support.make import lines_of_make
 from tests.support.records import leave_finished
@@ -135,6 +136,15 @@ def test_the_plan_is_a_table_with_a_row_per_sweep(
     assert "16 asked, 12 unique, 0 done, 12 to do" in lines[0]
     alone = {t.plan.trial_id for path in (one, other) for t in planned(f"sweep={path}", words[1])}
     assert {trial.plan.trial_id for trial in planned(*words[:2])} == alone
+
+
+def test_hours_have_a_price_in_money(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [f"sweep={written(tmp_path, 'one')}", f"results={tmp_path}", "device=cuda"]
+    hours = cost(*words).total / 3600
+    line = plan([*words, "hourly=2000"], capsys)["price"]
+    assert line == f"price     {2000 * hours:,.2f}: {hours:,.1f} GPU hours, 2000 each"
+    assert "price" not in plan(words, capsys)
+    assert asked_by([*words, "hourly=2000"]) == asked_by(words)  # its label stays
 
 
 def test_every_rank_of_a_gang_is_paid_for(tmp_path: Path) -> None:

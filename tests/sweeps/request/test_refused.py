@@ -25,6 +25,8 @@ WORDS = {
     f"sweep=main results={LONG}": "must be a path of at most",
     "sweep=main dry_run=yes": "dry_run=yes: must be false or true",
     "sweep=main gpus_per_trial=nan": "gpus_per_trial=nan: must be a number above 0",
+    "sweep=main hourly=-1": "hourly=-1: must be a number from 0",
+    "sweep=main hourly=free": "hourly=free: must be a number from 0",
     "sweep=main gpus=-1": "gpus=-1: must be a whole number from 0",
     "sweep=main tracking=wandb tracking.wait=inf": "tracking.wait=inf: must be seconds",
     "sweep=main tracking.project=x": "tracking.project=x: must be a known key",

@@ -1,0 +1,169 @@
+"""How much faster 2BW is than each rival, simulated or measured; what a step's time is made of, and
+what stands in the way of a gain."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, inf, log, nan
+from statistics import fmean, variance
+from typing import NamedTuple
+
+from pipegap.analysis.advice.speed import (
+    CHUNKS,
+    NEARLY,
+    SLOWEST,
+    TWO_BUFFERED,
+    Costs,
+    Speed,
+    equal_stages,
+    flushed_speeds,
+    slowest,
+    speed,
+)
+from pipegap.analysis.statistics.intervals import CONFIDENCE
+
+LITTLE = 0.05
+"""The share of a step below which 2BW can win little."""
+HOST = 0.8
+"""The share of a step that a rank's kernels must fill, else its host is too slow."""
+
+
+class Ratio(NamedTuple):
+    """How many batches 2BW makes in the time of one of a rival."""
+
+    value: float
+    low: float
+    """Between here and `high` it lies with 95 % confidence: in the same time it makes so many more
+    updates at least. 0 where 2BW's own time is only known to be no shorter than simulated."""
+    high: float
+
+
+def ratio(theirs: Sequence[float], own: Sequence[float]) -> Ratio:
+    """The ratio of two mean times, with Welch's interval of the difference of their logarithms.
+
+    A single time is taken as exact.
+    """
+    sides = [[log(time) for time in times] for times in (theirs, own)]
+    value = fmean(sides[0]) - fmean(sides[1])
+    parts = [(variance(x) / len(x), len(x) - 1) for x in sides if len(x) > 1]
+    total = sum(part for part, _ in parts)
+    if not total:
+        return Ratio(*[exp(value)] * 3)
+    from scipy import stats  # slow to load
+
+    freedom = total**2 / sum(part**2 / n for part, n in parts)
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * total**0.5
+    return Ratio(exp(value), exp(value - half), exp(value + half))
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The times of a batch of 2BW and of its rivals; all in the unit of the costs."""
+
+    costs: Costs
+    num_microbatches: int
+    own: Speed
+    """2BW, simulated, with what a step was measured to take beyond that: it is no faster."""
+    others: Mapping[str, Speed]
+    measured: Mapping[str, Sequence[float]]
+    """Times of a step of any rival."""
+    own_times: Sequence[float]
+    """Those of 2BW; none if not measured."""
+    most: float
+    """Of how many microbatches a rank may keep activations."""
+
+    @property
+    def ratios(self) -> dict[str, Ratio]:
+        """For each rival."""
+        own = self.own_times or [self.own.batch_time]
+        ratios = {
+            name: ratio(self.measured.get(name, [at.batch_time]), own)
+            for name, at in self.others.items()
+        }
+        if self.own_times:
+            return ratios
+        return {
+            name: at._replace(low=0.0) if name in self.measured else at
+            for name, at in ratios.items()
+        }
+
+    @property
+    def faster(self) -> list[str]:
+        """The rivals that 2BW is measured to be no faster than, or that were and are faster than it
+        could be; the fastest first."""
+        known = self.others if self.own_times else self.measured
+        faster = [name for name in known if self.ratios[name].high < 1 - NEARLY]
+        return sorted(faster, key=lambda name: self.others[name].batch_time)
+
+    @property
+    def limits(self) -> Iterator[str]:
+        """What stands in the way of a gain whatever the losses are; said first."""
+        for name in self.faster:
+            theirs, own = self.others[name].batch_time, self.own.batch_time
+            whose = f"2BW takes {own:.4g} even without a bubble"
+            if self.own_times:
+                whose = f"2BW takes {fmean(self.own_times):.4g}"
+            yield f"stay with {name}: its step takes {theirs:.4g}, {whose}"
+        overlap, allowed = self.costs.overlap, self._overlap
+        if overlap - 1 < (allowed - 1) / 2:  # False where it is not known
+            yield (
+                f"stages overlap {overlap:.1f} times, where {SLOWEST} lets them overlap "
+                f"{allowed:.1f} times: this is the limit, not the bubble, and no delay lifts it"
+            )
+        for rank, share in enumerate(self.costs.busy):
+            if share < HOST:
+                idle = f"no kernel runs for {1 - share:.0%} of a step"
+                yield f"rank {rank}: its host is the limit: {idle}"
+
+    @property
+    def _overlap(self) -> float:
+        """How many stages SLOWEST lets compute at a time, on the mean."""
+        alone = replace(self.costs, communication=0.0, overhead=0.0, update=0.0)
+        return self.num_microbatches * sum(alone.work) / slowest(alone, self.num_microbatches)
+
+    @property
+    def shares(self) -> Iterator[str]:
+        """What a step of SLOWEST is made of on the slowest stage, and what of it 2BW can win."""
+        if self.costs == equal_stages(len(self.costs.forward)):
+            return
+        step = slowest(self.costs, self.num_microbatches)
+        still = replace(self.costs, communication=0.0, overhead=0.0)
+        compute = self.num_microbatches * max(still.work)
+        quick = slowest(still, self.num_microbatches)
+        messages = step - quick - self.costs.overhead
+        parts = {
+            "compute": compute,
+            "update": self.costs.update,
+            "bubble": quick - compute - self.costs.update,
+            "messages": messages,
+            "the rest (host)": self.costs.overhead,
+        }
+        told = ", ".join(f"{part / step:.1%} {name}" for name, part in parts.items() if part > 0)
+        yield f"a step of {SLOWEST} is {told}"
+        wins = {name: 1 - 1 / at.value for name, at in self.ratios.items() if at.value > 1}
+        told = ", ".join(f"{share:.1%} of a step of {name}" for name, share in wins.items())
+        how = "wins, as measured," if self.own_times else "can win at most"
+        yield f"2BW {how} {told or 'nothing'}"
+        if wins and max(wins.values()) < LITTLE:
+            yield "  that is little: the bubble is not the bottleneck of this pipeline"
+        elif little := [name for name, share in wins.items() if share < LITTLE]:
+            yield f"  against {', '.join(little)} that is little"
+
+
+def timing(
+    costs: Costs,
+    num_microbatches: int,
+    activations: float | None = None,
+    chunks: int = CHUNKS,
+    measured: Mapping[str, Sequence[float]] | None = None,
+    own_times: Sequence[float] = (),
+) -> Timing:
+    """Simulate 2BW and its rivals; a measured time replaces that of a rival of the same name, and
+    what other measured ones keep is not known."""
+    own = speed(TWO_BUFFERED, costs, num_microbatches)
+    most = own.activations if activations is None else activations
+    others = flushed_speeds(costs, num_microbatches, most, chunks)
+    measured = dict(measured or {})
+    for name, times in measured.items():
+        known = others.get(name, Speed(inf, nan, 1))
+        others[name] = replace(known, batch_time=exp(fmean(map(log, times))))
+    return Timing(costs, num_microbatches, own, others, measured, tuple(own_times), most)

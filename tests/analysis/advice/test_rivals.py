@@ -1,0 +1,186 @@
+"""Rivals by their measured times: what others found with theirs, and what is refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from pipegap.analysis.advice.speed import equal_stages, slowest, with_step_time
+from pipegap.analysis.advice.timing import ratio
+from pipegap.analysis.advice.verdict import SHORT
+from pipegap.analysis.commands import advise
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.delayed import DelayedOptimizer, record
+from tests.support.synthetic_store import put
+
+GO, STAY, OPEN = SHORT.values()
+PIPELINE = {"optimizer": "adamw", "stages": "8", "microbatches": "16"}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A delay that costs nothing: a go wherever it saves time."""
+    put(tmp_path, "sync", [1.00, 1.01, 1.02])
+    put(tmp_path, "delay", [0.97, 0.98, 0.991])
+    put(tmp_path, "delay", [0.80, 0.81, 0.82], num_updates=575)
+    return tmp_path
+
+
+def asked(capsys: pytest.CaptureFixture[str], store: Path, **words: str) -> tuple[Any, list[str]]:
+    """The answer to programs, and the lines to people."""
+    words = PIPELINE | {"results": str(store)} | {k.replace("__", "."): v for k, v in words.items()}
+    advise.main(words | {"format": "json"})
+    told = json.loads(capsys.readouterr().out)
+    advise.main(words)
+    return told, capsys.readouterr().out.splitlines()
+
+
+def test_a_ratio_has_the_interval_of_welch() -> None:
+    theirs, own = [1.10, 1.12, 1.09, 1.13], [1.00, 1.03, 0.99]
+    at, logs = ratio(theirs, own), (np.log(theirs), np.log(own))
+    expected = stats.ttest_ind(*logs, equal_var=False).confidence_interval(0.95)
+    assert (at.low, at.high) == pytest.approx((np.exp(expected.low), np.exp(expected.high)))
+    assert at.value == pytest.approx(np.exp(logs[0].mean() - logs[1].mean()))
+    assert ratio([1.5], [1.0]) == pytest.approx((1.5, 1.5, 1.5)), "one time is exact"
+    one = stats.ttest_1samp(logs[0], 0).confidence_interval(0.95)
+    assert ratio(theirs, [1.0])[1:] == pytest.approx((np.exp(one.low), np.exp(one.high)))
+
+
+# What others measured, as times of a step, and the rival that they ended with.
+FIELD: dict[str, tuple[dict[str, str], str, dict[str, str]]] = {
+    # A mixture of experts on 8 H100, in tokens/s: FSDP 187,000, GPipe 39,441, asynchronous 32,702.
+    "marin, experts": (
+        {"step_time": "25.35", "time_2bw": "30.58", "rival__fsdp": "5.35"},
+        "fsdp",
+        {"fsdp": STAY, "1F1B": STAY},
+    ),
+    # 6.1B on 8 H100, seconds. 2BW was not run: at best it takes 2.20 · 16 / 23 = 1.53.
+    "marin, 6.1B": (
+        {"step_time": "2.20", "rival__fsdp": "1.01", "rival__ZB-H1": "2.43"},
+        "fsdp",
+        {"fsdp": STAY, "ZB-H1": OPEN},
+    ),
+    # Zero-bubble over FSDP: 0.78 on a host of v6e, 1.22 over a data centre's network.
+    "marin, a host": (
+        {"step_time": "1.25", "rival__fsdp": "0.78", "rival__ZB-H1": "1"},
+        "fsdp",
+        {"fsdp": STAY, "ZB-H1": OPEN},
+    ),
+    "marin, a network": (
+        {"step_time": "1.25", "rival__fsdp": "1.22", "rival__ZB-H1": "1", "chunks": "1"},
+        "ZB-H1",
+        {"fsdp": OPEN, "ZB-H1": OPEN},
+    ),
+    # zero-bubble 21: 55, 66, 67 and 64 samples/s; of 24 microbatches.
+    "zero-bubble": (
+        {"microbatches": "24", "step_time": "18.18", "rival__interleaved": "15.15"}
+        | {"rival__ZB-2P": "14.93", "rival__ZB-V": "15.63", "chunks": "1"},
+        "ZB-2P",
+        {"ZB-2P": OPEN, "ZB-V": OPEN, "interleaved": OPEN},
+    ),
+}
+
+
+@pytest.mark.parametrize("row", FIELD)
+def test_what_others_found(capsys: pytest.CaptureFixture[str], store: Path, row: str) -> None:
+    words, fastest, verdicts = FIELD[row]
+    told, lines = asked(capsys, store, **words)
+    assert told["rival"] == fastest
+    found = {name: SHORT[rival["decision"]["word"]] for name, rival in told["rivals"].items()}
+    assert verdicts.items() <= found.items()
+    if verdicts[fastest] == STAY:
+        assert f"stay with {fastest}: its step takes " in "\n".join(lines[1:3])
+    assert not any("to go with" in line for line in lines) or STAY not in verdicts.values()
+
+
+def test_of_a_tax_the_break_even_is_what_is_left_of_the_speed_up(
+    capsys: pytest.CaptureFixture[str], store: Path
+) -> None:
+    """At communication = compute a synchronous step takes 1.5 of the asynchronous one: a tax of
+    1.16 leaves 1.29, and one of 1.5 is the break-even; at a quarter of the communication nothing
+    is left."""
+    put(store / "taxed", "sync", [1.00, 1.01, 1.02])
+    for updates, level in ((400, 1.1), (450, 1.02), (464, 1.0), (600, 0.85)):
+        losses = [level, level + 0.01, level + 0.02]
+        put(store / "taxed", "delay", losses, num_updates=updates)
+    words = {"step_time": "9", "time_2bw": "1", "rival__half": "1.5", "rival__little": "1.125"}
+    told, lines = asked(capsys, store / "taxed", updates="400", **words)
+    assert told["gap"]["tax"][0] == pytest.approx(1.16)
+    [half, little] = [line for line in lines if "over half" in line or "over little" in line]
+    assert half.endswith("the tax is lower, so the delay pays: 1.29 times as fast to sync's loss")
+    assert little.endswith("the tax is higher, so the delay does not pay")
+    found = {name: SHORT[rival["decision"]["word"]] for name, rival in told["rivals"].items()}
+    assert (found["half"], found["little"]) == (GO, STAY)
+
+
+def test_a_go_needs_the_measured_time_of_2bw(
+    capsys: pytest.CaptureFixture[str], store: Path
+) -> None:
+    slow = {"step_time": "2.20", "rival__fsdp": "2.0", "rival__slow": "9"}
+    told, lines = asked(capsys, store, **slow)
+    assert SHORT[told["rivals"]["fsdp"]["decision"]["word"]] == OPEN
+    assert "measure a step of it, time_2bw=" in told["rivals"]["slow"]["decision"]["why"]
+    told, lines = asked(capsys, store, **slow, time_2bw="1.6,1.58,1.61")
+    assert SHORT[told["rivals"]["fsdp"]["decision"]["word"]] == GO
+    low, high = told["rivals"]["fsdp"]["speed_up_interval"]
+    assert told["rivals"]["fsdp"]["same_time"]["speed_up"] == pytest.approx(low)
+    assert low < told["rivals"]["fsdp"]["speed_up"] < high
+    assert any("to go with" in line for line in lines)
+
+
+def test_a_measured_step_is_filled_by_equal_stages() -> None:
+    """33 units of 2.2 / 33; with messages and updates the stages are as much shorter."""
+    costs = with_step_time(equal_stages(4), 8, 2.2)
+    assert costs.forward == pytest.approx((2.2 / 33,) * 4)
+    assert costs.overhead == pytest.approx(0, abs=1e-8)
+    more = replace(equal_stages(4), update=0.1, communication=0.02)
+    costs = with_step_time(more, 8, 2.2)
+    assert slowest(costs, 8) == pytest.approx(2.2)
+    assert costs.forward[0] < (2.2 - 0.1) / 33
+    with pytest.raises(BadInput, match=r"step_time=0\.05: must be above"):
+        with_step_time(more, 8, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"rival.fsdp": "1"}, "rival.fsdp=1: must stand beside step_time"),
+        ({"time_2bw": "1"}, "time_2bw=1: must stand beside step_time"),
+        ({"rival.": "1", "step_time": "1"}, "must name the rival"),
+        ({"rival.1F1B": "1", "step_time": "1"}, "must be given as step_time"),
+        ({"rival.fsdp": "0", "step_time": "1"}, "rival.fsdp=0: must be times above 0"),
+        ({"rival.fsdp": "1,nan", "step_time": "1"}, "rival.fsdp=1,nan"),
+        ({"rival.fsdp": "", "step_time": "1"}, "rival.fsdp="),
+    ],
+)
+def test_what_is_no_time_is_refused(store: Path, words: dict[str, str], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        advise.main(PIPELINE | {"results": str(store)} | words)
+
+
+def test_losses_of_ones_own_loop_answer_in_one_command(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for seed in (0, 1):
+        for delay in (0, 1):
+            torch.manual_seed(seed)
+            model = torch.nn.Linear(2, 1)
+            adamw = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.5, 0.9))
+            optimizer = DelayedOptimizer(adamw, delay, 0.0)
+            words = {"model": "mine", "data": "ours", "optimizer": "adamw", "optimizer.lr": 0.01}
+            words |= {"batch_size": 1, "seq_len": 32, "num_updates": 110, "seed": seed}
+            with record(tmp_path, optimizer, words) as run:
+                for _ in range(110):
+                    optimizer.zero_grad()
+                    loss = model(torch.ones(2)).square().mean()
+                    loss.backward()
+                    optimizer.step()
+                    run.update(loss.item(), loss.item())
+    advise.main({"stages": "4", "microbatches": "8", "results": str(tmp_path)})
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("mine (3 parameters), ours, 110 updates, delay: how its losses change")
