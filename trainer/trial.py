@@ -22,6 +22,7 @@ from pipegap.trainer.base.resources import (
     reset_peak_memory,
 )
 from pipegap.trainer.base.status import Status
+from pipegap.trainer.config.graphs import note_compiled
 from pipegap.trainer.config.identity import made_by
 from pipegap.trainer.config.plan import Plan, plan_trial
 from pipegap.trainer.executors.executor import Executor
@@ -100,7 +101,9 @@ def _train_alone(job: Job) -> Row:
     with _reproducible(job.config):
         parts = build_parts(job.config, job.plan.num_updates)
         executor = build_emulated(job.config, parts, device)
-        return _train(job, job.folder(), device, parts, executor)
+        result = _train(job, job.folder(), device, parts, executor)
+    note_compiled(job.config)
+    return result
 
 
 @contextmanager

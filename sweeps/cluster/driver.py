@@ -23,7 +23,7 @@ from pipegap.sweeps.cluster.tune_hooks import (
     num_slots,
 )
 from pipegap.sweeps.plan.devices import bundles
-from pipegap.sweeps.request.expand import Trial
+from pipegap.sweeps.request.expand import Expected, Trial
 from pipegap.sweeps.tracking.choice import Tracking
 from pipegap.sweeps.view.display import Display
 from pipegap.sweeps.view.progress import COLD, WARMING, Warm
@@ -44,15 +44,20 @@ RETRIES = 2
 """How often a trial that failed or died resumes from its checkpoint before it counts as failed."""
 
 
-def run_trials(session: Session, work: WorkList, planned: Sequence[Trial]) -> None:
+def run_trials(
+    session: Session,
+    work: WorkList,
+    planned: Sequence[Trial],
+    expected: Expected | None = None,
+) -> None:
     """Run those trials that nobody else runs; each that ends leaves a result in the store.
 
-    Shows them among the `planned` ones. Once the session is asked to stop, running trials save a
-    checkpoint, from which the next call resumes. Raises BadInput if the cluster is too small for a
-    trial.
+    Shows them among the `planned` ones; what is left is first as `expected`. Once the session is
+    asked to stop, running trials save a checkpoint, from which the next call resumes. Raises
+    BadInput if the cluster is too small for a trial.
     """
     view = session.title, planned, work.left, session.store, session.asked_to_stop
-    with Display(*view, session.ends, DriverConsole()) as display:
+    with Display(*view, session.ends, DriverConsole(), expected) as display:
         _run_on_tune(session, work, display)
 
 
@@ -138,16 +143,17 @@ def _train(payload: Mapping[str, Any], flag: Any, tracking: Tracking, store: Swe
     tracker = tracking.of(
         trial["id"], trial["arm"], config, setting=trial["setting"], sweeps=trial["sweeps"]
     )
-    last_report, num_rows, warm = time.monotonic(), 0, COLD
+    last_report, num_rows, num_evaluations, warm = time.monotonic(), 0, 0, COLD
 
     def send(status: Status, **row: float | str) -> None:
         tune.report({**row, "warm": warm, "status": status, "untracked": tracker.trouble})
 
     def report(row: Row) -> None:
-        nonlocal last_report, num_rows, warm
+        nonlocal last_report, num_rows, num_evaluations, warm
         tracker.log(row)
         num_rows += 1
-        if num_rows <= WARMING:
+        num_evaluations += "val_loss" in row
+        if num_rows <= WARMING or ("val_loss" in row and num_evaluations == 1):
             warm = Warm.after(row)
         if time.monotonic() - last_report > REPORT_EVERY:
             last_report = time.monotonic()

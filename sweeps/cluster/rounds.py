@@ -16,7 +16,7 @@ from pipegap.sweeps.cluster.queue import WorkList
 from pipegap.sweeps.cluster.session import Ends, Session
 from pipegap.sweeps.plan import sweep_record
 from pipegap.sweeps.plan.round import Round
-from pipegap.sweeps.request.expand import Trial
+from pipegap.sweeps.request.expand import Expected, Trial
 from pipegap.sweeps.tracking.choice import Tracking
 from pipegap.trainer.base.compiler import require_compiler
 from pipegap.trainer.base.errors import BadInput
@@ -40,11 +40,16 @@ def try_first(session: Session, todo: Sequence[Trial], wanted: bool | None) -> N
     first_trial.try_first(todo, wanted, session.gpus_per_trial, where, asked_to_stop)
 
 
-def run_trials(session: Session, work: WorkList, planned: Sequence[Trial]) -> None:
+def run_trials(
+    session: Session,
+    work: WorkList,
+    planned: Sequence[Trial],
+    expected: Expected | None = None,
+) -> None:
     """Run trials that nobody else runs: see `driver.run_trials`."""
     from pipegap.sweeps.cluster import driver
 
-    driver.run_trials(session, work, planned)
+    driver.run_trials(session, work, planned, expected)
 
 
 @contextmanager
@@ -96,7 +101,7 @@ def run_rounds(now: Round, ends: Ends) -> tuple[Round, bool]:
         while len(work) and not here.asked_to_stop():
             num_left = len(work)
             if work.queue.is_ready():
-                run_trials(here, work, now.planned)
+                run_trials(here, work, now.planned, now.expected)
             else:
                 time.sleep(POLL_EVERY)
             if len(work) < num_left:
@@ -111,7 +116,7 @@ def _what_starts(trials: Sequence[Trial]) -> str:
     address = os.environ.get("RAY_ADDRESS")
     does = f"joins Ray at {address}" if address else "starts Ray"
     if any(trial.config["compile"] == "update" for trial in trials):
-        does += "; the first trials compile their updates, about 1 min where none were compiled yet"
+        does += "; the first trials compile what this machine has not compiled yet"
     return does
 
 

@@ -1,6 +1,7 @@
 """Devices: what a trial occupies of them, and the seconds of a trial that nobody has measured.
 
-The seconds are the trial's counted work at the rates of devices.yaml.
+The seconds are the trial's counted work, on a GPU at the rates of devices.yaml, on a core at what
+this machine was measured to do.
 """
 
 import json
@@ -13,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from pipegap.sweeps.plan.cores import COMPILED, PLAIN, Rates, measured
 from pipegap.sweeps.request.expand import Trial
 from pipegap.trainer.base.build import build
 from pipegap.trainer.base.code import use_code
+from pipegap.trainer.base.cores import num_cores
+from pipegap.trainer.config.graphs import to_compile
 from pipegap.trainer.config.plan import FORWARD, Plan, which_optimizer
 from pipegap.trainer.config.work import StageWork, work
 from pipegap.trainer.models.recipe import Recipe
@@ -26,7 +30,9 @@ if TYPE_CHECKING:
     from pipegap.trainer.corrections.none import NoCorrection
 
 TABLE = Path(__file__).with_name("devices.yaml")
-CORE, COMPILED_CORE = "core", "compiled_core"
+CORE = "core"
+OF_STEP = 2 / 3
+"""The share of the rate of products that those of an optimizer reach: its matrices are small."""
 KEYS = (
     *("model", "optimizer", "pipeline", "correction", "code", "runner", "num_replicas", "device"),
     *("batch_size", "seq_len", "dtype", "eval_dtype", "compile"),
@@ -60,6 +66,14 @@ def occupied(trial: Trial, gpus_per_trial: float) -> float:
     return sum(bundle.get(resource, 0.0) for bundle in bundles(trial, gpus_per_trial))
 
 
+def compiler_seconds(trials: Sequence[Trial]) -> float:
+    """Return the seconds by the clock in which all cores of this machine compile what these trials
+    need and it has not yet."""
+    configs = [trial.config for trial in trials if trial.config["compile"] == "update"]
+    needed = to_compile(configs, measured().operation) if configs else {}
+    return sum(needed.values()) / num_cores()
+
+
 @dataclass(frozen=True)
 class Device:
     """What trials reach on a device, per second."""
@@ -79,7 +93,7 @@ class Device:
     @property
     def is_gpu(self) -> bool:
         """Whether the host works while the device does."""
-        return self.name not in (CORE, COMPILED_CORE)
+        return self.name != CORE
 
     def passes(self, stages: Sequence[StageWork], dtype: str) -> float:
         """Return the seconds of forward and backward through these stages in `dtype`."""
@@ -92,10 +106,15 @@ class Device:
         host = self.host * sum(of.launches for of in stages)
         return max(kernels, host) if self.is_gpu else kernels + host
 
+    def update(self, stages: Sequence[StageWork], dtype: str) -> float:
+        """Return the seconds of the update of these stages' weights."""
+        products = OF_STEP * self.products[dtype]
+        return sum(of.update / self.bytes + of.step / products for of in stages)
+
 
 @cache
 def known_devices() -> dict[str, Device]:
-    """Return the devices of the table, by name."""
+    """Return the GPUs of the table, by name."""
     rows: dict[str, Any] = yaml.safe_load(TABLE.read_text("utf-8"))
     return {name: Device(name, **row) for name, row in rows.items()}
 
@@ -104,18 +123,24 @@ def device_of(config: Config) -> Device:
     """Return what the trial of a config runs on, as far as this machine knows.
 
     A core, the GPU of this machine with its own memory, or without one the first GPU of the table.
-    A core makes compiled updates at other rates.
     """
-    if config["device"] != "cpu":
-        return _gpu()
-    return known_devices()[COMPILED_CORE if config["compile"] == "update" else CORE]
+    return _gpu() if config["device"] != "cpu" else core(measured(), config["compile"])
+
+
+def core(rates: Rates, compiles: bool | str) -> Device:
+    """Return what trials reach on a core with these rates."""
+    shares = COMPILED if compiles == "update" else PLAIN
+    products = {dtype: shares.products * rate for dtype, rate in rates.products.items()}
+    attention = {dtype: shares.attention[dtype] * rate for dtype, rate in rates.products.items()}
+    host = shares.operations * rates.operation
+    return Device(CORE, products, attention, shares.bytes * rates.bytes, host)
 
 
 @cache
 def _gpu() -> Device:
     import torch
 
-    gpus = [device for device in known_devices().values() if device.is_gpu]
+    gpus = [*known_devices().values()]
     if not torch.cuda.is_available():
         return gpus[0]
     here = torch.cuda.get_device_name()
@@ -154,7 +179,7 @@ def of_update_and_forward(config: Config, num_updates: int, device: Device) -> t
     )
     forward = max(FORWARD * device.passes(rank, evaluates["dtype"]) for rank in evaluation)
     passes = [device.passes(rank, config["dtype"]) for rank in training]
-    updates = [sum(of.update for of in rank) / device.bytes for rank in training]
+    updates = [device.update(rank, config["dtype"]) for rank in training]
     if len(training) == 1:
         return passes[0] + updates[0], forward
     operations = schedule.num_microbatches * schedule.num_chunks

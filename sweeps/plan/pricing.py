@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipegap.analysis.table.text import aligned
-from pipegap.sweeps.plan.devices import bundles, device_of, occupied, unit
+from pipegap.sweeps.plan.devices import bundles, compiler_seconds, device_of, occupied, unit
 from pipegap.sweeps.plan.round import Round
 from pipegap.sweeps.plan.sweep_plan import SweepPlan
 from pipegap.sweeps.request.expand import Trial, unique
@@ -24,6 +24,9 @@ from pipegap.trainer.data.tokens import KnowsLength, Source
 if TYPE_CHECKING:
     from pipegap.analysis.statistics.gaps import Spread
 
+STARTS = 15.0
+"""Seconds by the clock from the plan to the first trial, and from the last one to the report: Ray's
+start, libraries in its workers, figures."""
 NODE = 8
 """GPUs that a plan counts with where this machine has none."""
 CONTEXT = 1e9
@@ -57,20 +60,16 @@ class PricedSweeps:
 
     def __init__(self, now: Round) -> None:
         self._request, self._sweeps, self._prices = now.request, now.sweeps, now.prices
-        self.trials, self.todo = now.planned, now.todo
-        self._amounts, self._seconds = dict[str, float](), dict[str, float]()
-        for trial in self.todo:
-            amount = occupied(trial, now.request.gpus_per_trial)
-            self._amounts[trial.plan.trial_id] = amount
-            self._seconds[trial.plan.trial_id] = self._prices.seconds(trial, amount)
+        self.trials, self.todo, self._seconds = now.planned, now.todo, now.expected.seconds
 
     def costs(self, todo: Sequence[Trial]) -> list[Cost]:
         """Return what these trials take, on cores and on GPUs."""
         costs = []
         for name in dict.fromkeys(map(unit, todo)):
-            ids = [trial.plan.trial_id for trial in todo if unit(trial) == name]
-            total = sum(self._seconds[trial_id] * self._amounts[trial_id] for trial_id in ids)
-            costs.append(Cost(name, total, max(self._seconds[trial_id] for trial_id in ids)))
+            ids = {t.trial_id: t for t in todo if unit(t) == name}
+            amounts = {key: occupied(t, self._request.gpus_per_trial) for key, t in ids.items()}
+            total = sum(self._seconds[key] * amount for key, amount in amounts.items())
+            costs.append(Cost(name, total, max(self._seconds[key] for key in ids)))
         return costs
 
     def in_lines(self) -> Iterator[str]:
@@ -89,6 +88,11 @@ class PricedSweeps:
         if self.todo:
             yield self._time()
             yield from self._money()
+            if compiler := compiler_seconds(self.todo):
+                yield (
+                    f"compiler  {duration(compiler)}, once on a machine: the first trials compile "
+                    "graphs that all others share"
+                )
         yield _models(self.trials)
         yield _memory(self.trials, self._request.gpus_per_trial)
         yield _storage(self.trials, self.todo)
@@ -112,9 +116,11 @@ class PricedSweeps:
         )
 
     def _row(self, label: str, own: Sequence[Trial], new: Sequence[Trial]) -> tuple[str, ...]:
-        todo = [trial for trial in new if trial.plan.trial_id in self._seconds]
+        ids = {trial.trial_id for trial in self.todo}
+        todo = [trial for trial in new if trial.trial_id in ids]
         counts = len(own), len(own) - len(new), len(new) - len(todo), len(todo)
         clock = sum(cost.clock(self._num_units(cost.unit)) for cost in self.costs(todo))
+        clock += STARTS + compiler_seconds(todo)
         return (label, *(f"{count:,}" for count in counts), duration(clock) if todo else "-")
 
     def _num_units(self, name: str) -> int:
@@ -140,8 +146,8 @@ class PricedSweeps:
             "ones of their shape took"
         )
         if assumed:
-            rates = " and ".join(dict.fromkeys(device_of(t.config).name for t in assumed))
-            counted = f"by counted FLOPs and bytes, at the rates assumed of {rates}"
+            rates = " and ".join(dict.fromkeys(map(_rates, assumed)))
+            counted = f"by counted FLOPs and bytes, at {rates}"
             sources += f"; {len(assumed)} {counted}"
         return (
             f"time      {total}, longest trial {duration(longest)}, start and evaluation included "
@@ -155,6 +161,12 @@ class PricedSweeps:
             hours = {cost.unit: cost.total / 3600 for cost in self.costs(self.todo)}
             told = " and ".join(f"{number:,.1f} {name} hours" for name, number in hours.items())
             yield f"price     {hourly * sum(hours.values()):,.2f}: {told}, {hourly:g} each"
+
+
+def _rates(trial: Trial) -> str:
+    """Say where the rates come from that price a trial."""
+    device = device_of(trial.config)
+    return f"the rates assumed of {device.name}" if device.is_gpu else "rates measured on a core"
 
 
 def summary(now: Round) -> str:

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from pipegap.sweeps.plan.devices import compiler_seconds, occupied
 from pipegap.sweeps.plan.paces import Prices
 from pipegap.sweeps.plan.sweep_plan import SweepPlan, all_planned, plan_sweeps
 from pipegap.sweeps.request.command_line import Request
-from pipegap.sweeps.request.expand import Trial
+from pipegap.sweeps.request.expand import Expected, Trial
 from pipegap.trainer.store.snapshot import Snapshot
 from pipegap.trainer.store.store import SweepStore
 
@@ -59,3 +60,10 @@ class Round:
     def prices(self) -> Prices:
         """The seconds of a trial, by the finished ones."""
         return Prices.measured(self.request.results, self.planned, self.seen)
+
+    @cached_property
+    def expected(self) -> Expected:
+        """What each planned trial takes, and the compiler before those to do."""
+        gpus = self.request.gpus_per_trial
+        seconds = {t.trial_id: self.prices.seconds(t, occupied(t, gpus)) for t in self.planned}
+        return Expected(seconds, compiler_seconds(self.todo))

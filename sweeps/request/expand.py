@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipegap.sweeps.request.schema import Config, Sweep, keys, overrides
 from pipegap.sweeps.tracking.tracker import run_name
@@ -57,6 +57,15 @@ class Trial:
     def folder(self) -> Path:
         """Where it is recorded."""
         return trial_folder(self.config, self.plan.trial_id)
+
+
+class Expected(NamedTuple):
+    """What trials are expected to take before any of them says it."""
+
+    seconds: Mapping[str, float]
+    """Id → seconds of each trial."""
+    compiler: float
+    """Seconds by the clock that the first trials compile before they train."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from ray.tune import Callback
 from rich.console import Console
 from rich.live import Live
 
-from pipegap.sweeps.request.expand import Trial
+from pipegap.sweeps.request.expand import Expected, Trial
 from pipegap.sweeps.view.progress import Progress
 from pipegap.sweeps.view.render import LIBRARIES, GapTable, Throttled, render
 from pipegap.trainer.base.cli import duration
@@ -44,6 +44,7 @@ class Display(Callback):
         asked_to_stop: AskedToStop,
         ends: Callable[[str, str, Status, str, float], object],
         console: Console,
+        expected: Expected | None = None,
     ) -> None:
         self.running: set[str] = set()
         """Ids of the trials that run now."""
@@ -52,7 +53,7 @@ class Display(Callback):
         self._todo = {trial.plan.trial_id for trial in todo}
         self._started: set[str] = set()
         self._num_ended = 0
-        self._progress, self._seen = Progress(trials), Snapshot()
+        self._progress, self._seen = Progress(trials, expected=expected), Snapshot()
         self._progress.refresh(self._progress.trials, self._seen)
         self._mark_others()
         self._live = Live(console=console, auto_refresh=False)  # a thread could delay a signal

@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
+from statistics import median
 from typing import NamedTuple
 
-from pipegap.sweeps.request.expand import Trial
+from pipegap.sweeps.request.expand import Expected, Trial
 from pipegap.trainer.base.status import ACTIVE, ENDED, FINAL, Status
 from pipegap.trainer.folder.lease import attempts, holder
 from pipegap.trainer.folder.metrics import last_row, row_number
@@ -21,7 +21,8 @@ WARMING = 2
 
 
 class Warm(NamedTuple):
-    """How far a trial was when the WARMING first updates of its process were done.
+    """How far a trial was when its process had done all kinds of work once: the WARMING first
+    updates, and later an evaluation.
 
     They compile, start libraries and fill caches, which may take as long as a thousand others: no
     pace counts them.
@@ -63,12 +64,23 @@ class State:
 
 
 class Progress:
-    """The trials of a sweep with their states, which start as those of `before` if it has them."""
+    """The trials of a sweep with their states, which start as those of `before` if it has them.
 
-    def __init__(self, trials: Sequence[Trial], before: "Progress | None" = None) -> None:
+    The work of a trial is the seconds that it is `expected` to take, or else its FLOPs. While
+    nobody knows a pace, they are what is left.
+    """
+
+    def __init__(
+        self,
+        trials: Sequence[Trial],
+        before: "Progress | None" = None,
+        expected: Expected | None = None,
+    ) -> None:
         known: Mapping[str, State] = {} if before is None else before.states
         self.trials = {trial.plan.trial_id: trial for trial in trials}
         self.states: dict[str, State] = {key: known.get(key, State()) for key in self.trials}
+        self._expected = expected
+        self._work = expected.seconds if expected else {t.trial_id: t.plan.flops for t in trials}
 
     def refresh(self, trial_ids: Iterable[str], seen: Snapshot) -> None:
         """Take the states of these trials from the store, unless they are final."""
@@ -93,41 +105,39 @@ class Progress:
 
     @property
     def share(self) -> float:
-        """The share of all trials' FLOPs that are done, or belong to a failed trial."""
-        total = sum(trial.plan.flops for trial in self.trials.values())
-        left = sum(_flops_left(*pair) for pair in self.of(*STATUSES))
+        """The share of all trials' work that is done, or belongs to a failed trial."""
+        total = sum(self._work[key] for key in self.trials)
+        left = sum(self._left(*pair) for pair in self.of(*STATUSES))
         return 1 - left / total if total else 1.0
 
     @property
     def seconds_left(self) -> float | None:
         """Seconds until all trials have ended, at their pace so far, evaluation included.
 
-        At least as long as the slowest running trial takes. None if no trial runs, or no pace is
-        known, as before a trial is warm.
+        At least as long as the slowest running trial takes. None if no trial runs, or neither a
+        price nor a pace is known, as before a trial is warm.
         """
         running = [*self.of(*ACTIVE)]
-        paced = [pair for pair in running if _pace(*pair)]
-        paces = [_pace(*pair) for pair in self.of(*ACTIVE, *ENDED)]
-        if not running or not any(paces):
+        paced = [pair for pair in running if self._pace(*pair)]
+        paces = [pace for pair in self.of(*ACTIVE, *ENDED) if (pace := self._pace(*pair))]
+        if not running or not (paces or self._expected):
             return None
-        together = mean(filter(None, paces)) * len(running)
-        left = sum(_flops_left(*pair) for pair in self.of(*STATUSES)) / together
-        return max([left, *(_flops_left(*pair) / _pace(*pair) for pair in paced)])
+        left = sum(self._left(*pair) for pair in self.of(*STATUSES)) / len(running)
+        if not paces and self._expected:
+            return left + self._expected.compiler
+        slowest = max((self._left(*pair) / self._pace(*pair) for pair in paced), default=0.0)
+        return max(left / median(paces), slowest)
 
+    def _pace(self, trial: Trial, state: State) -> float:
+        """Return the work per second of a trial since it is warm; 0 if that is not known."""
+        share = (state.num_done - state.warm.num_done) / trial.plan.num_updates
+        seconds = state.wall_seconds - state.warm.wall_seconds
+        known = share > 0 and seconds > 0
+        return self._work[trial.trial_id] * min(1.0, share) / seconds if known else 0.0
 
-def _pace(trial: Trial, state: State) -> float:
-    """Return the FLOP/s of a trial since it is warm; 0 if the pace is not known."""
-    share = (state.num_done - state.warm.num_done) / trial.plan.num_updates
-    seconds = state.wall_seconds - state.warm.wall_seconds
-    return trial.plan.flops * min(1.0, share) / seconds if share > 0 and seconds > 0 else 0.0
-
-
-def _share(trial: Trial, state: State) -> float:
-    return min(1.0, state.num_done / trial.plan.num_updates)
-
-
-def _flops_left(trial: Trial, state: State) -> float:
-    return 0.0 if state.status in ENDED else trial.plan.flops * (1 - _share(trial, state))
+    def _left(self, trial: Trial, state: State) -> float:
+        share = min(1.0, state.num_done / trial.plan.num_updates)
+        return 0.0 if state.status in ENDED else self._work[trial.trial_id] * (1 - share)
 
 
 def read_state(folder: Path, seen: Snapshot) -> State:

@@ -1,10 +1,11 @@
 """The updates of a compiled stage, after its first one.
 
-Optimizer, Error Feedback and copy of versions of the whole stage are one graph. What it must equal,
-but for rounding, is `trainer.stages.update.corrected_update`.
+The optimizer's step of the whole stage, from one version to the next, is one graph whatever its
+pipeline, and Error Feedback is another one whatever the optimizer. What they must equal, but for
+rounding, is `trainer.stages.update.corrected_update`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -23,28 +24,13 @@ class Block(NamedTuple):
     """What decides the graph of one block.
 
     `shape` is [members, *shape of a weight], `state` has the shape of each tensor of the rule,
-    `numbers` the names of its numbers. The new version is written to other memory than the old one
-    if the block `is_late`.
+    `numbers` the names of its numbers.
     """
 
     rule: Rule
     shape: torch.Size
     state: tuple[torch.Size, ...]
     numbers: tuple[str, ...]
-    is_late: bool
-
-
-class UpdateShape(NamedTuple):
-    """What decides the graph of a stage's update.
-
-    With `gives_update` the graph returns u_t; with `has_feedback`, which needs this, it also
-    corrects by Error Feedback.
-    """
-
-    blocks: tuple[Block, ...]
-    gives_update: bool
-    has_feedback: bool
-    num_threads: int
 
 
 class _Ruled(NamedTuple):
@@ -56,16 +42,17 @@ class _Ruled(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """What updates work on between two releases; `earlier` is u_{t−1} of each block, if the graph
-    makes Error Feedback."""
+    """What updates work on between two releases; `earlier` is u_{t−1} of each block, if a graph
+    makes Error Feedback; `spare` is where a block with one version is stepped to."""
 
     blocks: list[_Ruled]
     earlier: list[Tensor]
+    spare: list[Tensor | None]
     graph: Graph
 
 
 class Step:
-    """Turns W(t) into W(t + 1) by one graph, if the optimizer has a rule for each weight.
+    """Turns W(t) into W(t + 1) by graphs, if the optimizer has a rule for each weight.
 
     The tensors of the optimizer's state become parts of stacks, and only the stacks know the
     u_{t−1} of Error Feedback. `release` brings the correction up to date, so that others may read
@@ -103,16 +90,30 @@ class Step:
         """Makes the next version from one block of clipped gradients per block of weights."""
         assert self._held is not None
         steps = [block.rule.done(block.group, block.state) + 1 for block in self._held.blocks]
-        given = self._held.graph(self._numbers(steps, delays), *self._tensors(gradients))
+        pairs = self._versions.step()
+        olds = [old for old, _ in pairs]
+        news = [
+            new if spare is None else spare
+            for (_, new), spare in zip(pairs, self._held.spare, strict=True)
+        ]
+        self._held.graph(self._numbers(steps), *self._tensors(olds, news, gradients))
         for group in self._optimizer.param_groups:
             if "step" in group:  # else the graph counts, in the state
                 group["step"] += 1
         for block, step in zip(self._held.blocks, steps, strict=True):
             block.rule.renew(block.group, step, block.state)
+        updates: list[Tensor] = []
         if self._feedback is not None:
-            self._held.earlier[:] = given
-        elif given:
-            self._correction.apply(self._versions.master, self._layout.tensors(given), delays)
+            graph = feedback_graph(tuple(self._layout.shapes), self._num_threads)
+            factors = self._factors(self._feedback, delays)
+            self._held.earlier[:] = graph(factors, *olds, *news, *self._held.earlier)
+        elif self._correction.moves_weights:
+            updates = list(torch._foreach_sub(olds, news))
+        for (_, new), stepped in zip(pairs, news, strict=True):
+            if new is not stepped:
+                new.copy_(stepped)
+        if updates:
+            self._correction.apply(self._versions.master, self._layout.tensors(updates), delays)
 
     def _can_begin(self) -> bool:
         ruled = rules(self._optimizer)
@@ -126,7 +127,9 @@ class Step:
             pairs = zip(self._correction.state(), self._versions.master, strict=True)
             updates = [s["update_1"] if s else torch.zeros_like(weight) for s, weight in pairs]
             earlier = self._layout.stacked(updates)
-        return _Held(blocks, earlier, update_graph(self._kind(blocks)))
+        nums = zip(self._layout.shapes, self._versions.num_slots, strict=True)
+        spare = [torch.empty(shape) if num == 1 else None for shape, num in nums]
+        return _Held(blocks, earlier, spare, update_graph(self._kind(blocks), self._num_threads))
 
     def _ruled(self, b: int) -> _Ruled:
         weights = [self._versions.master[i] for i in self._layout.members[b]]
@@ -144,73 +147,88 @@ class Step:
             holder[last] = of_part
         return stack
 
-    def _kind(self, blocks: Sequence[_Ruled]) -> UpdateShape:
-        columns = zip(blocks, self._layout.shapes, self._versions.num_slots, strict=True)
-        described = tuple(
+    def _kind(self, blocks: Sequence[_Ruled]) -> tuple[Block, ...]:
+        return tuple(
             Block(
                 rule,
                 shape,
                 tuple(tensor.shape for tensor in state),
                 numbers=tuple(rule.numbers(group, 2)),
-                is_late=num > 1,
             )
-            for (group, rule, state), shape, num in columns
+            for (group, rule, state), shape in zip(blocks, self._layout.shapes, strict=True)
         )
-        gives_update = self._correction.moves_weights
-        return UpdateShape(described, gives_update, self._feedback is not None, self._num_threads)
 
-    def _numbers(self, steps: Sequence[int], delays: Sequence[int]) -> Tensor:
+    def _numbers(self, steps: Sequence[int]) -> Tensor:
         assert self._held is not None
         pairs = zip(self._held.blocks, steps, strict=True)
         numbers = [
             n for (group, rule, _), step in pairs for n in rule.numbers(group, step).values()
         ]
-        if self._feedback is not None:
-            numbers += [self._feedback(delays[i]) for of in self._layout.members for i in of]
         return torch.tensor(numbers, dtype=torch.float32)
 
-    def _tensors(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+    def _factors(self, feedback: Callable[[int], float], delays: Sequence[int]) -> Tensor:
+        """λ of each member of each block."""
+        factors = [feedback(delays[i]) for of in self._layout.members for i in of]
+        return torch.tensor(factors, dtype=torch.float32)
+
+    def _tensors(
+        self, olds: Sequence[Tensor], news: Sequence[Tensor], gradients: Sequence[Tensor]
+    ) -> Iterator[Tensor]:
         """What the graph takes of each block, in its order."""
         assert self._held is not None
-        tensors: list[Tensor] = []
-        for b, (old, new) in enumerate(self._versions.step()):
-            tensors += [old] if new is old else [old, new]
-            tensors += [gradients[b], *self._held.blocks[b].state, *self._held.earlier[b : b + 1]]
-        return tensors
+        for block, *of_weights in zip(self._held.blocks, olds, news, gradients, strict=True):
+            yield from of_weights
+            yield from block.state
 
 
 @cache
-def update_graph(update: UpdateShape) -> Graph:
-    """(numbers, *tensors) → u_t of each block, if the graph gives it.
+def update_graph(blocks: tuple[Block, ...], num_threads: int) -> Graph:
+    """(numbers, *tensors) → nothing.
 
-    `numbers` are those of each block's rule, then the coefficient λ of Error Feedback of each
-    member of each block; λ = 0 corrects nothing. The tensors are, block by block, the old version,
-    the new one if it lies elsewhere, the gradients, the tensors of the rule, and u_{t−1} with Error
-    Feedback. The new version and the tensors of the rule are changed in place.
+    `numbers` are those of each block's rule. The tensors are, block by block, the old version, the
+    new one, which lies elsewhere, the gradients and the tensors of the rule. The new version and
+    the tensors of the rule are changed in place.
     """
 
-    def function(numbers: Tensor, *tensors: Tensor) -> list[Tensor]:
-        taken, at, given = iter(tensors), 0, []
-        coefficients = sum(len(block.numbers) for block in update.blocks)
-        for block in update.blocks:
-            old = next(taken)
-            new = next(taken) if block.is_late else old
-            gradients = next(taken)
+    def function(numbers: Tensor, *tensors: Tensor) -> None:
+        taken, at = iter(tensors), 0
+        for block in blocks:
+            old, new, gradients = next(taken), next(taken), next(taken)
             state = [next(taken) for _ in block.state]
             values = numbers[at : at + len(block.numbers)].unbind()
             at += len(block.numbers)
             mine = dict(zip(block.numbers, values, strict=True))
-            stepped = block.rule.stepped(old, gradients, state, mine)
-            if update.gives_update:
-                given.append(old - stepped)
-            if update.has_feedback:
-                factors = numbers[coefficients : coefficients + block.shape[0]]
-                coefficients += block.shape[0]
-                stepped = stepped + _feedback(given[-1], next(taken), factors)
-            new.copy_(stepped)
-        return given
+            new.copy_(block.rule.stepped(old, gradients, state, mine))
 
-    return graph_of(function, _examples(update), update.num_threads)
+    examples = [torch.zeros(sum(len(block.numbers) for block in blocks))]
+    for block in blocks:
+        examples += [torch.zeros(block.shape) for _ in range(3)]
+        examples += [torch.zeros(shape) for shape in block.state]
+    return graph_of(function, examples, num_threads)
+
+
+@cache
+def feedback_graph(shapes: tuple[torch.Size, ...], num_threads: int) -> Graph:
+    """(factors, *W(t), *stepped, *u_{t−1}) → u_t of each block; all take one tensor per block.
+
+    `factors` are λ of each member of each block; λ = 0 corrects nothing. The stepped weights are
+    corrected in place.
+    """
+    num = len(shapes)
+
+    def function(factors: Tensor, *tensors: Tensor) -> list[Tensor]:
+        parts = factors.split([shape[0] for shape in shapes])
+        updates = []
+        for b, of_block in enumerate(parts):
+            old, stepped, earlier = tensors[b::num]
+            updates.append(old - stepped)
+            stepped.copy_(stepped + _feedback(updates[-1], earlier, of_block))
+        return updates
+
+    examples = [torch.zeros(shape) for _ in range(3) for shape in shapes]
+    return graph_of(
+        function, [torch.zeros(sum(shape[0] for shape in shapes)), *examples], num_threads
+    )
 
 
 def _feedback(update: Tensor, earlier: Tensor, factors: Tensor) -> Tensor:
@@ -218,15 +236,3 @@ def _feedback(update: Tensor, earlier: Tensor, factors: Tensor) -> Tensor:
     entries = tuple(range(1, update.ndim))
     factors = factors * (earlier.abs().sum(entries) != 0)
     return factors.view(-1, *[1] * len(entries)) * (earlier - update)
-
-
-def _examples(update: UpdateShape) -> list[Tensor]:
-    num = sum(len(block.numbers) for block in update.blocks)
-    num += sum(block.shape[0] for block in update.blocks) if update.has_feedback else 0
-    examples = [torch.zeros(num)]
-    for block in update.blocks:
-        copies = 2 + block.is_late
-        examples += [torch.zeros(block.shape) for _ in range(copies)]
-        examples += [torch.zeros(shape) for shape in block.state]
-        examples += [torch.zeros(block.shape)] if update.has_feedback else []
-    return examples

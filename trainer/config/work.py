@@ -22,7 +22,7 @@ from pipegap.trainer.config.memory import (
 )
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.models.recipe import Recipe
-from pipegap.trainer.optimizers.routing import MATRICES, Kind, buffers
+from pipegap.trainer.optimizers.routing import MATRICES, Kind, buffers, step_flops
 from pipegap.trainer.schedules.operations import Schedule
 
 Config = Mapping[str, Any]
@@ -46,14 +46,15 @@ class StageWork(NamedTuple):
 
     FLOPs of `attention` and of all other `products`, and the `bytes` that other kernels read and
     write, are those of forward and backward of all microbatches. `update` are the bytes of the
-    update of its weights. `launches` counts layers, each once per microbatch: the host has work for
-    every one.
+    update of its weights, and `step` the FLOPs of its products. `launches` counts layers, each once
+    per microbatch: the host has work for every one.
     """
 
     attention: float
     products: float
     bytes: float
     update: float
+    step: float
     launches: int
 
 
@@ -63,7 +64,7 @@ def work(
     """Return the work of each stage.
 
     A process of a true pipeline has one replica's share of the batch, an emulated trial all of it.
-    Left out: messages, what matrix optimizers multiply (Muon, SOAP), and looking up embeddings.
+    Left out: messages, and looking up embeddings.
     """
     stages = weights_of(config["model"], schedule.num_stages, config["seq_len"])
     split = model.split(schedule.num_stages, config["seq_len"])
@@ -84,6 +85,7 @@ def work(
                 bytes=touched * tokens * widths_per_token(stage, shares)
                 + num_entries(stage) * num_backwards * bytes_per_sum,
                 update=_update(config, stage, lag, correction),
+                step=step_flops(locate(config["optimizer"]["_target_"]), stage),
                 launches=len(layers) * num_backwards,
             )
         )

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from pipegap.trainer.base.ranges import Count, Positive
 from pipegap.trainer.optimizers.chained import beside_adamw, moved_by
 from pipegap.trainer.optimizers.orthogonal import Orthogonal, Orthogonalisation, norms
-from pipegap.trainer.optimizers.routing import Decay, Group, keeps
+from pipegap.trainer.optimizers.routing import Decay, Group, keeps, multiplies, newton_schulz
 
 SMALLEST = 1e-10
 """Least norm that is divided by. A matrix of zeros stays one."""
@@ -59,6 +59,7 @@ def _rescale(matrix: Tensor, norm: Tensor) -> None:
 
 
 @keeps(1, in_step=4.7)
+@multiplies(newton_schulz)
 @beside_adamw
 def muonh(
     groups: list[Group],
@@ -104,6 +105,7 @@ def adamh(
 
 
 @keeps(1, in_step=4.9)
+@multiplies(newton_schulz)
 @beside_adamw
 def normuonh(
     groups: list[Group],

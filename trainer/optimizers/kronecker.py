@@ -11,10 +11,11 @@ from typing_extensions import override
 
 from pipegap.trainer.base.ranges import Count, Positive
 from pipegap.trainer.optimizers.chained import Chained, MatrixOptimizer, beside_adamw
-from pipegap.trainer.optimizers.routing import Decay, Group, keeps
+from pipegap.trainer.optimizers.routing import Decay, Group, eigenbases, keeps, multiplies
 
 
 @keeps(1, squares=2, in_step=0)
+@multiplies(eigenbases)
 @beside_adamw
 def shampoo(
     groups: list[Group],
@@ -39,6 +40,7 @@ def shampoo(
 
 
 @keeps(2, squares=2, in_step=0)
+@multiplies(eigenbases)
 @beside_adamw
 def soap(
     groups: list[Group],
@@ -173,6 +175,7 @@ class BasisRotation(MatrixOptimizer):
 
 
 @keeps(2, squares=2, in_step=8.4)
+@multiplies(eigenbases)
 @beside_adamw
 def basis_rotation(
     groups: list[Group],
@@ -293,6 +296,7 @@ class KlSoap(MatrixOptimizer):
 
 
 @keeps(2, squares=2, in_step=11)
+@multiplies(eigenbases)
 @beside_adamw
 def kl_soap(
     groups: list[Group],

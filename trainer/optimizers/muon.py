@@ -19,7 +19,15 @@ from pipegap.trainer.optimizers.chained import (
     moved_by,
 )
 from pipegap.trainer.optimizers.orthogonal import Orthogonalisation, polynomials
-from pipegap.trainer.optimizers.routing import Decay, Group, Parameters, grouped, keeps
+from pipegap.trainer.optimizers.routing import (
+    Decay,
+    Group,
+    Parameters,
+    grouped,
+    keeps,
+    multiplies,
+    newton_schulz,
+)
 
 SPECTRAL, SIGN = 2, 4
 """The library's numbers of Scion's norms; its enumeration would not be plain data in a checkpoint.
@@ -29,6 +37,7 @@ CAUTIOUS = "cautious_decay"
 
 
 @keeps(1, in_step=2.4)
+@multiplies(newton_schulz)
 def muon(
     parameters: Parameters,
     *,
@@ -79,6 +88,7 @@ def _decaying_cautiously(group: Group, weights: list[Tensor], updates: list[Tens
 
 
 @keeps(1, in_step=1.6)
+@multiplies(newton_schulz)
 def normuon(
     parameters: Parameters,
     *,
@@ -167,6 +177,7 @@ class AdaMuon(MatrixOptimizer):
 
 
 @keeps(in_step=4.5)
+@multiplies(newton_schulz)
 @beside_adamw
 def adamuon(
     groups: list[Group],
@@ -194,6 +205,7 @@ def adamuon(
 
 
 @keeps(1, others=1, in_step=1.6)
+@multiplies(newton_schulz)
 def scion(
     parameters: Parameters,
     *,

@@ -15,7 +15,7 @@ from typing_extensions import override
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.ranges import Count, Positive
 from pipegap.trainer.optimizers.chained import MatrixOptimizer, beside_adamw, decay_cautiously
-from pipegap.trainer.optimizers.routing import Decay, Group, keeps
+from pipegap.trainer.optimizers.routing import Decay, Group, keeps, multiplies, newton_schulz
 
 Coefficients = tuple[float, float, float]
 """Of x, x³ and x⁵, where x is a singular value."""
@@ -200,6 +200,7 @@ class Nanochat(Orthogonal):
 
 
 @keeps(1, in_step=3.9)
+@multiplies(newton_schulz)
 @beside_adamw
 def nanochat(
     groups: list[Group],

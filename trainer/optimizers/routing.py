@@ -103,6 +103,42 @@ def made_in_step(factory: Callable[..., Optimizer], weights: Weights) -> int:
     return round(max(getattr(factory, "in_step", 1.0) * matrices, 2 * largest))
 
 
+def newton_schulz(rows: int, columns: int) -> float:
+    """FLOPs by which five iterations of Newton-Schulz orthogonalise a matrix."""
+    side, length = sorted((rows, columns))
+    return 5 * (4 * side**2 * length + 2 * side**3)
+
+
+def eigenbases(rows: int, columns: int) -> float:
+    """FLOPs of a step in the eigenbases of both sides of a matrix, renewed every 10 steps.
+
+    Four products with each basis or average. To renew a basis takes one product and a
+    decomposition, which is as slow as seven.
+    """
+    cubes: float = rows**3 + columns**3
+    return 8 * rows * columns * (rows + columns) + 1.6 * cubes
+
+
+def multiplies(flops: Callable[[int, int], float]) -> Callable[[Factory], Factory]:
+    """Declares the FLOPs of products in one step of the factory's optimizer, by rows and columns
+    of a hidden matrix."""
+
+    def declare(factory: Factory) -> Factory:
+        factory.__dict__["flops"] = flops
+        return factory
+
+    return declare
+
+
+def step_flops(factory: Callable[..., Optimizer], weights: Weights) -> float:
+    """FLOPs of products in one step of the factory's optimizer; 0 if it declares none."""
+    flops = getattr(factory, "flops", None)
+    if flops is None:
+        return 0.0
+    matrices = [shape for kind, shape in weights if kind in MATRICES]
+    return float(sum(prod(shape[:-2]) * flops(*shape[-2:]) for shape in matrices))
+
+
 @runtime_checkable
 class KnowsKinds(Protocol):
     """A module that knows the kinds of its own parameters."""

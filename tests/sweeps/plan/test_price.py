@@ -14,6 +14,7 @@ from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import Trial
 from pipegap.sweeps.request.files import known
+from pipegap.trainer.config.graphs import note_compiled
 from pipegap.trainer.store.files import FileStore
 from pipegap.trainer.store.records import asked_by
 from tests.support.bins import write_bin
@@ -71,7 +72,7 @@ def test_hours_are_those_of_finished_trials_of_the_same_shape(
     assert price.clock(1_000) == price.longest == pytest.approx(trials[0].plan.tokens / 400)
     mixed = plan([*words, "grid.batch_size=[16,32,8]"], capsys)["time"]
     assert "15 of 23 trials by the time" in mixed
-    assert "8 by counted FLOPs and bytes, at the rates assumed of core" in mixed
+    assert "8 by counted FLOPs and bytes, at rates measured on a core" in mixed
 
 
 def test_of_a_shape_the_same_optimizer_and_pipeline_count_before_others(tmp_path: Path) -> None:
@@ -95,12 +96,27 @@ def test_without_measurements_hours_say_that_they_are_assumed(
     )
     line = plan(words, capsys)["time"]
     assert "0 of 8 trials by the time" in line
-    assert "8 by counted FLOPs and bytes, at the rates assumed of core" in line
+    assert "8 by counted FLOPs and bytes, at rates measured on a core" in line
     counted = sum(counted_seconds(t.config, t.plan) for t in planned(*words))
     assert counted > 60
     assert cost(*words).total == pytest.approx(8 * ASSUMED_START + counted)
     halved = cost(*words, "num_threads=2").total  # of one core: as many core-seconds
     assert halved == pytest.approx(16 * ASSUMED_START + counted)
+
+
+def test_the_compiler_has_a_line_of_its_own_until_it_has_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    words = [f"sweep={written(tmp_path, 'one')}", f"results={tmp_path / 'store'}"]
+    assert "compiler" not in plan(words, capsys)
+    words += ["scale=tiny"]
+    assert (
+        "the first trials compile graphs that all others share" in plan(words, capsys)["compiler"]
+    )
+    for trial in planned(*words):
+        note_compiled(trial.config)
+    assert "compiler" not in plan(words, capsys)
 
 
 def test_start_and_evaluation_count_as_they_were_measured(tmp_path: Path) -> None:

@@ -3,7 +3,15 @@
 import pytest
 
 from pipegap.analysis.advice.speed import Costs, speed_up
-from pipegap.sweeps.plan.devices import Device, device_of, known_devices, of_update_and_forward
+from pipegap.sweeps.plan.cores import Rates
+from pipegap.sweeps.plan.devices import (
+    OF_STEP,
+    Device,
+    core,
+    device_of,
+    known_devices,
+    of_update_and_forward,
+)
 from pipegap.trainer.config.compose import Composer
 from pipegap.trainer.config.work import StageWork
 
@@ -14,22 +22,29 @@ SIMPLE = Device(
 
 
 def test_seconds_are_work_over_rates_and_a_core_works_for_its_host_too() -> None:
-    stages = [StageWork(75, 50, 5, 0, 1), StageWork(0, 0, 10, 0, 2)]
+    stages = [StageWork(75, 50, 5, 20, 100, 1), StageWork(0, 0, 10, 0, 0, 2)]
     assert SIMPLE.passes(stages, "float32") == 1 + 3 + 1 + 2
-    gpu, core = known_devices()["H100"], known_devices()["core"]
-    idle, busy = StageWork(0, 0, 0, 0, 1000), StageWork(0, 0, gpu.bytes * 10, 0, 1000)
+    assert SIMPLE.update(stages, "float32") == pytest.approx(20 / 5 + 100 / 50 / OF_STEP)
+    gpu = known_devices()["H100"]
+    idle, busy = StageWork(0, 0, 0, 0, 0, 1000), StageWork(0, 0, gpu.bytes * 10, 0, 0, 1000)
     assert gpu.passes([idle], "float32") == pytest.approx(1000 * gpu.host)
     assert gpu.passes([busy], "float32") == pytest.approx(10)
-    on_core = core.passes([busy._replace(bytes=core.bytes)], "float32")
-    assert on_core == pytest.approx(1 + 1000 * core.host)
+    slow, fast = (
+        core(Rates({"float32": 1e11 * x, "bfloat16": 2e11 * x}, 1e11 * x, 1e-6 / x), "update")
+        for x in (1, 4)
+    )
+    on_core = slow.passes([busy._replace(bytes=slow.bytes)], "float32")
+    assert on_core == pytest.approx(1 + 1000 * slow.host)
+    assert slow.passes([busy], "float32") == pytest.approx(4 * fast.passes([busy], "float32"))
 
 
 def test_a_trial_s_device() -> None:
     plain, compiled = (
         device_of(compose(["num_updates=1", f"compile={way}"])) for way in ("false", "update")
     )
-    assert (plain.name, compiled.name) == ("core", "compiled_core")
+    assert (plain.name, compiled.name) == ("core", "core")
     assert not compiled.is_gpu
+    assert compiled.host < plain.host
     assert device_of({"device": "cuda:1"}).is_gpu
 
 

@@ -16,7 +16,7 @@ from pipegap.analysis.statistics.gaps import gaps
 from pipegap.analysis.statistics.text import gap_table
 from pipegap.analysis.table.load import load
 from pipegap.sweeps.cluster.session import Ends
-from pipegap.sweeps.request.expand import Trial
+from pipegap.sweeps.request.expand import Expected, Trial
 from pipegap.sweeps.view.display import Display
 from pipegap.sweeps.view.progress import COLD, Progress, State, read_state
 from pipegap.sweeps.view.render import SHARE, GapTable, Throttled, render
@@ -102,6 +102,23 @@ def test_pace_and_time_left_are_those_of_what_runs(corpus: Path, tmp_path: Path)
     assert progress.seconds_left == pytest.approx((8 + 10 + 12) / 0.75)  # and the slow one: 40 s
     slow.wall_seconds = 80.0
     assert progress.seconds_left == pytest.approx(10 / 0.025)  # nobody can help it
+
+
+def test_before_a_pace_is_known_a_trial_takes_what_the_plan_says(
+    corpus: Path, tmp_path: Path
+) -> None:
+    """Four trials of 12 updates, priced 10, 20, 30 and 40 s; two run. Later one of them is twice as
+    slow as its price, whatever its FLOPs are."""
+    planned = trials(corpus, tmp_path, 4)
+    seconds = {trial.trial_id: 10.0 * i for i, trial in enumerate(planned, start=1)}
+    progress = Progress(planned, expected=Expected(seconds, compiler=7.0))
+    first, second, *_ = progress.states.values()
+    assert progress.seconds_left is None
+    first.status = second.status = Status.RUNNING
+    assert progress.seconds_left == pytest.approx(100 / 2 + 7)
+    second.num_done, second.wall_seconds = 6, 20.0  # half of 20 s
+    assert progress.share == pytest.approx(0.1)
+    assert progress.seconds_left == pytest.approx(90 / 2 / 0.5)
 
 
 def test_time_left_from_the_store_does_not_count_the_first_updates(

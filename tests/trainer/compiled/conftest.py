@@ -19,6 +19,7 @@ from pipegap.trainer.compiled import passes, step
 def _forget() -> None:
     passes._graph.cache_clear()
     step.update_graph.cache_clear()
+    step.feedback_graph.cache_clear()
 
 
 @pytest.fixture

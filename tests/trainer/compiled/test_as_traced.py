@@ -129,6 +129,24 @@ def test_one_graph_serves_trials_with_other_numbers(graphs: list[Any]) -> None:
     assert len(graphs) == num_graphs
 
 
+def test_pipelines_share_the_graph_of_a_step_and_optimizers_that_of_feedback(
+    graphs: list[Any],
+) -> None:
+    """The compiler takes seconds for each: one of the passes, one of AdamW, and so on."""
+    counts = []
+    for words in (
+        ("optimizer=adamw", "pipeline=sync"),
+        ("optimizer=adamw", "pipeline=pipedream_2bw"),
+        ("optimizer=adamw", "pipeline=pipedream_2bw", "correction=error_feedback"),
+        ("optimizer=lion", "pipeline=pipedream_2bw", "correction=error_feedback"),
+        ("optimizer=lion", "pipeline=pipedream_2bw", "correction=adaptive_error_feedback"),
+    ):
+        num_graphs = len(graphs)
+        trained(*words, "model.vocab_size=31", "compile=update", updates=3)
+        counts.append(len(graphs) - num_graphs)
+    assert counts == [2, 0, 1, 1, 0]
+
+
 def test_a_gradient_is_that_of_autograd(graphs: list[Any]) -> None:
     norms: dict[str, list[Update]] = {"false": [], "update": []}
     for way, updates in norms.items():

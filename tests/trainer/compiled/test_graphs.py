@@ -1,12 +1,16 @@
-"""What graphs of short sequences attend by."""
+"""What graphs of short sequences attend by, and who compiles a graph."""
 
+import logging
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipegap.trainer.base.resources import reproducible
 from pipegap.trainer.compiled import passes
+from pipegap.trainer.compiled.graphs import _alone
 from pipegap.trainer.executors.gradients import Update
 from tests.support.smallest import DENSE, trainer
 
@@ -39,3 +43,25 @@ def test_short_attention_is_two_products_and_a_softmax(
     [plain], [compiled] = made.values()
     assert compiled.loss == pytest.approx(plain.loss, rel=1e-6)
     assert compiled.grad_norm == pytest.approx(plain.grad_norm, rel=5e-6)
+
+
+def test_one_process_compiles_a_graph_while_the_others_wait_and_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    begun: list[str] = []
+
+    def compile_it(which: str) -> None:
+        with _alone(which):
+            begun.append(which)
+
+    same, other = (threading.Thread(target=compile_it, args=[which]) for which in ("same", "other"))
+    with caplog.at_level(logging.WARNING), _alone("same"):
+        same.start()
+        other.start()
+        other.join(10)
+        same.join(0.2)
+        assert begun == ["other"]
+    same.join(10)
+    assert begun == ["other", "same"]
+    assert "waits for another process" in caplog.text

@@ -8,11 +8,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from pipegap.trainer.base.build import build
+from pipegap.trainer.compiled.rules_of_matrices import Soap, orthogonal
 from pipegap.trainer.config.compose import Composer
 from pipegap.trainer.config.memory import visited, weights_of
 from pipegap.trainer.config.work import CAUSAL, LOSS_TOUCHES, SCORED_AGAIN, TOUCHES, StageWork, work
 from pipegap.trainer.models.loss import cross_entropy
-from pipegap.trainer.optimizers.routing import MATRICES
+from pipegap.trainer.optimizers.entrywise import adamw
+from pipegap.trainer.optimizers.muon import muon
+from pipegap.trainer.optimizers.routing import (
+    MATRICES,
+    Weights,
+    eigenbases,
+    newton_schulz,
+    step_flops,
+)
 
 compose = Composer()
 ROWS, LENGTH, STAGES = 2, 64, 2
@@ -118,3 +127,25 @@ def test_a_process_of_a_pipeline_has_its_replica_s_share() -> None:
         assert one.products == of.products == 2 * mine.products
         assert (one.launches, mine.launches) == (2 * of.launches, of.launches)
         assert mine.update == of.update
+
+
+def test_products_of_matrix_optimizers_are_those_of_their_steps() -> None:
+    """As torch counts them; SOAP renews its bases beside its step."""
+    rows, columns = 16, 40
+    matrix, scalar = torch.rand(1, rows, columns), torch.tensor(0.5)
+    with FlopCounterMode(display=False) as of_muon:
+        orthogonal(matrix, 5)
+    state = [*torch.rand(2, 1, rows, columns), *(torch.rand(1, n, n) for n in (16, 40, 16, 40))]
+    names = ("kept", "new", "new square", "share", "eps", "size")
+    with FlopCounterMode(display=False) as of_soap:
+        Soap().stepped(matrix, matrix, state, dict.fromkeys(names, scalar))
+    assert newton_schulz(rows, columns) == newton_schulz(columns, rows)
+    assert newton_schulz(rows, columns) == of_muon.get_total_flops()
+    renewed = 1.6 * (rows**3 + columns**3)
+    assert eigenbases(rows, columns) - renewed == pytest.approx(of_soap.get_total_flops())
+
+
+def test_a_stack_of_matrices_is_multiplied_one_by_one_and_no_vector_is() -> None:
+    weights: Weights = [("matrix", (4, 8)), ("experts", (3, 4, 8)), ("embedding", (9, 4))]
+    assert step_flops(muon, weights) == 4 * newton_schulz(4, 8)
+    assert step_flops(adamw, weights) == 0
