@@ -11,8 +11,7 @@ from ray import tune
 from ray.tune import FailureConfig, PlacementGroupFactory, RunConfig, TuneConfig, Tuner
 
 from pipegap.sweeps.cluster.gang import run_gang_on_ray
-from pipegap.sweeps.cluster.queue import WorkList
-from pipegap.sweeps.cluster.session import Session
+from pipegap.sweeps.cluster.queue import Session, WorkList
 from pipegap.sweeps.cluster.stop_flag import stop_requested
 from pipegap.sweeps.cluster.tune_hooks import (
     Bundles,

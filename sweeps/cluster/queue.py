@@ -7,12 +7,15 @@ others have started and comes back to it later, since their driver may die.
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from hashlib import sha256
 from math import frexp
+from pathlib import Path
 from typing import Protocol
 from uuid import uuid4
 
 from pipegap.sweeps.request.expand import Trial
+from pipegap.sweeps.tracking.choice import Tracking
 from pipegap.trainer.store.store import SweepStore, TrialState
 
 LOOK_EVERY = 2.0
@@ -185,3 +188,17 @@ class WorkList:
         self._trials |= new
         flops = {trial_id: trial.plan.flops for trial_id, trial in new.items()}
         self.queue.add(in_order(flops, self._driver))
+
+
+@dataclass(frozen=True)
+class Session:
+    """What trials of a store run with. `gpus_per_trial` and `tracking` are those of a request."""
+
+    title: str
+    """What people see of it."""
+    store: SweepStore
+    gpus_per_trial: float
+    tracking: Tracking
+    folder: Path
+    """For temporary files."""
+    asked_to_stop: Callable[[], bool]

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from pipegap.sweeps.cluster.queue import WorkList
-from pipegap.sweeps.cluster.session import Session
+from pipegap.sweeps.cluster.queue import Session, WorkList
 from pipegap.sweeps.plan import sweep_record
 from pipegap.sweeps.plan.round import Round
 from pipegap.sweeps.request.expand import Trial
