@@ -146,6 +146,19 @@ def test_trials_and_plans_wait_for_no_import_that_they_do_not_use(tmp_path: Path
     assert done.returncode == 0, done.stderr
 
 
+def test_commands_that_look_or_refuse_do_not_wait_for_torch(tmp_path: Path) -> None:
+    """It takes seconds; a word is refused, and a store's sweeps are counted, without a tensor."""
+    code = (
+        "import sys; from pipegap.sweeps.__main__ import main; "
+        f"assert main(['status', 'results={tmp_path}']) == 0; "
+        "assert main(['list', 'results=none']) == main(['status', 'sweep=none']) == 2; "
+        "assert main(['jobs', 'a=1']) == main(['stop']) == main(['submit', 'sweep=none']) == 2; "
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_room_imports_only_rooms_below_it() -> None:
     for path in CODE:
         package, room = path.relative_to(ROOT).with_suffix("").parts[:2]

@@ -17,15 +17,14 @@ from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.compiled.passes import StagePlace, loss_of
 from pipegap.trainer.compiled.stage import CompiledStage
 from pipegap.trainer.data.batches import Batches, Prefetched, Windows
-from pipegap.trainer.data.tokens import Dataset, KnowsVocabulary
+from pipegap.trainer.data.shards import Dataset, KnowsVocabulary
 from pipegap.trainer.executors.emulated import Emulated
 from pipegap.trainer.executors.executor import Loss, practise
 from pipegap.trainer.executors.gradients import Clip
 from pipegap.trainer.executors.pipelined import Pipelined
 from pipegap.trainer.models.export import start_from
 from pipegap.trainer.models.loss import loss_by
-from pipegap.trainer.models.recipe import Recipe, compiled, compiled_stage
-from pipegap.trainer.models.split import Split
+from pipegap.trainer.models.recipe import Recipe, Split, compiled, compiled_stage
 from pipegap.trainer.optimizers.flat_optimizer import flattened
 from pipegap.trainer.optimizers.in_parts import optimizer_in_parts
 from pipegap.trainer.optimizers.routing import Parameters, is_entrywise

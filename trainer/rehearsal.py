@@ -17,7 +17,7 @@ import numpy as np
 from pipegap.trainer.base.atomic import file_hash
 from pipegap.trainer.base.build import build
 from pipegap.trainer.base.errors import Stopped
-from pipegap.trainer.data.tokens import Dataset, Source, Tokens
+from pipegap.trainer.data.shards import Dataset, Source, Tokens
 from pipegap.trainer.folder.result import Row
 from pipegap.trainer.models.export import FINAL
 from pipegap.trainer.ranks.spawn import run_gang

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.randomness import stream
 from pipegap.trainer.base.ranges import Few, Rows
-from pipegap.trainer.models.initial import normal
-from pipegap.trainer.models.recipe import Pretrained
-from pipegap.trainer.models.split import Split, balanced
+from pipegap.trainer.models.layers import normal
+from pipegap.trainer.models.recipe import Pretrained, Split, balanced
 from pipegap.trainer.optimizers.routing import Kind, kinds
 
 STD = 0.02

@@ -27,7 +27,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from examples.nanogpt.gpt import GPT
 from pipegap.trainer.data.bins import Bins
-from pipegap.trainer.data.tokens import Tokens
+from pipegap.trainer.data.shards import Tokens
 from pipegap.trainer.delayed import DelayedOptimizer, record
 from pipegap.trainer.optimizers.chained import Chained
 

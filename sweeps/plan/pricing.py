@@ -19,7 +19,7 @@ from pipegap.trainer.base.errors import some
 from pipegap.trainer.config.memory import peak_bytes
 from pipegap.trainer.config.names import data_place, names
 from pipegap.trainer.config.plan import Plan, which_optimizer
-from pipegap.trainer.data.tokens import KnowsLength, Source
+from pipegap.trainer.data.shards import KnowsLength, Source
 
 if TYPE_CHECKING:
     from pipegap.analysis.statistics.gaps import Spread

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipegap.sweeps.request.schema import Config, Sweep, keys, overrides
 from pipegap.sweeps.tracking.tracker import run_name
@@ -14,9 +14,11 @@ from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.config.combinations import require_graphs
 from pipegap.trainer.config.compose import Composer
 from pipegap.trainer.config.identity import CHANGES_NO_NUMBER
-from pipegap.trainer.config.plan import Plan, Planner
 from pipegap.trainer.data.tokenizers import ENCODERS
 from pipegap.trainer.folder.result import trial_folder
+
+if TYPE_CHECKING:
+    from pipegap.trainer.config.plan import Plan, Planner
 
 PLACES = ("path", "shards")
 NAMES: Mapping[str, Callable[[str], bool]] = {
@@ -37,7 +39,7 @@ class Trial:
 
     arm: str
     config: dict[str, Any]
-    plan: Plan
+    plan: "Plan"
     setting: str = ""
     """The values of the swept keys, in words, without the optimizer; empty if unknown."""
     sweeps: tuple[str, ...] = ()
@@ -74,7 +76,7 @@ class GridPoint:
 
     overrides: list[str]
     configs: dict[str, Config]
-    plan: Planner = field(compare=False, repr=False)
+    plan: "Planner" = field(compare=False, repr=False)
     sweep: str = ""
     """Label of the sweep."""
 
@@ -103,6 +105,8 @@ def points(
     Paths become absolute: a worker runs in a folder of its own. One `compose` for several sweeps
     composes what they share once. `label`: the sweep's.
     """
+    from pipegap.trainer.config.plan import Planner  # torch is slow
+
     axes = [[overrides(key, value) for value in values] for key, values in sweep.grid.items()]
     compose, plan = compose or Composer(), Planner()
     swept_points = []

@@ -13,7 +13,7 @@ from pipegap.trainer.base.build import build
 from pipegap.trainer.base.resources import rank_device, reproducible
 from pipegap.trainer.config.compose import compose
 from pipegap.trainer.data.batches import Batches, Windows
-from pipegap.trainer.data.tokens import Tokens
+from pipegap.trainer.data.shards import Tokens
 from pipegap.trainer.parts import Parts, build_pipelined
 from pipegap.trainer.ranks.groups import Gang, Heartbeat, joined
 from pipegap.trainer.ranks.spawn import run_gang

@@ -4,7 +4,7 @@ import gc
 import os
 import re
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,6 @@ from torch.utils._pytree import tree_map_only
 
 from pipegap.trainer.base.errors import BadInput
 
-BF16_PRODUCTS = ("avx512_bf16", "amx_bf16")
-"""Instructions of processors, by torch's names, with which its products in bfloat16 are faster."""
 FOR_RANKS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_MODULE_LOADING": "EAGER"}
 """What CUDA reads when it starts, unless the environment has it. Hardware queues, the most there
 are: an inner rank has a stream per message group and computes beside, and with CUDA's own 8 a
@@ -76,23 +74,6 @@ def ranks_may_share_a_gpu() -> bool:
     torch tells the version that it was built with, not the one that runs.
     """
     return os.environ.get(SHARED) == "1"
-
-
-def resolved_dtype(name: str, device: str, *, has_experts: bool) -> str:
-    """Returns the dtype `name`, or for auto the dtype of the fastest products.
-
-    They are in bfloat16 on a GPU, and on a CPU that has instructions for bfloat16. On other CPUs
-    bfloat16 is slower than float32. So it is for experts on any CPU, because torch compiles a
-    product for each number of tokens that an expert gets.
-    """
-    if name != "auto":
-        return name
-    if device != "cpu":
-        return "bfloat16"
-    if has_experts:
-        return "float32"
-    has: Mapping[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()  # of newer torch
-    return "bfloat16" if any(has.get(name) for name in BF16_PRODUCTS) else "float32"
 
 
 def device_name(device: torch.device) -> str:

@@ -13,8 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from pipegap.trainer.compiled.graphs import Graph, graph_of
 from pipegap.trainer.compiled.versions import Blocks
 from pipegap.trainer.models.loss import Output, cross_entropy
-from pipegap.trainer.models.recipe import Recipe
-from pipegap.trainer.models.split import Split
+from pipegap.trainer.models.recipe import Recipe, Split
 from pipegap.trainer.stages.versions import dtypes_of
 
 SHORT = 128

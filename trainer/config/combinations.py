@@ -1,13 +1,15 @@
 """Which settings, each valid alone, do not go together, and why."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipegap.trainer.base.build import is_own, label
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.corrections.none import NoCorrection
-from pipegap.trainer.models.recipe import Recipe
 from pipegap.trainer.schedules.operations import Schedule
+
+if TYPE_CHECKING:  # torch is slow, and no check of a command's words needs it
+    from pipegap.trainer.corrections.none import NoCorrection
+    from pipegap.trainer.models.recipe import Recipe
 
 Config = Mapping[str, Any]
 
@@ -74,7 +76,7 @@ def _check_fused(config: Config) -> None:
             raise BadInput(key, config[key], f"{allowed} with model.fused_delta_rule=true")
 
 
-def check_backward(config: Config, model: Recipe, schedule: Schedule) -> None:
+def check_backward(config: Config, model: "Recipe", schedule: Schedule) -> None:
     """Raises BadInput for a model whose backward the schedule cannot cut in halves."""
     if not schedule.splits_backward:
         return
@@ -86,7 +88,7 @@ def check_backward(config: Config, model: Recipe, schedule: Schedule) -> None:
         raise BadInput("model.activation_checkpointing", True, allowed)
 
 
-def check_graphs(config: Config, model: Recipe, correction: NoCorrection) -> None:
+def check_graphs(config: Config, model: "Recipe", correction: "NoCorrection") -> None:
     """Raises BadInput for a setting that `compile=update` does not have."""
     if config["compile"] != "update":
         return
@@ -120,7 +122,7 @@ def require_graphs(config: Config) -> None:
                 raise BadInput(f"{group}.{key}", node[key], allowed)
 
 
-def check_in_place(config: Config, schedule: Schedule, correction: NoCorrection) -> None:
+def check_in_place(config: Config, schedule: Schedule, correction: "NoCorrection") -> None:
     """Raises BadInput for a setting that a schedule with weights updated in place rules out."""
     if not schedule.in_place:
         return
@@ -131,6 +133,8 @@ def check_in_place(config: Config, schedule: Schedule, correction: NoCorrection)
     if config["model"].get("activation_checkpointing"):
         allowed = f"must be false with pipeline={pipeline}: a second forward reads newer weights"
         raise BadInput("model.activation_checkpointing", True, allowed)
+    from pipegap.trainer.corrections.none import NoCorrection
+
     if type(correction) is not NoCorrection:
         why = "its gradients mix versions, which have no one delay"
         allowed = f"must be none with pipeline={pipeline}: {why}"

@@ -25,7 +25,7 @@ from pipegap.trainer.config.memory import (
     weights_of,
 )
 from pipegap.trainer.corrections.none import NoCorrection
-from pipegap.trainer.data.tokens import Source
+from pipegap.trainer.data.shards import Source
 from pipegap.trainer.models.export import check_start
 from pipegap.trainer.models.recipe import Recipe
 from pipegap.trainer.optimizers.routing import kept_entries

@@ -18,11 +18,11 @@ from pydantic_core import ErrorDetails
 
 from pipegap.trainer.base.build import locate, published
 from pipegap.trainer.base.code import in_short, refuse_hidden, use_code
+from pipegap.trainer.base.cores import resolved_dtype
 from pipegap.trainer.base.errors import BadInput, closest_first
 from pipegap.trainer.base.former import is_dropped, refuse_dropped_node
 from pipegap.trainer.base.places import require_folder
 from pipegap.trainer.base.ranges import Count, Few, Place, Rows, Seed
-from pipegap.trainer.base.resources import resolved_dtype
 from pipegap.trainer.config.combinations import check_combinations
 from pipegap.trainer.config.names import GROUPS, YOUNGER, names
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.randomness import stream_seed
-from pipegap.trainer.data.tokens import Tokens
+from pipegap.trainer.data.shards import Tokens
 
 PLANNED = 64
 """Batches whose windows are drawn at once. One at a time, this is a twentieth of a small update."""

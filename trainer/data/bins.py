@@ -15,7 +15,7 @@ from annotated_types import Gt
 from pipegap.trainer.base.atomic import file_hash
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.ranges import Place
-from pipegap.trainer.data.tokens import Array, Dataset, Tokens
+from pipegap.trainer.data.shards import Array, Dataset, Tokens
 
 HEADER_BYTES = 256 * 4
 LAYOUTS: dict[tuple[int, int], np.dtype[Any]] = {

@@ -12,6 +12,7 @@ from pipegap.trainer.base.atomic import write_atomically, write_json
 from pipegap.trainer.base.build import build
 from pipegap.trainer.base.cli import one_of
 from pipegap.trainer.base.errors import BadInput, first_line
+from pipegap.trainer.data.shards import KnowsTokenizer
 from pipegap.trainer.data.tokenizers import (
     ENCODERS,
     END_OF_DOCUMENT,
@@ -24,7 +25,6 @@ from pipegap.trainer.data.tokenizers import (
     vocab_size,
     without_settings,
 )
-from pipegap.trainer.data.tokens import KnowsTokenizer
 
 KEY = "data.tokenizer"
 

@@ -24,9 +24,8 @@ from pipegap.trainer.data.hub import HubDocuments, newest_commit
 from pipegap.trainer.data.paths import Named, digests_of, has_mark, named, sentence, text_hash
 from pipegap.trainer.data.prepare import on_stderr, prepare, stated_vocab_size
 from pipegap.trainer.data.readers import READERS, documents
-from pipegap.trainer.data.shards import Prepared
+from pipegap.trainer.data.shards import Dataset, Prepared
 from pipegap.trainer.data.tokenizers import Chosen
-from pipegap.trainer.data.tokens import Dataset
 
 Share = Annotated[float, Interval(gt=0, lt=1)]
 Size = Annotated[int, Gt(0)]

@@ -12,11 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.ranges import Few, Positive, Rows
-from pipegap.trainer.models.initial import initialise
-from pipegap.trainer.models.layers import RMSNorm, rotation
+from pipegap.trainer.models.layers import RMSNorm, initialise, rotation
 from pipegap.trainer.models.loss import Output, Unprojected
-from pipegap.trainer.models.recipe import Pretrained
-from pipegap.trainer.models.split import Split, balanced
+from pipegap.trainer.models.recipe import Pretrained, Split, balanced
 from pipegap.trainer.optimizers.routing import Kind, kinds
 
 LOSS = 256

@@ -5,8 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.models.initial import Streams
-from pipegap.trainer.models.layers import RMSNorm, wide
+from pipegap.trainer.models.layers import RMSNorm, Streams, wide
 
 EPS = 1e-6
 """Added to the squared norms of queries and keys."""

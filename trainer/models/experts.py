@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from pipegap.trainer.models.initial import Streams, normal
+from pipegap.trainer.models.layers import Streams, normal
 from pipegap.trainer.optimizers.routing import Kind
 
 

@@ -17,9 +17,8 @@ from pipegap.trainer.data import tokenizers
 from pipegap.trainer.data.batches import Batches, Permutation, Windows
 from pipegap.trainer.data.bins import Bins
 from pipegap.trainer.data.prepare import is_validation
-from pipegap.trainer.data.shards import Prepared
+from pipegap.trainer.data.shards import Prepared, Tokens
 from pipegap.trainer.data.tokenizers import ENCODERS
-from pipegap.trainer.data.tokens import Tokens
 from tests.support.bins import write_bin
 from tests.support.documents import TEXTS, prepared
 

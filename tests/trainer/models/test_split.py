@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pipegap.trainer.base.build import build
 from pipegap.trainer.config.compose import compose
-from pipegap.trainer.models.split import balanced
+from pipegap.trainer.models.recipe import balanced
 
 
 def every_cut(num_layers: int, p: int) -> list[list[int]]:
