@@ -4,7 +4,6 @@ for good or diverges."""
 import hashlib
 import http.client
 import json
-import os
 import sys
 import threading
 import time
@@ -14,16 +13,13 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from urllib.error import HTTPError
-from urllib.parse import urlsplit
 
 from pipegap.sweeps.plan.round import Round
 from pipegap.sweeps.plan.sweep_record import FOLDER
-from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.status import Status
 from pipegap.trainer.folder.result import why_failed
 from pipegap.trainer.store.bucket import StoreAway
 
-VARIABLE = "PIPEGAP_NOTIFY"
 TOLD = "told.jsonl"
 """File of a store's records: a line of JSON for each notice that was delivered."""
 TIMEOUT = 10.0
@@ -34,28 +30,6 @@ LOOK_EVERY = 0.5
 """Seconds between two looks at whether something is due."""
 LISTED = 10
 """How many lines one notice shows at most."""
-
-
-def take_url(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return where notices go, empty for nowhere, and the other words of a command line.
-
-    A URL on the command line of this process moves into the environment, by which the process
-    begins anew: a webhook's URL is a secret, and command lines are for everyone to see. From there
-    it is taken before other processes start. Raises BadInput for what is no URL.
-    """
-    others = [word for word in words if not word.startswith("notify=")]
-    for word in words:
-        if word not in others:
-            os.environ[VARIABLE] = word.partition("=")[2]
-            if word in sys.orig_argv:
-                command = [part for part in sys.orig_argv if part != word]
-                os.execv(sys.executable, [sys.executable, *command[1:]])
-    url = os.environ.pop(VARIABLE, "")
-    parts = urlsplit(url)
-    is_text = url.isascii() and url.isprintable() and " " not in url
-    if url and not (is_text and parts.scheme in ("http", "https") and parts.hostname):
-        raise BadInput("notify", "what was given", "must be a URL: http://… or https://…")
-    return url, others
 
 
 def post(url: str, content: Mapping[str, object]) -> None:

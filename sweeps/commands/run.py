@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Sequence
 
-from pipegap.sweeps.cluster.notices import VARIABLE, Notices, take_url
+from pipegap.sweeps.cluster.notices import Notices
 from pipegap.sweeps.cluster.rounds import require_ready, run_rounds
 from pipegap.sweeps.cluster.session import Ends
 from pipegap.sweeps.commands import COMMANDS
@@ -11,7 +11,7 @@ from pipegap.sweeps.plan import sweep_record
 from pipegap.sweeps.plan.pricing import summary
 from pipegap.sweeps.plan.round import Round
 from pipegap.sweeps.plan.sweep_plan import SweepPlan
-from pipegap.sweeps.request.command_line import parse_request
+from pipegap.sweeps.request.command_line import NOTIFY, parse_request, take_url
 from pipegap.sweeps.request.expand import unique
 from pipegap.sweeps.request.files import ALL, PAPER, known
 from pipegap.trainer.base.cli import DONE, FAILED, parser
@@ -63,7 +63,7 @@ def _request_words(words: Sequence[str]) -> list[str]:
             "first_trial=  true tries six updates before the sweep, as a sweep on GPUs does by "
             "itself; false does not\n"
             "fail_fast=  stops the sweep after so many trials that failed (default: never)\n"
-            f"notify=  a URL to which notices are posted, or {VARIABLE} in the environment\n"
+            f"notify=  a URL to which notices are posted, or {NOTIFY} in the environment\n"
             f"tracking=  {trackers}: where to follow the trials; tracking.KEY=… "
             "as in conf/tracking/ (default: none)\n"
             "seeds=[0,1], grid.KEY=[…], tune.KEY=[…] and advice.KEY=… replace the sweep file's; "

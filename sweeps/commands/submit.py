@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 
 from pipegap.sweeps.cluster.jobs import ADDRESS, follow, jobs_of, submit
-from pipegap.sweeps.cluster.notices import VARIABLE
 from pipegap.sweeps.cluster.package import require_shared, take_along
-from pipegap.sweeps.commands import run
-from pipegap.sweeps.request.command_line import parse_request
+from pipegap.sweeps.request.command_line import NOTIFY, parse_request
 from pipegap.trainer.base.cli import parse, take_choice, take_flag
 from pipegap.trainer.base.errors import BadInput
 
@@ -25,13 +23,15 @@ def main(words: Sequence[str]) -> int:
     """Exit code: the job's; 0 if it is not followed, 130 after Ctrl-C, 1 if the cluster is lost."""
     given = parse(words, "pipegap submit", __doc__ or "", KEYS)
     if "notify" in given:
-        allowed = f"is a secret, which Ray would show: set {VARIABLE} where ray start runs"
+        allowed = f"is a secret, which Ray would show: set {NOTIFY} where ray start runs"
         raise BadInput("notify", "a URL", allowed)
     address, again = given.pop("address", ""), take_flag(given, "again")
     follows = take_choice(given, "follow", ("true", "false")) == "true"
     request = [f"{key}={value}" for key, value in given.items()]
     parsed = parse_request(request)
     if parsed.dry_run:
+        from pipegap.sweeps.commands import run  # slow: it brings torch
+
         return run.main(request)
     require_shared(parsed)
     job_words, own = take_along(given, parsed)

@@ -1,9 +1,12 @@
 """What a command line asks for: a sweep at a scale, a store, and whether to run it."""
 
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from pipegap.sweeps.request.files import (
     ALL,
@@ -24,6 +27,8 @@ from pipegap.trainer.base.ranges import MAX_COUNT
 from pipegap.trainer.store.opened import local_folder
 
 SEARCH = "search"
+NOTIFY = "PIPEGAP_NOTIFY"
+"""The variable that says where notices go."""
 CHOICES = {"null": None, "true": True, "false": False}
 """What can be said of `first_trial`."""
 
@@ -105,6 +110,28 @@ def parse_request(arguments: Sequence[str]) -> Request:
         fail_fast=fail_fast,
         first_trial=first_trial,
     )
+
+
+def take_url(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Return where notices go, empty for nowhere, and the other words of a command line.
+
+    A URL on the command line of this process moves into the environment, by which the process
+    begins anew: a webhook's URL is a secret, and command lines are for everyone to see. From there
+    it is taken before other processes start. Raises BadInput for what is no URL.
+    """
+    others = [word for word in words if not word.startswith("notify=")]
+    for word in words:
+        if word not in others:
+            os.environ[NOTIFY] = word.partition("=")[2]
+            if word in sys.orig_argv:
+                command = [part for part in sys.orig_argv if part != word]
+                os.execv(sys.executable, [sys.executable, *command[1:]])
+    url = os.environ.pop(NOTIFY, "")
+    parts = urlsplit(url)
+    is_text = url.isascii() and url.isprintable() and " " not in url
+    if url and not (is_text and parts.scheme in ("http", "https") and parts.hostname):
+        raise BadInput("notify", "what was given", "must be a URL: http://… or https://…")
+    return url, others
 
 
 def _at_scale(sweep: Sweep, scale: str, first: Sequence[str], words: Sequence[str]) -> Sweep:

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from pipegap.sweeps.__main__ import main
-from pipegap.sweeps.cluster.notices import Notices, take_url
+from pipegap.sweeps.cluster.notices import Notices
 from pipegap.sweeps.cluster.session import Ends
 from pipegap.sweeps.plan.round import Round
-from pipegap.sweeps.request.command_line import parse_request
+from pipegap.sweeps.request.command_line import parse_request, take_url
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.status import Status
 from pipegap.trainer.store.opened import open_store
