@@ -1,77 +1,72 @@
 """The time left of recorded jobs: what a log would have said, and what was true."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from pipegap.sweeps.plan import devices
 from pipegap.sweeps.plan.devices import core, counted_seconds
 from pipegap.sweeps.plan.paces import ASSUMED_START
 from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import Expected
-from pipegap.sweeps.view.progress import COLD, Progress, State, Warm
+from pipegap.sweeps.view.progress import Progress, State
 from pipegap.trainer.base.status import Status
 from tests.support.zen_4 import ZEN_4
 
-JOBS = Path(__file__).parent / "jobs"
-COMPILER = 18.5
-"""Seconds that a plan says of an empty cache, on the two cores of these jobs."""
+MAIN = Path(__file__).parents[3] / "findings/main"
 KEY = ["optimizer", "arm", "seed", "num_updates"]
+JOBS: Mapping[str, Sequence[str]] = {
+    "job": (),
+    "job_0.2": (),  # of a Zen 5, eight seeds
+    "trials_tiny": ("num_updates=1600", "compile=false", "eval_tokens=null", "advice=null"),
+}
+"""Table of a job of two processes → words beside those of its sweep."""
 
 
-def published() -> pd.DataFrame:
-    """The front page's own job, 60 trials with a full cache of the compiler."""
-    job = pd.read_csv(Path(__file__).parents[3] / "findings/main/job.csv")
-    end = pd.to_datetime(job.finished_at).map(pd.Timestamp.timestamp)
-    start = end - job.wall_seconds
-    return job[KEY].assign(start=start - start.min(), end=end - start.min())
-
-
-def state(row: Mapping[str, float], now: float) -> State:
-    """What a driver knew of a trial; of the published job, no row of its first updates."""
-    if now < row["start"]:
+def state(start: float, end: float, num_updates: int, now: float) -> State:
+    """What a driver knew of a trial, whose updates took equally long."""
+    if now < start:
         return State()
-    seconds = min(now, row["end"]) - row["start"]
-    status = Status.RUNNING if now < row["end"] else Status.COMPLETED
-    known = [(0, 0.0)]
-    if "first_two" in row:
-        known += [(2, row["first_two"]), (row["evaluated"], row["evaluated_at"])]
-    known.append((row["num_updates"], row["end"] - row["start"]))
-    after = next(i for i, (_, at) in enumerate(known) if i and at >= seconds)
-    (done, at), (more, later) = known[after - 1 : after + 1]
-    num_done = done + (more - done) * (seconds - at) / (later - at) if more > 2 else 0
-    passed = [Warm(*point) for point in known[1:-1] if point[1] <= seconds]
-    return State(status, int(num_done), wall_seconds=seconds, warm=[COLD, *passed][-1])
+    share = min(1.0, (now - start) / (end - start))
+    status = Status.RUNNING if share < 1 else Status.COMPLETED
+    return State(status, int(share * num_updates), wall_seconds=share * (end - start))
 
 
-@pytest.mark.parametrize("name", ["published"])
+@pytest.mark.parametrize("name", JOBS)
 def test_the_time_left_is_within_a_quarter(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "pipegap.sweeps.plan.devices.device_of", lambda config: core(ZEN_4, config["compile"])
+    monkeypatch.setattr(devices, "device_of", lambda config: core(ZEN_4, config["compile"]))
+    monkeypatch.setattr(devices, "_counted", cache(devices._counted.__wrapped__))
+    job = pd.read_csv(MAIN / f"{name}.csv")
+    ends = pd.to_datetime(job.finished_at, format="mixed", utc=True).map(pd.Timestamp.timestamp)
+    starts = ends - job.wall_seconds
+    times = dict(
+        zip(
+            zip(*(job[key] for key in KEY), strict=True),
+            zip(starts, ends, strict=True),
+            strict=True,
+        )
     )
-    job = published() if name == "published" else pd.read_csv(JOBS / f"{name}.csv")
-    rows = {tuple(row[key] for key in KEY): row for row in job.to_dict("records")}
     seeds = f"seeds={sorted({*job.seed})}"
-    request = parse_request(["sweep=main", "scale=tiny", seeds, f"results={tmp_path}"])
+    request = parse_request(["sweep=main", "scale=tiny", *JOBS[name], seeds, f"results={tmp_path}"])
     trials = {
         (t.config["choices"]["optimizer"], t.arm, t.config["seed"], t.plan.num_updates): t
         for t in all_planned(plan_sweeps(request))
     }
-    assert trials.keys() == rows.keys()
-    prices = {
+    assert trials.keys() == times.keys()
+    seconds = {
         t.trial_id: ASSUMED_START + counted_seconds(t.config, t.plan) for t in trials.values()
     }
-    expected = Expected(prices, COMPILER if name == "cold" else 0.0)
-    progress, last = Progress([*trials.values()], expected=expected), job.end.max()
+    progress = Progress([*trials.values()], expected=Expected(seconds, compiler=0.0))
     for share in (0.2, 0.5, 0.8):
-        now = share * last
+        now = starts.min() + share * (ends.max() - starts.min())
         for key, trial in trials.items():
-            progress.states[trial.trial_id] = state(rows[key], now)
+            progress.states[trial.trial_id] = state(*times[key], trial.plan.num_updates, now)
         left = progress.seconds_left
         assert left is not None
-        print(name, share, left / (last - now))
-        assert 0.75 < left / (last - now) < 1.25
+        assert 0.75 < left / (ends.max() - now) < 1.25

@@ -9,6 +9,7 @@ from pytorch_optimizer.optimizer.utils.matrix import zero_power_via_newton_schul
 from torch import Tensor
 
 from pipegap.trainer.base.resources import reproducible
+from pipegap.trainer.compiled import step
 from pipegap.trainer.compiled.chosen import FEEDBACK, RULES, rules
 from pipegap.trainer.compiled.rules_of_matrices import orthogonal
 from pipegap.trainer.compiled.versions import StackedVersions
@@ -145,6 +146,27 @@ def test_pipelines_share_the_graph_of_a_step_and_optimizers_that_of_feedback(
         trained(*words, "model.vocab_size=31", "compile=update", updates=3)
         counts.append(len(graphs) - num_graphs)
     assert counts == [2, 0, 1, 1, 0]
+
+
+def test_a_step_never_writes_where_it_reads_weights(
+    graphs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler may read an old weight after it has written the new one."""
+    made, places = step.update_graph, []
+
+    def watched(blocks: tuple[step.Block, ...], num_threads: int) -> Any:
+        graph = made(blocks, num_threads)
+
+        def run(numbers: Tensor, *tensors: Tensor) -> Any:
+            places.append([tensor.data_ptr() for tensor in tensors])
+            return graph(numbers, *tensors)
+
+        return run
+
+    monkeypatch.setattr(step, "update_graph", watched)
+    trained("pipeline=sync", "compile=update", updates=3)
+    assert len(places) == 2
+    assert all(len({*of_update}) == len(of_update) for of_update in places)
 
 
 def test_a_gradient_is_that_of_autograd(graphs: list[Any]) -> None:
