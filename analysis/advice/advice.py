@@ -115,7 +115,9 @@ def heading(answers: Sequence[Advice]) -> Iterator[str]:
 
 
 def _heading(advice: Advice) -> str:
-    simulated = f"time simulated for {advice.stages} stages, {advice.microbatches} microbatches"
+    how = "measured and " * any(rival.is_measured for rival in advice.rivals.values())
+    pipeline = f"{advice.stages} stages, {advice.microbatches} microbatches"
+    simulated = f"time {how}simulated for {pipeline}"
     evidence = advice.evidence
     if evidence is None:
         return f"no pair of runs yet; {simulated}"

@@ -23,6 +23,8 @@ from pipegap.analysis.statistics.intervals import CONFIDENCE
 
 LITTLE = 0.05
 """The share of a step below which 2BW can win little."""
+LEAST = 0.0005
+"""The share that is not said: it would round to nothing."""
 HOST = 0.8
 """The share of a step that a rank's kernels must fill, else its host is too slow."""
 
@@ -137,7 +139,9 @@ class Timing:
             "messages": messages,
             "the rest (host)": self.costs.overhead,
         }
-        told = ", ".join(f"{part / step:.1%} {name}" for name, part in parts.items() if part > 0)
+        told = ", ".join(
+            f"{part / step:.1%} {name}" for name, part in parts.items() if part > LEAST * step
+        )
         yield f"a step of {SLOWEST} is {told}"
         wins = {name: 1 - 1 / at.value for name, at in self.ratios.items() if at.value > 1}
         told = ", ".join(f"{share:.1%} of a step of {name}" for name, share in wins.items())

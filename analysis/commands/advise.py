@@ -50,7 +50,7 @@ LENGTH = 1024
 """Tokens of a sequence, for the attention of a model that `forward` names."""
 TRACED = ("forward", "backward", "update")
 """Keys whose times a trace has."""
-RIVAL = "rival."
+RIVAL, RESULTS = "rival.", "results"
 LONGEST = 1e9
 """The largest time, in any unit."""
 
@@ -58,6 +58,7 @@ LONGEST = 1e9
 def main(given: Given) -> None:
     """Prints the advice; raises BadInput."""
     from pipegap.analysis.advice.speed import CHUNKS
+    from pipegap.analysis.advice.timing import timing
     from pipegap.analysis.table.load import load
     from pipegap.analysis.table.selection import fulfilling
     from pipegap.trainer.store.records import records
@@ -67,7 +68,6 @@ def main(given: Given) -> None:
     )
     updates = count(given, "updates", 0, MOST["updates"])
     form = take_choice(given, "format", ("text", "json"))
-    store = pulled(given.get("results", "results"))
     measured, own_times = _measured(given)
     conditions = {
         key: value for key, value in given.items() if key not in KEYS and not key.startswith(RIVAL)
@@ -76,15 +76,20 @@ def main(given: Given) -> None:
     layers = _model(given).get("num_layers")
     parts = min(max(1, layers // stages), MOST["chunks"]) if layers else CHUNKS
     chunks = count(given, "chunks", parts, MOST["chunks"])
+    times: dict[str, Any] = {"measured": measured, "own_times": own_times, "costs": costs}
+    if measured and "results" not in given and not Path(RESULTS).exists():
+        timed = timing(num_microbatches=microbatches, **times)
+        if timed.faster:  # whatever the losses are
+            print("\n".join([*timed.limits, *timed.shares]))
+            return
+    store = pulled(given.get("results", RESULTS))
     answers = _answers(
         fulfilling(load(store), conditions),
         given.get("optimizer"),
         stages=stages,
         microbatches=microbatches,
         updates=updates or None,
-        measured=measured,
-        own_times=own_times,
-        costs=costs,
+        **times,
         activations=activations[0] if activations else None,
         chunks=chunks,
         records=records(store),

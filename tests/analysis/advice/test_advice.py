@@ -275,7 +275,7 @@ def test_a_smoke_test_recommends_no_coefficient_and_no_tax_pays(tmp_path: Path) 
         of_tax = told.split("token tax of delay")[1]
         assert "[" in of_tax
         assert words in of_tax
-        assert ("the delay pays\n" in told) == (updates == 400)
+        assert ("the delay pays: 1." in told) == (updates == 400)
         assert ("Error Feedback: 1 (smallest" in told) == (updates == 400)
 
 

@@ -184,3 +184,15 @@ def test_losses_of_ones_own_loop_answer_in_one_command(
     advise.main({"stages": "4", "microbatches": "8", "results": str(tmp_path)})
     first, *_ = capsys.readouterr().out.splitlines()
     assert first.startswith("mine (3 parameters), ours, 110 updates, delay: how its losses change")
+
+
+def test_a_faster_rival_needs_no_losses(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = {"stages": "8", "microbatches": "16", "step_time": "2.20"}
+    advise.main(words | {"rival.fsdp": "1.01"})
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert first == "stay with fsdp: its step takes 1.01, 2BW takes 1.53 even without a bubble"
+    with pytest.raises(BadInput, match="results"):
+        advise.main(words | {"rival.fsdp": "1.6"})
