@@ -63,7 +63,8 @@ def _order(trials: pd.DataFrame, pairs: Sequence[tuple[str, str]]) -> list[Compa
 
 def _shares(trials: pd.DataFrame, rule: ClaimRule) -> list[Comparison]:
     """One per optimizer and point with Error Feedback."""
-    rows = measured(trials)
+    # Of all columns of a large store, each of its many groups would take a copy.
+    rows = measured(trials)[["optimizer", "setting", "point", "arm", "seed", "value"]]
     at = dict(iter(rows[rows["arm"].isin(["delay", "delay_ef"])].groupby("point")))
     return [
         share_removed(name, at[with_feedback["point"].iloc[0]], rule, optimizer)

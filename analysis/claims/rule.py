@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -173,6 +173,13 @@ MOST_SEEDS = 128
 """The most seeds that are tried."""
 
 
+@cache
+def _exact(num: int, total: int) -> Interval:
+    """The exact 95 % interval of a share (Clopper, Pearson). A table asks for few of them often."""
+    ends = stats.binomtest(num, total).proportion_ci(CONFIDENCE)
+    return float(ends.low), float(ends.high)
+
+
 class Rate(NamedTuple):
     """So many of so many simulated stores."""
 
@@ -186,9 +193,8 @@ class Rate(NamedTuple):
 
     @property
     def interval(self) -> Interval:
-        """The exact 95 % interval of the share (Clopper, Pearson)."""
-        ends = stats.binomtest(self.num, self.total).proportion_ci(CONFIDENCE)
-        return float(ends.low), float(ends.high)
+        """See `_exact`."""
+        return _exact(self.num, self.total)
 
     def __str__(self) -> str:
         low, high = self.interval

@@ -9,6 +9,7 @@ import pandas as pd
 
 from pipegap.analysis.figures.style import CONFIG
 from pipegap.analysis.table.names import signed
+from pipegap.trainer.base.errors import BadInput
 
 Chart: TypeAlias = alt.Chart | alt.LayerChart | alt.FacetChart
 Spec: TypeAlias = dict[str, Any]
@@ -60,7 +61,12 @@ class Plot(NamedTuple):
 
 
 def plot(figure: Figure, data: pd.DataFrame) -> Plot:
-    """Draw a figure once for its files and the page, since altair is slow."""
+    """Draw a figure once for its files and the page, since altair is slow.
+
+    Raises BadInput for data without a row.
+    """
+    if data.empty:
+        raise BadInput("figure", figure.name, "must have a row of data: nothing is to be shown")
     # Altair's limit of rows is meant for notebooks. Tests hold every figure to Vega-Lite's schema.
     with alt.data_transformers.enable("default", max_rows=None):
         specs = [chart.to_dict(validate=False) for chart in figure.charts(data)]

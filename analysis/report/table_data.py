@@ -37,6 +37,11 @@ REMEDIES = (
 ENDS = {"low": "gap_low", "high": "gap_high"}
 """The ends of the interval of a gap, as tables call them."""
 KEYS = ["optimizer", "setting", "arm", "task", "n", "questions", "of"]
+OF_LOSSES = [
+    *("optimizer", "setting", "arm", "regime", "pairs", "n", "diverged"),
+    *("loss_sync", "loss", "gap", "low", "high"),
+]
+"""Columns of the gaps that the table of losses shows."""
 
 
 def losses(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
@@ -47,7 +52,7 @@ def losses(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame
     """
     is_started = (gaps["base_arm"] == gaps["arm"]) & (gaps["start"] > 0)
     starts = sorted({*gaps.loc[is_started & (gaps["schedule"] == DELAY), "arm"]})
-    groups = gaps.groupby(["optimizer", "setting"], sort=False)
+    groups = gaps[OF_LOSSES].groupby(["optimizer", "setting"], sort=False)
     rows = [
         {
             "optimizer": optimizer,

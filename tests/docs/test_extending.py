@@ -110,3 +110,10 @@ def test_the_figure(folder: Path) -> None:
     assert sorted(shown["optimizer"]) == [*LOSSES]
     assert (folder / "my_gaps.png").stat().st_size > 1000
     assert "gap (nats per token)" in (folder / "my_gaps.svg").read_text()
+
+
+def test_the_figure_says_where_it_has_nothing_to_show(folder: Path) -> None:
+    """As after the trials of this page, which have no pair."""
+    write_arms(folder / "results", {"sync": [1.0]})
+    with pytest.raises(BadInput, match="figure=my_gaps: must have a row of data"):
+        runpy.run_path("my_figure.py", run_name="__main__")
