@@ -19,7 +19,7 @@ from pipegap.analysis.statistics.intervals import ends_text
 from pipegap.analysis.statistics.tax import Tax
 from pipegap.analysis.statistics.text import tax_text
 from pipegap.analysis.table import names
-from pipegap.analysis.table.text import aligned
+from pipegap.analysis.table.text import aligned, fitted, hanging
 
 TOO_SHORT = "not enough data: these runs are too short"
 UNEVEN = 0.05
@@ -77,12 +77,17 @@ class Advice:
         return next(gap for gap in self.evidence.gaps if gap.arm == arms[max(arms)])
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, width: int | None = None) -> str:
+        """Return the text for a terminal of so many columns."""
         evidence = self.evidence
-        parts = [[*heading([self])], [*self.limits], _verdict(self), _against(self)]
+        parts = [[*heading([self])], [*self.limits], _verdict(self), _against(self, width)]
         parts += [_gaps(self, evidence) if evidence else []]
         if evidence and self.gap:
             parts += [[*_tax(self, self.gap, evidence)]]
-        return "\n\n".join("\n".join(lines) for lines in [*parts, [*_speed(self)]] if lines)
+        said = "\n\n".join("\n".join(lines) for lines in [*parts, [*_speed(self)]] if lines)
+        return hanging(said, width)
 
 
 def sentence(advice: Advice) -> str:
@@ -178,7 +183,7 @@ def _recommended(chosen: Gap | None, evidence: Evidence) -> str:
     return f"{chosen.coefficient:g} (smallest mean gap {among}{only})"
 
 
-def _against(advice: Advice) -> Iterator[str]:
+def _against(advice: Advice, width: int | None) -> list[str]:
     heads = [
         f"against ({advice.stages} stages, {advice.microbatches} microbatches)",
         *("2BW is faster by", "verdict", "loss from sync's in the same time [95 %]", "runs"),
@@ -188,7 +193,7 @@ def _against(advice: Advice) -> Iterator[str]:
         at, row = rival.same_time, rival.row
         gap = loss_text(at) if at and at.n else ""
         rows.append([rival.label, f"{rival.speed_up:.3f}", row["verdict"], gap, row["evidence"]])
-    return aligned([heads, *rows])
+    return fitted(heads, rows, width, heads[::2])
 
 
 def _speed(advice: Advice) -> Iterator[str]:

@@ -29,7 +29,7 @@ from pipegap.analysis.advice.verdict import (
 )
 from pipegap.analysis.statistics.gaps import gaps
 from pipegap.analysis.table import names
-from pipegap.analysis.table.text import aligned
+from pipegap.analysis.table.text import fitted
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.store.records import Record
 
@@ -280,15 +280,15 @@ def verdict_rows(trials: pd.DataFrame, **question: Any) -> pd.DataFrame:
     return rows(advices(trials, **question))
 
 
-def matrix(answers: Sequence[Advice]) -> str:
-    """Return the verdicts in lines: one row per optimizer, one column per rival."""
+def matrix(answers: Sequence[Advice], width: int | None = None) -> str:
+    """Return the verdicts in lines of `width`: one row per optimizer, one column per rival."""
     first = answers[0]
     heads = [f"{first.stages} stages, {first.microbatches} microbatches"]
     heads += [rival.label for rival in first.rivals.values()]
     verdicts = [[rival.row["verdict"] for rival in answer.rivals.values()] for answer in answers]
     optimizers = [names.optimizer(answer.optimizer) for answer in answers]
     lines = [[name, *words] for name, words in zip(optimizers, verdicts, strict=True)]
-    return "\n".join(aligned([heads, *lines]))
+    return "\n".join(fitted(heads, lines, width, heads[:1]))
 
 
 def handover(answers: Sequence[Advice]) -> str:

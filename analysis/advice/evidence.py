@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from pipegap.analysis.statistics.gaps import ENOUGH_UPDATES, OF_REGIME, deciding_updates
+from pipegap.analysis.statistics.gaps import OF_REGIME, deciding_updates
 from pipegap.analysis.statistics.intervals import Interval
-from pipegap.analysis.statistics.pairs import VARIANT, results
+from pipegap.analysis.statistics.pairs import ENOUGH_UPDATES, VARIANT, results
 from pipegap.analysis.statistics.tax import Finals, Tax
 from pipegap.analysis.table import names
 from pipegap.analysis.table.tasks import Family, families, kinds, tokens_asked, updates_asked

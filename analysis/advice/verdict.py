@@ -10,8 +10,8 @@ from pipegap.analysis.advice.evidence import Evidence, Gap
 from pipegap.analysis.advice.race import NEARLY, SameTime, compared, optimistic, pessimistic
 from pipegap.analysis.advice.speed import FLUSHED
 from pipegap.analysis.advice.timing import Ratio
-from pipegap.analysis.statistics.gaps import ENOUGH_UPDATES
 from pipegap.analysis.statistics.intervals import ends_text, seeds_needed
+from pipegap.analysis.statistics.pairs import ENOUGH_UPDATES
 
 GO, STAY, UNDECIDED = "go asynchronous", "stay synchronous", "not enough data"
 SHORT = {GO: "go", STAY: "stay", UNDECIDED: "not enough data"}

@@ -17,8 +17,8 @@ from pipegap.analysis.claims.rule import (
     Estimate,
     audit,
 )
-from pipegap.analysis.statistics.gaps import ENOUGH_UPDATES
 from pipegap.analysis.statistics.intervals import CONFIDENCE, POWER
+from pipegap.analysis.statistics.pairs import ENOUGH_UPDATES
 
 
 class Outcome(StrEnum):

@@ -117,14 +117,17 @@ def _answers(trials: "pd.DataFrame", optimizer: str | None, **question: Any) -> 
 def _as_text(answers: "Sequence[Advice]") -> str:
     from pipegap.analysis.advice.advice import heading, headline
     from pipegap.analysis.advice.advise import handover, matrix
+    from pipegap.analysis.table.text import hanging, terminal_width
 
+    width = terminal_width()
     if len(answers) == 1:
-        lines = [str(answers[0])]
+        lines = [answers[0].text(width)]
     else:
-        lines = [*heading(answers), *answers[0].limits, matrix(answers), ""]
-        lines += map(headline, answers)
+        lines = [*heading(answers), *answers[0].limits, matrix(answers, width), ""]
+        lines = [hanging("\n".join([*lines, *map(headline, answers)]), width)]
     if todo := handover(answers):
-        lines += ["", todo]
+        head, *code = todo.splitlines()
+        lines += ["", hanging(head, width), *code]
     return "\n".join(lines)
 
 

@@ -285,7 +285,11 @@ def names_above(
     rows: pd.DataFrame, y: alt.Y, dy: float = 0, **channels: alt.YOffset
 ) -> list[alt.Chart]:
     """Return the names of rows at their left, moved by `dy`, over whatever line crosses them."""
-    text = alt.Text(f"{column_of(y)}:N")
-    names = alt.Chart(rows).encode(y=y, x=alt.XValue(0), text=text, **channels)
-    look: dict[str, Any] = {"align": "left", "dy": dy, "limit": 0}
-    return [names.mark_text(**look, stroke=PAPER, strokeWidth=4), names.mark_text(**look)]
+    words = alt.Text(f"{column_of(y)}:N")
+    texts = []
+    for halo in (4, 0):
+        text = alt.Chart(rows).mark_text(
+            align="left", dy=dy, limit=0, stroke=PAPER, strokeWidth=halo
+        )
+        texts.append(text.encode(y=y, x=alt.XValue(0), text=words, **channels))
+    return texts

@@ -15,6 +15,7 @@ from pipegap.analysis.report.facts import command
 from pipegap.analysis.statistics.intervals import ends_text
 from pipegap.analysis.statistics.text import failed_lines
 from pipegap.analysis.table import names
+from pipegap.analysis.table.text import hanging, terminal_width
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.folder.result import LIST_FAILED
 from pipegap.trainer.store.records import Record
@@ -101,7 +102,7 @@ def answer(
         heads,
         rivals,
         rows,
-        "\n".join([*heads, matrix(said), *(row.sentence for row in rows)]) if said else "",
+        _text(heads, said, rows) if said else "",
         handover(said),
         shlex.join(["pipegap", "advise", *words, store]),
         _next_step(said, rows, left, store, is_empty=trials.empty),
@@ -110,6 +111,11 @@ def answer(
         [*failed_lines(trials)],
         diverged,
     )
+
+
+def _text(heads: Sequence[str], said: Sequence[Advice], rows: Sequence[AnswerRow]) -> str:
+    sentences, width = [row.sentence for row in rows], terminal_width()
+    return hanging("\n".join([*heads, matrix(said, width), *sentences]), width)
 
 
 def _advices(trials: pd.DataFrame, records: Sequence[Record]) -> list[Advice]:

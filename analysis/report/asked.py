@@ -11,6 +11,7 @@ import pandas as pd
 from pipegap.analysis.advice.advice import heading, headline
 from pipegap.analysis.advice.advise import advices, matrix
 from pipegap.analysis.statistics.best import best
+from pipegap.analysis.table.text import hanging, terminal_width
 from pipegap.trainer.store.records import Record
 
 
@@ -68,7 +69,7 @@ def _advice(
     shape = {"stages": asked.stages, "microbatches": asked.microbatches}
     if told := advices(trials, **shape, records=records):
         words = [*(f"{key}={value}" for key, value in shape.items()), f"results={store}"]
-        yield from heading(told)
-        yield matrix(told)
-        yield from map(headline, told)
+        width = terminal_width()
+        lines = [*heading(told), matrix(told, width), *map(headline, told)]
+        yield hanging("\n".join(lines), width)
         yield f"what this rests on: pipegap advise {shlex.join(words)}"

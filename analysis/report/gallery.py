@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Collection, Sequence
-from itertools import chain
 from typing import NamedTuple
 
 from pipegap.analysis.claims import Verdict
@@ -17,6 +16,7 @@ PAPER = (
     *("figure 19", "figure 20", "appendix F"),
 )
 """What arXiv 2606.30634 shows, in its order."""
+SHOWN: tuple[Figure | Table, ...] = (*FIGURES, *TABLES)
 PLACE = re.compile(r"(table|figure)s?\b|(\d+) to (\d+)|(\d+)|\b([A-Z](?:\.\d+)?)(?= |$)")
 UNFINISHED = "its sweep has no finished pair of trials yet"
 UNANSWERED = "no trial has answered its tasks yet"
@@ -62,7 +62,7 @@ def gallery(
     exhibits = []
     for name in PAPER:
         here = places(name)
-        known = [shown for shown in chain(FIGURES, TABLES) if places(shown.source) & here]
+        known = [shown for shown in SHOWN if places(shown.source) & here]
         drawn = [each for each in made if places(each.shown.source) & here]
         shown = [Thumbnail(each.shown.title, each.anchor, each.picture) for each in drawn]
         stated = tally([one for one in verdicts if places(one.claim.place) & here])

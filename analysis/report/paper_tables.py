@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from pipegap.analysis.claims.claim import ENOUGH_UPDATES
 from pipegap.analysis.report.table_data import (
     ENDS,
     all_gaps,
@@ -21,7 +20,7 @@ from pipegap.analysis.statistics.best import best
 from pipegap.analysis.statistics.diagnostics import compared, lateness, spikes
 from pipegap.analysis.statistics.downstream import CHECKPOINTS
 from pipegap.analysis.statistics.gaps import DECAYED, INACTIVE, MEAN_FACTOR, SHORT
-from pipegap.analysis.statistics.pairs import overhead
+from pipegap.analysis.statistics.pairs import ENOUGH_UPDATES, overhead
 from pipegap.analysis.statistics.tax import reported_taxes
 
 GIB = 2**30

@@ -1,7 +1,5 @@
 """A results folder → one page, tables and figures in a folder, and the text that is printed."""
 
-import shutil
-import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -38,6 +36,7 @@ from pipegap.analysis.table import names
 from pipegap.analysis.table.metrics import DamagedRows
 from pipegap.analysis.table.points import BESIDE, settings
 from pipegap.analysis.table.stores import stored
+from pipegap.analysis.table.text import hanging, terminal_width
 from pipegap.trainer.base.atomic import write_atomically
 from pipegap.trainer.base.children import Worker
 from pipegap.trainer.base.errors import BadInput
@@ -231,14 +230,12 @@ def _text(contents: _Contents, page: Page, out: Path, answer: Sequence[str]) -> 
     if contents.shown.trials.empty:
         nothing = f"no trials in {page.source} yet: pipegap sweep or pipegap trial makes some"
         return "\n".join([nothing, *contents.remarks, page.cost, files])
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    shown = printed_gaps(contents.shown.gaps, width)
+    shown = printed_gaps(contents.shown.gaps, width := terminal_width())
     claims = _claims_in_words(page.chapters)
     if len(contents.records) > 1 and shown.count("\n") > MOST_LINES:
         shown = f"{page.summary}; {len(contents.shown.gaps)} gaps: {out}/gaps.md"
-    return "\n".join(
-        filter(None, [shown, *claims, *_few(contents.remarks, out), page.cost, files, *answer])
-    )
+    said = filter(None, [*claims, *_few(contents.remarks, out), page.cost, files])
+    return "\n".join([*filter(None, [shown, hanging("\n".join(said), width)]), *answer])
 
 
 def _few(remarks: Sequence[str], out: Path) -> list[str]:

@@ -17,7 +17,7 @@ from pipegap.analysis.statistics.intervals import (
     mean_with_ends,
     share_interval,
 )
-from pipegap.analysis.statistics.pairs import SAME_ARM, SAME_TRIAL, VARIANT, pairs
+from pipegap.analysis.statistics.pairs import ENOUGH_UPDATES, SAME_ARM, SAME_TRIAL, VARIANT, pairs
 from pipegap.analysis.statistics.tax import Tax, taxes
 from pipegap.analysis.table.load import load
 from pipegap.analysis.table.points import settings
@@ -41,8 +41,6 @@ DECAYED = 1.0
 """Learning rate · weight decay, summed over a run, at least: with less, decay has not forgotten the
 initial weights at its end, and does little. In the paper it is about 1.6 to 4."""
 TOLERANCE = 1e-6
-ENOUGH_UPDATES = 100
-"""Shorter trials show that the code runs, not what a delay costs."""
 SHORT = f"T < {MEMORIES} / (1 - momentum)"
 INACTIVE = "decay inactive"
 OF_REGIME = [f"optimizer.{key}" for key in ("momentum", "lr", "weight_decay")]

@@ -11,6 +11,8 @@ from pipegap.analysis.table.points import BESIDE
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.status import FINAL, Status
 
+ENOUGH_UPDATES = 100
+"""Shorter trials show that the code runs, not what a delay costs."""
 VARIANT = ["num_stages", "num_microbatches"]
 SAME_ARM = ["optimizer", "point", "arm", *VARIANT]
 """Columns that tell the rows of the table of gaps apart."""

@@ -31,7 +31,7 @@ import numpy as np
 import pandas as pd
 
 from pipegap.analysis.statistics.intervals import CONFIDENCE, Values, ratio_interval
-from pipegap.analysis.statistics.pairs import SAME_ARM, VARIANT, results
+from pipegap.analysis.statistics.pairs import ENOUGH_UPDATES, SAME_ARM, VARIANT, results
 from pipegap.analysis.table.tasks import families, families_by_decay, updates_asked
 
 ByLength = Mapping[int, float]
@@ -236,7 +236,10 @@ def token_tax(sync: Finals, delayed: Finals, updates: int) -> Tax:
     """The tax for the loss that sync reaches after `updates`, of all seeds that both have.
 
     By lengths if two seeds or more allow it, else by the slope, else by whichever has one seed.
+    None after fewer than ENOUGH_UPDATES.
     """
+    if updates < ENOUGH_UPDATES:
+        return Tax(tax_why=f"runs of fewer than {ENOUGH_UPDATES} updates")
     seeds = [seed for seed in sync if updates in sync[seed] and updates in delayed.get(seed, {})]
     seeds = [seed for seed in seeds if np.isfinite(sync[seed][updates])]
     if not seeds:

@@ -2,8 +2,6 @@
 
 import json
 import math
-import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -16,7 +14,7 @@ from pandas.api import types
 
 from pipegap.analysis.table.load import load
 from pipegap.analysis.table.rows import Row
-from pipegap.analysis.table.text import aligned, packed
+from pipegap.analysis.table.text import fitted, terminal_width
 from pipegap.trainer.base.cli import number
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.status import ENDED, Status
@@ -168,11 +166,7 @@ def _plain(table: pd.DataFrame) -> str:
     """In columns; on a terminal that is too narrow each row by itself."""
     heads = [str(name) for name in table]
     rows = [[*map(_words, row)] for row in table.itertuples(index=False)]
-    lines = [*aligned([heads, *rows])]
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH_OF_FILES
-    if max(map(len, lines)) > width:
-        return "\n".join(packed(heads, row, width, heads[:1]) for row in rows)
-    return "\n".join(lines)
+    return "\n".join(fitted(heads, rows, terminal_width() or WIDTH_OF_FILES, heads[:1]))
 
 
 def _words(value: Any) -> str:

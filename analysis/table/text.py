@@ -1,6 +1,11 @@
 """Lists and tables as text."""
 
+import shutil
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from textwrap import fill
+
+COMMAND = ": pipegap "
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]] = ()) -> str:
@@ -25,6 +30,44 @@ def packed(heads: Sequence[str], cells: Sequence[str], width: int, bare: Collect
             lines.append("  ")
         lines[-1] += f"{part}, "
     return "\n".join(line.rstrip() for line in lines).rstrip(",")
+
+
+def terminal_width() -> int | None:
+    """Return the columns of the terminal; None where the text goes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def fitted(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], width: int | None, bare: Collection[str]
+) -> list[str]:
+    """Return the lines of a table, `aligned`, or `packed` where it is wider than `width`."""
+    lines = [*aligned([heads, *rows])]
+    if width is None or max(map(len, lines)) <= width:
+        return lines
+    return [packed(heads, row, width, bare) for row in rows]
+
+
+def hanging(text: str, width: int | None) -> str:
+    """Return the text with its lines broken at `width`, what follows further in.
+
+    A command stays whole, in a line of its own, so that it can be copied.
+    """
+    return "\n".join(_broken(line, width) for line in text.splitlines()) if width else text
+
+
+def _broken(line: str, width: int) -> str:
+    if len(line) <= width:
+        return line
+    inner = " " * (len(line) - len(line.lstrip()) + 4)
+    said, command, words = line.partition(COMMAND)
+    parts = fill(
+        said + ":" * bool(command),
+        width,
+        subsequent_indent=inner,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return f"{parts}\n{inner}{command.removeprefix(': ')}{words}" if command else parts
 
 
 def aligned(

@@ -1,6 +1,7 @@
 """`pipegap advise` answers in text and JSON, and says in a line what it cannot use."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from pipegap.analysis.__main__ import main
 from pipegap.analysis.commands import COMMANDS, advise
 from pipegap.trainer.base.errors import BadInput
-from tests.support.synthetic_store import write_arms
+from tests.support.synthetic_store import ids, record, write_arms
 
 PIPELINE = {"optimizer": "muon", "stages": "4", "microbatches": "8"}
 
@@ -41,6 +42,38 @@ def test_json_says_the_same(capsys: pytest.CaptureFixture[str], results: Path) -
     assert advice["gap"]["gap"] == pytest.approx(-0.1)
     assert advice["gap"]["removed_interval"]
     assert advice["gap"]["tax"]  # NaN is not JSON
+
+
+@pytest.mark.parametrize("optimizer", ["muon", ""])
+def test_a_narrow_terminal_breaks_no_word_and_no_command(
+    optimizer: str,
+    capsys: pytest.CaptureFixture[str],
+    results: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What follows a broken line stands further in than that line."""
+    write_arms(results, {"sync": [1.0, 1.1], "delay": [1.0, 1.3]})
+    record(results, "main", "tiny", ids(results))
+    words = {"stages": "4", "microbatches": "8", "results": str(results)}
+    words |= {"optimizer": optimizer} if optimizer else {}
+
+    def told(width: int | None) -> str:
+        monkeypatch.setattr("pipegap.analysis.table.text.terminal_width", lambda: width)
+        advise.main(words)
+        return capsys.readouterr().out
+
+    wide, narrow = told(None), told(80)
+    assert max(map(len, wide.splitlines())) > 100
+    code = wide.partition("to go with")[2].splitlines()[1:]
+    for line in narrow.splitlines():
+        assert len(line) <= 80 or line in code or line.lstrip().startswith("pipegap "), line
+    assert {*code} <= {*narrow.splitlines()}
+    commands = re.findall(r"pipegap sweep .*", wide)
+    assert bool(commands) == (not optimizer)
+    assert re.findall(r"pipegap sweep .*", narrow) == commands
+    for number in re.findall(r"[+-]\d+\.\d{4} \[[^]]*\] n=\d", wide):
+        assert number in narrow
+    assert re.search(r"^\S.*\n    \S", narrow, re.MULTILINE)
 
 
 def test_without_an_optimizer_all_are_answered(

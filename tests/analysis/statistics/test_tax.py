@@ -247,3 +247,17 @@ def test_a_longer_delayed_run_needs_no_longer_run_of_sync(tmp_path: Path) -> Non
     table = gaps(load(tmp_path)).set_index("pairs")
     assert table.loc[2, "tax"] == pytest.approx(1.1, rel=0.01)
     assert table.index.tolist() == [2], "the longer run was asked for the tax alone"
+
+
+@pytest.mark.parametrize(("updates", "has_tax"), [(20, False), (99, False), (100, True)])
+def test_a_smoke_test_has_no_tax_anywhere(updates: int, has_tax: bool, tmp_path: Path) -> None:
+    """Nor do longer runs give one to the loss that it ends at."""
+    for length in (updates, 2 * updates, 4 * updates):
+        put(tmp_path, "sync", [law(length), law(length) + 0.01], num_updates=length)
+        put(tmp_path, "delay", [law(length / 1.3), law(length / 1.3) + 0.01], num_updates=length)
+    of_gaps = gaps(load(tmp_path))
+    shortest = of_gaps[of_gaps["loss_sync"] == of_gaps["loss_sync"].max()].iloc[0]
+    assert (shortest["tax_n"] > 0) == has_tax
+    assert ("fewer than 100 updates" in shortest["tax_why"]) != has_tax
+    told = gap_table(of_gaps[of_gaps["point"] == shortest["point"]], width=200)
+    assert ("token tax" in told) == has_tax
