@@ -1,8 +1,8 @@
 """The passes of a stage in 1F1B's order without an end, and their messages."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice, pairwise, product
 from pathlib import Path
 from typing import Any
@@ -80,8 +80,13 @@ class Passes:
                 self.timed(f"wait {kind}", batch, i, wait_for, works)
                 works.clear()
             stage.submod = self._versions.module(batch)
-            with keeping_buffers(stage, i):
+            buffers = [(info, getattr(info, "buffer", None)) for info in stage.args_recv_info[i]]
+            try:
                 self.timed(kind, batch, i, calls[kind], batch, i)
+            except BaseException:  # from 2.15 on torch takes the buffers, which another try needs
+                for info, buffer in buffers:
+                    info.buffer = buffer
+                raise
             del self.posted[kind, batch, i]
             self.are_known = self.are_known or stage.num_stages > 1
 
@@ -110,22 +115,6 @@ class Passes:
         spans = of_every_rank(self._clock.spans, self._stage.group)
         if self._stage.is_first:
             leave(folder, spans, trial, runs)
-
-
-@contextmanager
-def keeping_buffers(stage: PipelineStage, i: int) -> Iterator[None]:
-    """A context in which a pass that fails leaves what was received for it: it may be made again.
-
-    From 2.15 on torch takes the buffers of a forward from where it has them.
-    """
-    infos = stage.args_recv_info[i]
-    buffers = [getattr(info, "buffer", None) for info in infos]
-    try:
-        yield
-    except BaseException:
-        for info, buffer in zip(infos, buffers, strict=True):
-            info.buffer = buffer
-        raise
 
 
 FORWARD, BACKWARD = "F", "B"

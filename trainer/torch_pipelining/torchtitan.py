@@ -75,8 +75,8 @@ def begin(trainer: Trainer) -> Callable[[], AbstractContextManager[None]]:
     The twins get memory, checkpoints will have the schedule's state, and the schedule clips and
     steps the trainer's optimizers and schedulers, once per batch. Returns a context for
     `train_step`, in which torchtitan's own clip and steps, a batch too early, do nothing: its log
-    shows the norm of the last update. Raises BadInput for another schedule, and for a batch in
-    several steps.
+    shows the norm of the last update. It ends drained where torchtitan then saves, validates or
+    stops. Raises BadInput for another schedule, and for a batch in several steps.
     """
     schedule, config = trainer.pp_schedule, trainer.config
     if not isinstance(schedule, Schedule2BW):
@@ -106,6 +106,18 @@ def begin(trainer: Trainer) -> Callable[[], AbstractContextManager[None]]:
                 stack.enter_context(Replaced(of, "step", lambda: None))
             stack.enter_context(Replaced(utils, "clip_grad_norm_", lambda *_, **__: norm))
             yield
+        if _pauses(trainer):
+            with schedule.drained():  # until the next batch
+                pass
 
     schedule.update = update
     return later
+
+
+def _pauses(trainer: Trainer) -> bool:
+    """Whether torchtitan saves, validates or stops after this step."""
+    step, config = trainer.step, trainer.config
+    is_last = step == config.training.steps
+    saves = trainer.checkpointer.enable and trainer.checkpointer._should_save(step, is_last)
+    validates = config.validator.enable and trainer.validator.should_validate(step)
+    return bool(is_last or saves or validates)
