@@ -18,7 +18,7 @@ from typing import Any
 import ray
 from ray._private import worker as ray_worker
 from ray._private.node import Node
-from ray._raylet import AuthenticationTokenLoader
+from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # compiled
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipegap.trainer.base.cores import num_cores
