@@ -127,8 +127,9 @@ def test_each_sweep_of_a_trial_has_it_in_its_folder_of_tensorboard(tmp_path: Pat
 @pytest.mark.parametrize("name", ["wandb", "tensorboard"])
 def test_names_are_cut_to_what_trackers_and_file_systems_take(name: str, tmp_path: Path) -> None:
     config = small.config(tmp_path)
-    long = {"arm": "λ" * 70, "setting": "η=1" * 100, "sweeps": ["m" * 64]}
-    tracker = tracked(config, chosen(f"tracking={name}", f"tracking.dir={name}"), **long)
+    chosen_one = chosen(f"tracking={name}", f"tracking.dir={name}")
+    arm, setting = "λ" * 70, "η=1" * 100
+    tracker = tracked(config, chosen_one, sweeps=["m" * 64], arm=arm, setting=setting)
     assert tracker.trouble is None
     if name == "wandb":
         [run] = (tmp_path / "results" / name).rglob("*.wandb")
