@@ -39,8 +39,7 @@ def copied_register(place: Place) -> None:
     place.server.write(f"registers/{place.ids[0]}copy.json", content)
 
 
-LONG = f"sweeps/{'r' * 220}.json"
-ALIEN = ("registers/0.bak.json", "registers/a/b.json", "sweeps/a/b.json", LONG)
+ALIEN = ("registers/0.bak.json", "registers/a/b.json", "sweeps/a/b.json")
 
 
 def alien(place: Place) -> None:
@@ -49,9 +48,9 @@ def alien(place: Place) -> None:
 
 
 def deep_driver(place: Place) -> None:
-    """As somebody else's file; nobody drives."""
+    """As somebody else's file, beside a record with too long a name; nobody drives."""
     place.server.write("driver.json", b"[" * 100_000)
-    place.server.write("registers/README.txt", b"mine")
+    place.server.write(f"sweeps/{'r' * 220}.json", b"{}")
 
 
 def torn_register_of_no_trial(place: Place) -> None:
@@ -85,7 +84,7 @@ NAMED: dict[Damage, tuple[str, ...]] = {
     half_copied: ("half is a copy of trial ",),
     copied_register: ("copy.json is a copy of the register of trial ",),
     alien: tuple(f"{key} is no object of a store" for key in ALIEN),
-    deep_driver: ("registers/README.txt is no object of a store",),
+    deep_driver: ("r.json is no object of a store",),
     torn_register_of_no_trial: ("registers/0123456789abcdef.json is not whole JSON",),
     torn_rows: LOST_ROWS,
     missing_rows: LOST_ROWS,
