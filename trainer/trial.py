@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 from pipegap.trainer.base.compiler import compiling, require_compiler
 from pipegap.trainer.base.errors import BadInput, LeaseLost, Stopped
-from pipegap.trainer.base.randomness import stream_seed
 from pipegap.trainer.base.resources import (
     device_name,
     rank_device,
@@ -20,6 +19,7 @@ from pipegap.trainer.base.resources import (
     require_device,
     require_memory,
     reset_peak_memory,
+    stream_seed,
 )
 from pipegap.trainer.base.status import Status
 from pipegap.trainer.config.graphs import note_compiled

@@ -25,8 +25,7 @@ from pipegap.analysis.claims.rule import (
 )
 from pipegap.analysis.statistics.intervals import Values, mean_intervals, moments, share_interval
 from pipegap.analysis.statistics.pairs import VARIANT, pairs
-from pipegap.analysis.table.points import settings
-from pipegap.analysis.table.remembered import remembered
+from pipegap.analysis.table.points import remembered, settings
 from pipegap.analysis.table.schema import OF_ARM
 from pipegap.trainer.base.status import Status
 

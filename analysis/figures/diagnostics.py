@@ -30,7 +30,7 @@ from pipegap.analysis.statistics.diagnostics import WINDOW, spikes
 from pipegap.analysis.table import names
 from pipegap.analysis.table.metrics import metrics, training_losses
 from pipegap.analysis.table.names import signed
-from pipegap.analysis.table.remembered import remembered
+from pipegap.analysis.table.points import remembered
 from pipegap.analysis.table.rows import Row
 
 MEASURED = {

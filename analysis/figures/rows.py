@@ -10,8 +10,7 @@ from pandas.api.types import is_bool_dtype, is_numeric_dtype
 from pipegap.analysis.statistics.intervals import mean_interval
 from pipegap.analysis.statistics.pairs import SAME_ARM, VARIANT, pairs, results
 from pipegap.analysis.table import names
-from pipegap.analysis.table.points import group_of, varied
-from pipegap.analysis.table.remembered import remembered
+from pipegap.analysis.table.points import group_of, remembered, varied
 from pipegap.trainer.base.status import Status
 
 PANEL = ["panel", "subtitle"]

@@ -1,14 +1,15 @@
-"""The key of a point: what the trials of a comparison must have in common."""
+"""The key of a point: what the trials of a comparison must have in common; and how what is made of
+tables is made once."""
 
 import hashlib
 import json
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, wraps
 from typing import Any, TypeVar
 
 import pandas as pd
 
-from pipegap.analysis.table.remembered import remembered
 from pipegap.analysis.table.schema import TRIAL
 from pipegap.trainer.base.status import Status
 from pipegap.trainer.config.identity import CHANGES_NO_NUMBER
@@ -26,6 +27,27 @@ VERSIONS = "versions"
 """The group of columns that hold the versions of packages."""
 MEASURES_ONLY = ("diagnostics",)
 """Keys of what a trial measures beside its loss: they change no number of the training."""
+
+
+def remembered(function: Callable[..., T]) -> Callable[..., T]:
+    """Return a function that makes something of tables at its first call with these objects, and
+    returns the same thing later.
+
+    Its arguments are tables alone, which nobody changes once they are made: a column is added to a
+    copy. The caller changes the returned thing as little.
+    """
+    known: dict[tuple[int, ...], T] = {}
+
+    @wraps(function)
+    def once(*tables: pd.DataFrame) -> T:
+        key = tuple(map(id, tables))
+        if key not in known:
+            known[key] = function(*tables)
+            for table in tables:
+                weakref.finalize(table, known.pop, key, None)
+        return known[key]
+
+    return once
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

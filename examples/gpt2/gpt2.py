@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.randomness import stream
 from pipegap.trainer.base.ranges import Few, Rows
+from pipegap.trainer.base.resources import stream
 from pipegap.trainer.models.layers import normal
 from pipegap.trainer.models.recipe import Pretrained, Split, balanced
 from pipegap.trainer.optimizers.routing import Kind, kinds

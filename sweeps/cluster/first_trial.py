@@ -17,9 +17,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from pipegap.sweeps.cluster.driver import require_resources
 from pipegap.sweeps.cluster.gang import run_gang_on_ray
-from pipegap.sweeps.plan import preflight
 from pipegap.sweeps.plan.devices import bundles
-from pipegap.sweeps.plan.pricing import in_bytes, peak
+from pipegap.sweeps.plan.pricing import CONTEXT, in_bytes, peak, while_it_runs
 from pipegap.sweeps.request.expand import Trial
 from pipegap.trainer.base.cli import duration
 from pipegap.trainer.base.errors import Unavailable, one_line
@@ -33,6 +32,13 @@ from pipegap.trainer.rehearsal import UPDATES, Config, Rehearsed, begin, resume
 ASK_EVERY = 0.5
 """Seconds between two looks whether a signal asks to stop."""
 WITHOUT = "(first_trial=false begins the sweep without it)"
+
+SIGNS: Mapping[str, str] = {
+    "out of memory": "take more pipeline.num_microbatches, or model.activation_checkpointing=true",
+    "No space left": "make room where results= lies",
+    "NCCL": "look at NCCL's own words with NCCL_DEBUG=INFO",
+}
+"""A part of an error's text → what to change."""
 
 
 class _Asked(Exception):
@@ -66,7 +72,7 @@ def _try(
     change, if the first updates fail or do not repeat to the bit, and BadInput if the cluster is
     too small for the trial.
     """
-    trial, started = preflight.largest(todo), time.monotonic()
+    trial, started = largest(todo), time.monotonic()
     results, needed = Path(trial.config["results"]), bundles(trial, gpus_per_trial)
     require_resources(needed)
     group = placement_group([bundle for bundle in needed if bundle])
@@ -81,9 +87,9 @@ def _try(
             if looking is not first:
                 looking.end()
             num_gpus = ray.cluster_resources().get("GPU", 0)
-            yield preflight.found(machine, num_gpus, store)
+            yield found(machine, num_gpus, store)
             on_gpu = int(1 / needed[-1].get("GPU", 1.0)) * peak([trial])
-            for change in preflight.changes(machine, todo, on_gpu):
+            for change in changes(machine, todo, on_gpu):
                 yield f"change    {change}"
             yield f"first     {UPDATES} updates of {trial.name}, straight through and with a stop"
             first.ask(_begin, trial.config, folder)
@@ -142,9 +148,9 @@ class _Process:
         try:
             return ray.get(answer)
         except ray.exceptions.RayTaskError as error:
-            why = preflight.cause(str(error.cause))
+            why = cause(str(error.cause))
         except ray.exceptions.RayError as error:
-            why = preflight.cause(str(error))
+            why = cause(str(error))
         raise Unavailable(f"first trial: {one_line(why)} {WITHOUT}")
 
     def end(self) -> None:
@@ -187,3 +193,37 @@ def _verdict(rehearsed: Rehearsed, trial: Trial, seconds: float) -> str:
         f"first     {rehearsed.status}; {stop}: {same}; {rehearsed.tokens_per_second:,.0f} "
         f"tokens/s, {in_bytes(rehearsed.peak_bytes)} at the peak; {duration(seconds)} in all"
     )
+
+
+def found(machine: Machine, num_gpus: float, store: str) -> str:
+    """Return the line on a machine; `num_gpus` are those of the whole cluster."""
+    free = f"{in_bytes(machine.free)} free of {in_bytes(machine.total)}"
+    return (
+        f"machine   {machine.host}: {machine.device} with {free}; {num_gpus:g} GPUs in the "
+        f"cluster; torch {machine.torch}, CUDA {machine.cuda}; {in_bytes(machine.disk)} free at "
+        f"{store}"
+    )
+
+
+def changes(machine: Machine, todo: Sequence[Trial], needed: int) -> Iterator[str]:
+    """Yield what to change; `needed` are the bytes of its device that a trial takes."""
+    if needed + CONTEXT > machine.free:
+        yield (
+            f"free memory: {in_bytes(needed)} are needed beside {in_bytes(CONTEXT)} of libraries. "
+            "End other processes, or take more pipeline.num_microbatches"
+        )
+    written = sum(trial.plan.kept_bytes for trial in todo) + max(map(while_it_runs, todo))
+    if written > machine.disk:
+        yield f"make room: the sweep writes {in_bytes(written)}; or choose another results="
+
+
+def cause(message: str) -> str:
+    """Return what failed in one line, and what to change, from the text of an error."""
+    last = (message.strip().splitlines() or ["no message"])[-1]
+    advice = next((advice for sign, advice in SIGNS.items() if sign in message), None)
+    return last if advice is None else f"{last}: {advice}"
+
+
+def largest(trials: Sequence[Trial]) -> Trial:
+    """Return the trial that needs most memory on a rank; of equals, one that corrects a delay."""
+    return max(trials, key=lambda t: (t.plan.memory_bytes + t.plan.loss_bytes, t.plan.is_delayed))

@@ -1,6 +1,7 @@
-"""The process that a trial runs in: device, threads, determinism, memory."""
+"""The process that a trial runs in: device, threads, determinism, memory, random streams."""
 
 import gc
+import hashlib
 import os
 import re
 import resource
@@ -178,3 +179,16 @@ def on_cpu(state: Any) -> Any:
         return known[key]
 
     return tree_map_only(torch.Tensor, moved, state)
+
+
+def stream_seed(seed: int, *name: str) -> int:
+    """A 63-bit seed for the stream `name` of a trial with `seed`; streams are independent.
+
+    Every random number of a trial is a function of (seed, purpose)."""
+    digest = hashlib.sha256("/".join([str(seed), *name]).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def stream(seed: int, *name: str) -> torch.Generator:
+    """A CPU generator for the stream `name`: its numbers depend on no device."""
+    return torch.Generator().manual_seed(stream_seed(seed, *name))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.randomness import stream_seed
+from pipegap.trainer.base.resources import stream_seed
 from pipegap.trainer.data.shards import Tokens
 
 PLANNED = 64

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from typing_extensions import override
 
-from pipegap.trainer.base.randomness import stream
+from pipegap.trainer.base.resources import stream
 from pipegap.trainer.optimizers.routing import Kind
 
 SHORT = 256

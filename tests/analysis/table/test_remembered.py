@@ -5,7 +5,7 @@ import weakref
 
 import pandas as pd
 
-from pipegap.analysis.table.remembered import remembered
+from pipegap.analysis.table.points import remembered
 
 
 def test_the_same_tables_are_worked_on_once_while_they_live() -> None:

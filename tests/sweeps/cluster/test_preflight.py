@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipegap.sweeps.plan import preflight
+from pipegap.sweeps.cluster import first_trial as preflight
 from pipegap.sweeps.request.expand import Trial
 from pipegap.trainer.base.machine import Machine, look
 from pipegap.trainer.config.plan import plan_trial
