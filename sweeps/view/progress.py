@@ -114,8 +114,9 @@ class Progress:
     def seconds_left(self) -> float | None:
         """Seconds until all trials have ended, at their pace so far, evaluation included.
 
-        At least as long as the slowest running trial takes. None if no trial runs, or neither a
-        price nor a pace is known, as before a trial is warm.
+        At least as long as the slowest running trial takes. The first trials of a sweep that
+        compiles wait for its graphs, and know no pace before as many ended as run at once. None if
+        no trial runs, or neither a price nor a pace is known, as before a trial is warm.
         """
         running = [*self.of(*ACTIVE)]
         paced = [pair for pair in running if self._pace(*pair)]
@@ -123,8 +124,9 @@ class Progress:
         if not running or not (paces or self._expected):
             return None
         left = sum(self._left(*pair) for pair in self.of(*STATUSES)) / len(running)
-        if not paces and self._expected:
-            return left + self._expected.compiler
+        compiler = self._expected.compiler if self._expected else 0.0
+        if not paces or (compiler and len([*self.of(*ENDED)]) < len(running)):
+            return left + compiler
         slowest = max((self._left(*pair) / self._pace(*pair) for pair in paced), default=0.0)
         return max(left / median(paces), slowest)
 

@@ -116,9 +116,17 @@ def test_before_a_pace_is_known_a_trial_takes_what_the_plan_says(
     assert progress.seconds_left is None
     first.status = second.status = Status.RUNNING
     assert progress.seconds_left == pytest.approx(100 / 2 + 7)
-    second.num_done, second.wall_seconds = 6, 20.0  # half of 20 s
+    second.num_done, second.wall_seconds = 6, 20.0  # half of 20 s, and it waited for the compiler
     assert progress.share == pytest.approx(0.1)
+    assert progress.seconds_left == pytest.approx(90 / 2 + 7)
+    progress = Progress(planned, before=progress, expected=Expected(seconds, compiler=0.0))
     assert progress.seconds_left == pytest.approx(90 / 2 / 0.5)
+    third, fourth = [*progress.states.values()][2:]
+    first.status = second.status = Status.COMPLETED
+    third.status = fourth.status = Status.RUNNING
+    progress = Progress(planned, before=progress, expected=Expected(seconds, compiler=7.0))
+    first.num_done, first.wall_seconds, second.num_done, second.wall_seconds = 12, 20.0, 12, 40.0
+    assert progress.seconds_left == pytest.approx(70 / 2 / 0.5)
 
 
 def test_time_left_from_the_store_does_not_count_the_first_updates(
