@@ -122,7 +122,7 @@ class Notices:
             self._send(time.monotonic())
         # The last one has what still waits for the minute of its kind to be over.
         with self._lock:
-            for last in {"stopped", "ended"} & {*self._due}:
+            for last in [kind for kind in ("stopped", "ended") if kind in self._due][:1]:
                 for kind in self._due.keys() - {last}:
                     self._due[last] = {**self._due.pop(kind), **self._due[last]}
         self._send(time.monotonic())

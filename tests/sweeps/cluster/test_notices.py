@@ -138,6 +138,17 @@ def test_a_dead_server_costs_a_warning(
     assert server.kinds() == ["failed"]
 
 
+def test_an_error_after_the_end_is_told_with_it(tmp_path: Path, server: Server) -> None:
+    def fails(now: Round) -> None:
+        with Notices(server.url, now) as notices:
+            notices.end(now, stopped=False, has_run=True)
+            raise OSError("disk")
+
+    with pytest.raises(OSError, match="disk"):
+        fails(at(tmp_path))
+    assert [post["lines"] for post in server.posts] == [["ended: 3 waiting", "stopped: OSError"]]
+
+
 @pytest.mark.parametrize(
     "url", ["hooks.slack.com/x", "ftp://a/b", "https:///x", "https://a/ b", "ü"]
 )
