@@ -22,7 +22,7 @@ from pipegap.trainer.data import benchmarks
 from pipegap.trainer.data.__main__ import CORPORA, _request
 from pipegap.trainer.data.tokenizers import ENCODERS
 from tests.support.make import lines_of_make
-from tests.support.markdown import DOCUMENTS, ROOT, commands, shell_lines, write_files
+from tests.support.markdown import DOCUMENTS, ROOT, commands, write_files
 from tests.support.own_code import as_in_a_new_process
 from tests.support.reports import with_figures
 from tests.support.synthetic_store import write_arms
@@ -31,9 +31,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Pydantic V1 style:DeprecationWar
 Words = Sequence[str]
 ELSEWHERE = {"git", "cd", "source", "export", "tensorboard", "wandb", "pip", "python3"}
 """Programs that are not ours."""
-ACTIVATE = ["source", ".venv/bin/activate"]
-OURS = {"pipegap", "python", "torchrun", "wandb"}
-"""Programs that an environment has."""
 NEED_A_CLUSTER: Mapping[str, Words] = {"jobs": [], "stop": ["ID"]}
 """Commands of sweeps, and the words that the documents may give them."""
 MANY = {"sweep=all", "sweep=paper"}
@@ -205,15 +202,3 @@ def test_a_command_is_understood(
 def test_a_wrong_command_is_noticed(words: str) -> None:
     with pytest.raises((AssertionError, BadInput, LookupError)):
         check(words.split())
-
-
-def test_python_is_ours_before_it_is_used() -> None:
-    for document in DOCUMENTS:
-        lines = [line for line in shell_lines(document) if line]
-        uses = [
-            i
-            for i, line in enumerate(lines)
-            if line[0] in ("python", "pipegap", "torchrun", "wandb")
-        ]
-        if uses:
-            assert ACTIVATE in lines[: uses[0]], document

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from examples.nanogpt.gpt import GPT, rotated
+from examples.nanogpt.gpt import GPT
 from examples.nanogpt.train import (
     VOCABULARY,
     arguments,
@@ -77,14 +76,3 @@ def test_microbatches_add_up_to_the_gradient_of_the_batch(
     gradients(model, inputs, targets)
     for weight, expected in zip(model.parameters(), whole, strict=True):
         torch.testing.assert_close(weight.grad, expected)
-
-
-def test_rotation_turns_pairs_by_position_and_leaves_the_slow_half() -> None:
-    """Complex numbers: z becomes z · exp(−i · position · frequency)."""
-    x = torch.randn(1, 1, 5, 8, dtype=torch.float64).float()
-    frequencies = torch.tensor([1.0, 1 / 1024, 0.0, 0.0])
-    turn = torch.polar(torch.ones(5, 4), -torch.outer(torch.arange(5.0), frequencies))
-    z = torch.complex(x[..., :4].contiguous(), x[..., 4:].contiguous()) * turn
-    expected: Tensor = torch.cat([z.real, z.imag], -1)
-    torch.testing.assert_close(rotated(x), expected)
-    assert torch.equal(rotated(x)[..., 2:4], x[..., 2:4])
