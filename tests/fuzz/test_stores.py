@@ -23,7 +23,6 @@ from pipegap.trainer.folder.result import read_result
 from pipegap.trainer.trial import run_trial
 from tests.support import fuzzing, small
 from tests.support.damage import Damage, Place, draw_damage
-from tests.support.reports import with_figures
 from tests.support.synthetic_store import LOSSES, record, write_arms
 from tests.support.trials import Stop, rows, stop_at, untimed
 
@@ -111,7 +110,7 @@ def require_named(found: fuzzing.Ended, path: Path) -> None:
     assert all(path.name in line or path.parent.name in line for line in said), found
 
 
-@fuzzing.inputs(40)
+@fuzzing.inputs(25)
 @given(data=st.data())
 def test_of_the_commands_that_read_it(place: Place, data: st.DataObject) -> None:
     damage = draw_damage(data, place, [*place.files])
@@ -123,15 +122,6 @@ def test_of_the_commands_that_read_it(place: Place, data: st.DataObject) -> None
         there = {row["trial_id"]: row for row in json.loads(found.out)}
         for trial_id, row in place.listed.items():
             assert there.get(trial_id) == row or damage.path.parent.name == trial_id
-
-
-@fuzzing.inputs(1, share=0.01)
-@given(data=st.data())
-def test_of_the_report(place: Place, data: st.DataObject) -> None:
-    damage = draw_damage(data, place, [*place.files])
-    with damage.written(place), with_figures():
-        found = read(place, analysis, ["report", "results=results", "out=report"], 20)
-    require_named(found, damage.path)
 
 
 @fuzzing.inputs(6, share=0.05)

@@ -20,6 +20,7 @@ from examples.nanogpt.train import (
 )
 from pipegap.analysis import load
 from pipegap.trainer.data.bins import Bins
+from tests.support.bins import write_bin
 
 LENGTH, ROWS, UPDATES = 16, 2, 3
 
@@ -27,12 +28,9 @@ LENGTH, ROWS, UPDATES = 16, 2, 3
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """Shards of 400 tokens in modded-nanogpt's layout."""
-    header = np.zeros(256, dtype="<i4")
-    header[:3] = 20240520, 1, 400
+    tokens = np.random.default_rng(0).integers(0, 50, 400).tolist()
     for split in ("train", "val"):
-        tokens = np.random.default_rng(0).integers(0, 50, 400).astype("<u2")
-        path = tmp_path / f"fineweb_{split}_000000.bin"
-        path.write_bytes(header.tobytes() + tokens.tobytes())
+        write_bin(tmp_path / f"fineweb_{split}_000000.bin", tokens, 20240520, 1, "<u2")
     return tmp_path
 
 
