@@ -1,4 +1,4 @@
-"""modded-nanogpt's model, beside that of train.py, which is written on its own; small runs of it."""
+"""modded-nanogpt's model, beside that of train.py, which is written on its own; small runs."""
 
 import math
 from argparse import Namespace

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.data import readers
 from pipegap.trainer.data.hub import HubDocuments
 from pipegap.trainer.data.readers import batches, documents
-from tests.support.own_text import texts, write_jsonl
+from tests.support.own_text import write_jsonl
 
 GOOD = ["first", "second", "naïve"]
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of datasets
@@ -147,28 +145,3 @@ def test_few_large_things_are_read_ahead() -> None:
 
     for number, _ in enumerate(mapped(hex, things(), 2, size=lambda thing: 10, most=20)):
         assert len(read) <= number + 1 + 3
-
-
-PREPARE = """
-import re
-from pathlib import Path
-from pipegap.trainer.data.own import TextFiles
-source = TextFiles(path="a.jsonl", shards="s", text="text", tokenizer="bytes", vocab_size=None,
-                   validation_share=0.1, num_tokens=None)
-if __name__ == "__main__":
-    is_large = len(source.open().train) > 5e7
-    print(is_large, re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
-"""
-
-
-def test_memory_follows_no_number_of_documents(tmp_path: Path) -> None:
-    """700 documents of 100 kB: of 1,000 at once, they would take ten times their bytes."""
-    text = " ".join(texts(200, 80))[:99_000]
-    write_jsonl(tmp_path / "a.jsonl", [f"{number} {text}" for number in range(700)])
-    (tmp_path / "run.py").write_text(PREPARE)
-    run = [sys.executable, "run.py"]
-    env = {"PYTHONPATH": str(Path(__file__).parents[3]), "PATH": ""}
-    done = subprocess.run(run, cwd=tmp_path, env=env, check=True, capture_output=True, text=True)
-    is_large, kilobytes = done.stdout.split()
-    assert is_large == "True"
-    assert int(kilobytes) < 150_000
