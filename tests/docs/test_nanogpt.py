@@ -30,7 +30,7 @@ from pipegap.trainer.config.identity import version_of
 from pipegap.trainer.data.bins import Bins
 from pipegap.trainer.models.loss import cross_entropy
 from tests.support import gangs, small
-from tests.support.bins import write_bin
+from tests.support.documents import write_bin
 from tests.support.markdown import ROOT
 from tests.support.whole import whole
 

@@ -18,7 +18,7 @@ POLYNOMIALS = {
         (2.8769, -3.1427, 1.2046),
         (2.8366, -3.0525, 1.2012),
     ],
-    "polar_express": POLAR_EXPRESS,  # which test_orthogonal.py shows to be minimax
+    "polar_express": POLAR_EXPRESS,  # which test_references.py shows to be minimax
     "convergent": [(2, -1.5, 0.5)] * 20,
 }
 SHARES = {

@@ -1,6 +1,8 @@
-"""Two hundred documents, and a data set prepared from them."""
+"""Two hundred documents, a data set prepared from them, and shards in the layout of llm.c."""
 
 from pathlib import Path
+
+import numpy as np
 
 from pipegap.trainer.data.prepare import prepare
 from pipegap.trainer.data.shards import Prepared
@@ -22,3 +24,9 @@ def prepared(
         about=ABOUT,
     )
     return Prepared(path=str(out))
+
+
+def write_bin(path: Path, tokens: list[int], magic: int, version: int, dtype: str) -> None:
+    header = np.zeros(256, dtype="<i4")
+    header[:3] = magic, version, len(tokens)
+    path.write_bytes(header.tobytes() + np.array(tokens, dtype=dtype).tobytes())

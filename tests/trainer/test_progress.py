@@ -1,5 +1,6 @@
-"""A trial drains wherever its schedule changes, whatever else it has to stop for."""
+"""A trial drains wherever its schedule changes; learning-rate factors against their formulas."""
 
+import math
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipegap.trainer.lr import constant, cosine, inverse_sqrt, linear, wsd
 from pipegap.trainer.progress import Agenda
 from pipegap.trainer.schedules.proof import check
 from pipegap.trainer.schedules.recipes import pipedream, pipedream_2bw
@@ -64,3 +66,31 @@ def test_a_trial_drains_before_its_cooldown(tmp_path: Path, runner: str) -> None
     assert len(fresh_at_the_end) == T
     assert fresh_at_the_end[:9] == plain[:9]
     assert fresh_at_the_end[9] != plain[9]
+
+
+NUM = 100
+
+
+def test_warm_up_is_never_zero_and_ends_at_the_peak() -> None:
+    for factor in (
+        cosine(NUM, warmup=0.1, final=0.1),
+        linear(NUM, warmup=0.1, final=0.1),
+        wsd(NUM, warmup=0.1, decay=0.2, final=0.1),
+        constant(NUM, warmup=0.1),
+        inverse_sqrt(NUM, warmup=0.1),
+    ):
+        assert [factor(t) for t in range(10)] == pytest.approx([(t + 1) / 10 for t in range(10)])
+        assert max(factor(t) for t in range(NUM)) == 1
+
+
+def test_decays() -> None:
+    half = 10 + 89 / 2
+    assert cosine(NUM, warmup=0.1, final=0.1)(99) == pytest.approx(0.1)
+    assert cosine(NUM, warmup=0.1, final=0.1)(round(half)) == pytest.approx(
+        0.1 + 0.9 * (1 + math.cos(math.pi * (round(half) - 10) / 89)) / 2
+    )
+    assert linear(NUM, warmup=0.1, final=0.1)(99) == pytest.approx(0.1)
+    assert wsd(NUM, warmup=0.1, decay=0.2, final=0.0)(80) == 1
+    assert wsd(NUM, warmup=0.1, decay=0.2, final=0.0)(99) == pytest.approx(0)
+    assert constant(NUM, warmup=0.0)(99) == 1
+    assert inverse_sqrt(NUM, warmup=0.1)(39) == pytest.approx(0.5)

@@ -1,4 +1,4 @@
-"""A trial is recorded whole, resumes bit for bit, and a divergence is a result."""
+"""A trial is recorded whole and says so, resumes bit for bit, and a divergence is a result."""
 
 import json
 import math
@@ -13,10 +13,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pipegap import trainer
+from pipegap.trainer.__main__ import main
 from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.places import CODE_ROOT
 from pipegap.trainer.folder.result import Row
 from pipegap.trainer.trial import record_failure, run_trial
 from tests.support import small
+from tests.support.processes import python
+from tests.support.refusals import Refused
 from tests.support.trials import ASYNC, Stop, ran, rows, stop_at, untimed, wait_for
 
 
@@ -182,3 +187,35 @@ def test_a_compiled_update_without_a_compiler_is_refused_before_it_starts(
     ):
         ran(tmp_path, "a", *ASYNC, "compile=update")
     assert not [*tmp_path.rglob("result.json")]
+
+
+def test_a_finished_trial_does_not_look_as_if_it_had_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = small.overrides(tmp_path, "num_updates=2")
+    assert main(words) == 0
+    ran = capsys.readouterr().out
+    assert ran.startswith("completed trial ")
+    assert main(words) == 0
+    assert capsys.readouterr().out == f"done before, not run: {ran}"
+
+
+def test_a_folder_that_cannot_be_made_is_refused_in_one_line(
+    tmp_path: Path, refused: Refused
+) -> None:
+    words = small.overrides(tmp_path, "out=/proc/trial")
+    assert refused(lambda: main(words)).startswith("pipegap trial: out=/proc/trial: ")
+
+
+def test_every_public_name_is_there() -> None:
+    assert [name for name in trainer.__all__ if not callable(getattr(trainer, name))] == []
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = trainer.nothing
+
+
+@pytest.mark.parametrize("package", ["trainer", "sweeps", "analysis"])
+def test_a_checkout_has_no_second_name_for_a_package(package: str) -> None:
+    for words in (["-c", f"import {package}"], ["-m", package]):
+        done = python(*words, cwd=CODE_ROOT)
+        assert done.returncode == 1
+        assert f"its packages have one name: import pipegap.{package}" in done.stderr

@@ -17,7 +17,7 @@ from pipegap.sweeps.request.files import known
 from pipegap.trainer.config.graphs import note_compiled
 from pipegap.trainer.store.files import FileStore
 from pipegap.trainer.store.records import asked_by
-from tests.support.bins import write_bin
+from tests.support.documents import write_bin
 from tests.support.make import lines_of_make
 from tests.support.records import leave_finished
 

@@ -1,8 +1,15 @@
-"""Which checkpoint a trial goes on from, whatever lies in its folder."""
+"""Which checkpoint a trial goes on from; one that is written meanwhile is the one of its moment."""
 
 import errno
 import hashlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Timer
 from typing import Any
 
 import pytest
@@ -10,8 +17,10 @@ import torch
 
 from pipegap.trainer.base.atomic import always
 from pipegap.trainer.base.errors import LeaseLost
-from pipegap.trainer.folder import checkpoint
-from tests.support.records import state
+from pipegap.trainer.folder import checkpoint, lease
+from pipegap.trainer.folder.checkpoint import copied
+from pipegap.trainer.folder.record import TrialFolder
+from tests.support.records import finished, state
 
 
 def names(folder: Path) -> list[tuple[int, int]]:
@@ -91,3 +100,163 @@ def test_a_state_that_the_disk_has_no_space_for_is_no_checkpoint(
     with pytest.raises(OSError, match="no space"):
         checkpoint.save(tmp_path, 10, state(10), 1)
     assert [*tmp_path.iterdir()] == before
+
+
+WAIT = 30.0
+CODE = """
+import os, signal, sys, torch
+from pathlib import Path
+from tests.support.records import state
+from pipegap.trainer.folder.record import TrialFolder
+
+with TrialFolder(Path(sys.argv[1]), "a").claimed({}, {}) as folder:
+    folder.resume(0, None)
+    folder.append({"update": 0, "wall_seconds": 0.0})
+    folder.save(1, state(1))
+    folder.append({"update": 1, "wall_seconds": 1.0})
+
+    def die(content, file):
+        file.write(b"a half of it")
+        file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    torch.save = die
+    folder.save(2, state(2), wait=False)
+    folder._writer.wait()
+"""
+
+
+@contextmanager
+def training(path: Path, num_done: int) -> Iterator[TrialFolder]:
+    """A trial that has done so many updates, and saves the state after the first one."""
+    with TrialFolder(path, "a").claimed({}, {}) as folder:
+        folder.resume(0, None)
+        for update in range(num_done):
+            folder.append({"update": update, "wall_seconds": float(update)})
+            if update == 0:
+                folder.save(1, state(1))
+        yield folder
+
+
+def held_up(monkeypatch: pytest.MonkeyPatch) -> tuple[Event, Event]:
+    """Writing has begun; it may go on."""
+    begun, allowed, save = Event(), Event(), torch.save
+
+    def waits(content: Any, file: Any) -> None:
+        begun.set()
+        assert allowed.wait(WAIT)
+        save(content, file)
+
+    monkeypatch.setattr(torch, "save", waits)
+    return begun, allowed
+
+
+def saved(path: Path) -> list[int]:
+    return [file.num_updates for file in checkpoint.newest_first(path)]
+
+
+def test_the_trial_goes_on_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it does to its state, and rows after it, are not in the checkpoint."""
+    with training(tmp_path, 2) as folder:
+        begun, allowed = held_up(monkeypatch)
+        now = {**state(2), "executor": {"w": torch.zeros(3)}}
+        folder.save(2, now, wait=False)
+        assert begun.wait(WAIT)
+        now["executor"]["w"] += 1
+        folder.append({"update": 2, "wall_seconds": 2.0})
+        assert saved(tmp_path) == [1]
+        allowed.set()
+    [newest] = checkpoint.newest_first(tmp_path)
+    assert newest.num_updates == 2
+    assert torch.equal(checkpoint.load(newest.path)["executor"]["w"], torch.zeros(3))
+    assert TrialFolder(tmp_path, "a").newest_checkpoint() == newest.path
+
+
+def test_the_host_holds_one_copy_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next state is copied when the one before it is written."""
+    with training(tmp_path, 3) as folder:
+        begun, allowed = held_up(monkeypatch)
+        folder.save(2, state(2), wait=False)
+        assert begun.wait(WAIT)
+        was_written: list[bool] = []
+
+        def noted(whole: Any) -> Any:
+            was_written.append(allowed.is_set())
+            return copied(whole)
+
+        monkeypatch.setattr("pipegap.trainer.folder.record.copied", noted)
+        Timer(0.1, allowed.set).start()
+        folder.save(3, state(3), wait=False)
+    assert was_written == [True]
+
+
+def test_a_state_that_nobody_changes_is_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gang's, of which the recording rank got a copy."""
+    monkeypatch.delattr("pipegap.trainer.folder.record.copied")
+    with training(tmp_path, 2) as folder:
+        folder.save(2, state(2), wait=False, may_change=False)
+    assert saved(tmp_path) == [2]
+
+
+def test_a_kill_while_it_is_written_keeps_the_former_one(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", CODE, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert saved(tmp_path) == [1]
+    newest = TrialFolder(tmp_path, "a").newest_checkpoint()
+    assert newest is not None
+    assert checkpoint.load_own(newest, "a")["num_updates"] == 1
+
+
+def test_a_process_that_was_taken_over_publishes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(LeaseLost), training(tmp_path, 2) as folder:  # noqa: PT012
+        begun, allowed = held_up(monkeypatch)
+        folder.save(2, state(2), wait=False)
+        assert begun.wait(WAIT)
+        lease.attempt_path(tmp_path, 2).write_text("{}")
+        allowed.set()
+    assert saved(tmp_path) == [1]
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda folder: folder.save(3, state(3), wait=False),
+        lambda folder: folder.save(3, state(3)),
+        lambda folder: folder.finish(finished()),
+        lambda folder: None,
+    ],
+    ids=["another", "one to wait for", "the result", "the end of the trial"],
+)
+def test_what_goes_wrong_is_raised_by_what_comes_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: Callable[[TrialFolder], object]
+) -> None:
+    def full(content: Any, file: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with (  # noqa: PT012
+        pytest.raises(OSError, match="No space left"),
+        training(tmp_path, 2) as folder,
+    ):
+        monkeypatch.setattr(torch, "save", full)
+        folder.save(2, state(2), wait=False)
+        then(folder)
+    assert saved(tmp_path) == [1]
+    assert not [name for name in os.listdir(tmp_path) if name.endswith(".partial")]
+
+
+def test_tensors_that_share_memory_share_it_in_a_copy() -> None:
+    """So that a checkpoint is no larger than one that was written at once."""
+    whole = torch.arange(12.0)
+    before = {"a": whole, "b": [whole[2:6], (whole.view(3, 4).T, 7)], "c": None}
+    after = copied(before)
+    whole += 100
+    assert torch.equal(after["a"], torch.arange(12.0))
+    assert torch.equal(after["b"][0], torch.arange(2.0, 6.0))
+    assert torch.equal(after["b"][1][0], torch.arange(12.0).view(3, 4).T)
+    assert (after["b"][1][1], after["c"]) == (7, None)
+    after["a"][2] = -1
+    assert after["b"][0][0] == -1

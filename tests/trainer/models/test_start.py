@@ -1,5 +1,6 @@
-"""A training that starts from a checkpoint starts from its weights, to the bit, on any stages."""
+"""A training starts from the weights of a checkpoint, to the bit, on any stages, and leaves one."""
 
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,20 +8,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from pipegap.trainer.__main__ import main as trainer
 from pipegap.trainer.config.compose import compose
 from pipegap.trainer.config.identity import trial_id
 from pipegap.trainer.models.decoder import Decoder
 from pipegap.trainer.models.export import save_final, start_from
+from pipegap.trainer.models.llama import Llama
 from pipegap.trainer.parts import build_emulated, build_parts
 from tests.support import small
 from tests.support.hybrid import HYBRID
 from tests.support.llama import SMALL
 from tests.support.moe import MOE
 from tests.support.refusals import Refused
+from tests.support.whole import whole
 
 UNTIED = replace(SMALL, tied_embeddings=False)
 RECIPES = {"llama": SMALL, "untied": UNTIED, "moe": MOE, "hybrid": HYBRID}
@@ -123,3 +127,45 @@ def test_a_checkpoint_that_cannot_be_read_is_one_line(
     damage(checkpoint)
     given = small.overrides(tmp_path, f"from_pretrained={word}")
     assert says in refused(lambda: trainer(given))
+
+
+transformers = pytest.importorskip("transformers")
+
+FILES = ["final.safetensors", "final/model.safetensors"]
+
+
+def save(recipe: Llama, folder: Path, seed: int = 0) -> dict[str, Tensor]:
+    weights = dict(whole(recipe, seed).named_parameters())
+    save_final(weights, recipe, folder)
+    return weights
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    with safe_open(path, framework="pt") as file:
+        names = set(file.keys())
+        return {name: file.get_tensor(name) for name in names}, file.metadata()
+
+
+def test_both_files_hold_the_last_weights_under_their_names(tmp_path: Path) -> None:
+    """They are one file of the disk."""
+    save(SMALL, tmp_path)
+    weights = save(SMALL, tmp_path, seed=1)
+    for file in FILES:
+        exported, metadata = read(tmp_path / file)
+        assert metadata == {"format": "pt"}, file
+        assert exported.keys() == weights.keys(), file
+        assert all(torch.equal(exported[name], weight) for name, weight in weights.items()), file
+    assert os.path.samefile(*(tmp_path / file for file in FILES))
+
+
+def test_copies_where_a_file_system_has_no_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "link", refuse)
+    save(SMALL, tmp_path)
+    first, second = (tmp_path / file for file in FILES)
+    assert first.read_bytes() == second.read_bytes()
+    assert not os.path.samefile(first, second)
