@@ -227,7 +227,7 @@ def test_of_the_commands_that_read_it(place: Place, data: st.DataObject) -> None
             assert there.get(trial_id) == row or damage.path.parent.name == trial_id
 
 
-@fuzzing.inputs(6, share=0.05)
+@fuzzing.inputs(4, share=0.05)
 @given(data=st.data())
 def test_of_a_trial_that_resumes(place: Place, data: st.DataObject) -> None:
     """It ends as it would have, or is refused and nothing was written."""

@@ -20,10 +20,9 @@ DELAYED = ("pipeline=pipedream_2bw", "correction=error_feedback")
 TWO = ("pipeline.num_stages=2", "pipeline.num_microbatches=2")
 
 
-@pytest.mark.parametrize("optimizer", ["muon", "kron"])
-def test_a_comparison_changes_no_number(tmp_path: Path, optimizer: str) -> None:
-    """A dry update of every optimizer: optimizers/test_in_parts.py."""
-    words = (*DELAYED, *TWO, f"optimizer={optimizer}", "clip_norm=0.5")
+def test_a_comparison_changes_no_number(tmp_path: Path) -> None:
+    """Kron draws numbers. A dry update of every optimizer: optimizers/test_in_parts.py."""
+    words = (*DELAYED, *TWO, "optimizer=kron", "clip_norm=0.5")
     plain = ran(tmp_path, "a", *words)[1]
     compared = ran(tmp_path, "b", *words, "diagnostics=3")[1]
     assert [row["update"] for row in compared if row.pop("diagnostics", None)] == [0, 3, 6, 9]
