@@ -22,9 +22,9 @@ from pipegap.trainer.base.resources import (
     stream_seed,
 )
 from pipegap.trainer.base.status import Status
-from pipegap.trainer.config.graphs import note_compiled
 from pipegap.trainer.config.identity import made_by
 from pipegap.trainer.config.plan import Plan, plan_trial
+from pipegap.trainer.config.work import note_compiled
 from pipegap.trainer.executors.executor import Executor
 from pipegap.trainer.folder import checkpoint
 from pipegap.trainer.folder.record import ReadOnlyFolder, TrialFolder, tidy

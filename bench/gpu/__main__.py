@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from bench.gpu import pair, steps, trials
-from bench.gpu.device import GPUSetting, Row, ceilings
+from bench.gpu import trials
+from bench.gpu.device import GPUSetting, Row, beside_fake, ceilings, evaluation, whole
 from pipegap.analysis.table.text import markdown
 from pipegap.trainer.base.cli import DONE, FAILED, end_with, exit_code, split_word
 from pipegap.trainer.base.errors import BadInput, one_line
@@ -144,12 +144,12 @@ def _parts(
         "preflight": lambda: preflight(setting, out),
         "rehearsals": lambda: trials.rehearsals(setting),
         "limits": lambda: ceilings(setting),
-        "steps": lambda: steps.whole(setting, _flops(measured)),
-        "evaluation": lambda: steps.evaluation(setting),
+        "steps": lambda: whole(setting, _flops(measured)),
+        "evaluation": lambda: evaluation(setting),
         "checkpoints": lambda: trials.checkpoints(setting),
         "trials": lambda: trials.trials(setting),
-        "pair": lambda: pair.pair(setting),
-        "fake": lambda: steps.beside_fake(setting),
+        "pair": lambda: trials.pair(setting),
+        "fake": lambda: beside_fake(setting),
     }
 
 

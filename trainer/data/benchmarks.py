@@ -14,7 +14,7 @@ from zipfile import ZipFile
 import yaml
 
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.data.archives import fetch
+from pipegap.trainer.data.hub import fetch
 
 NAME = "evaluation"
 """What `pipegap data` calls them together."""

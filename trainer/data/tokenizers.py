@@ -22,7 +22,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from pipegap.trainer.base.atomic import write_atomically
 from pipegap.trainer.base.errors import BadInput, some
-from pipegap.trainer.data.archives import fetch
+from pipegap.trainer.data.hub import fetch
 
 Document = npt.NDArray[np.integer[Any]]
 END_OF_DOCUMENT = "<|endoftext|>"

@@ -14,8 +14,16 @@ from typing_extensions import override
 from pipegap.trainer.base.build import build
 from pipegap.trainer.base.ranges import MAX_COUNT
 from pipegap.trainer.corrections.none import NoCorrection
-from pipegap.trainer.delayed import arm, packing
-from pipegap.trainer.delayed.around import Around
+from pipegap.trainer.delayed import arm
+from pipegap.trainer.delayed.around import (
+    Around,
+    add_delayed,
+    delayed_of,
+    has_own,
+    require_alike,
+    take_apart,
+    without_delayed,
+)
 from pipegap.trainer.delayed.copies import by_device
 from pipegap.trainer.delayed.keeper import Gradient, Keeper, KeptGradients, KeptWeights, Waiting
 from pipegap.trainer.delayed.settings import Settings
@@ -188,7 +196,7 @@ class DelayedOptimizer(Around):
         if keeper is not None:
             of_weights = zip(self._begin().state(), self._correction.state(), strict=True)
             own = {w: {**a, **b} for w, (a, b) in zip(keeper.weights, of_weights, strict=True)}
-        packed = packing.add_delayed(
+        packed = add_delayed(
             self.optimizer.state_dict(),
             self.param_groups,
             own,
@@ -206,13 +214,11 @@ class DelayedOptimizer(Around):
         BadInput for a state with another delay or `keep`, and ValueError as torch does.
         """
         packed = self._before_loading(state_dict)
-        packing.require_alike(packed, self.param_groups, self._attributes(SAME))
-        counted = {name: packing.delayed_of(packed).get(name, 0) for name in COUNTED}
-        saved = (
-            packing.take_apart(packed) if packing.has_own(packed) or counted["num_taken"] else None
-        )
+        require_alike(packed, self.param_groups, self._attributes(SAME))
+        counted = {name: delayed_of(packed).get(name, 0) for name in COUNTED}
+        saved = take_apart(packed) if has_own(packed) or counted["num_taken"] else None
         if saved is None:
-            self.optimizer.load_state_dict(dict(packing.without_delayed(packed)))
+            self.optimizer.load_state_dict(dict(without_delayed(packed)))
         else:
             optimizer_state.load(self.optimizer, saved.wrapped)
         vars(self).update(counted, _keeper=None, _is_shown=False)
