@@ -27,8 +27,7 @@ from bench.gpu.device import GPUSetting, Row, beside_fake, ceilings, evaluation,
 from pipegap.analysis.table.text import markdown
 from pipegap.trainer.base.cli import DONE, FAILED, end_with, exit_code, split_word
 from pipegap.trainer.base.errors import BadInput, one_line
-from pipegap.trainer.base.machine import look
-from pipegap.trainer.base.resources import device_name, reproducible, require_device
+from pipegap.trainer.base.resources import device_name, look, reproducible, require_device
 
 Measured = dict[str, dict[str, Row]]
 """Part → name → row."""

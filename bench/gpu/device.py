@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from bench import timing
 from bench.timing import Call
 from pipegap.trainer.base.build import build
-from pipegap.trainer.base.machine import copied_per_second, synchronize
+from pipegap.trainer.base.resources import copied_per_second, synchronize
 from tests.support.fake_cuda.parts import PEAKS, in_two
 from tests.support.steps import executor, ours, resolved, theirs, words_of_scale
 

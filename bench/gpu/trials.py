@@ -22,8 +22,7 @@ import torch.distributed as dist
 from bench.gpu.device import EF, GPUSetting, Row
 from pipegap.trainer import rehearsal
 from pipegap.trainer.base.errors import GangFailed
-from pipegap.trainer.base.machine import synchronize
-from pipegap.trainer.base.resources import ranks_may_share_a_gpu
+from pipegap.trainer.base.resources import ranks_may_share_a_gpu, synchronize
 from pipegap.trainer.config.compose import compose
 from pipegap.trainer.data.bins import HEADER_BYTES, LAYOUTS
 from pipegap.trainer.folder import checkpoint

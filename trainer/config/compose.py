@@ -12,7 +12,7 @@ from typing import Any
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -39,11 +39,6 @@ def compose(words: Sequence[str]) -> Node:
     return Composer()(words)
 
 
-def compose_node(words: Sequence[str]) -> Node:
-    """Return the resolved config of `words` without validating it."""
-    return Composer().node(words)
-
-
 class Composer:
     """`compose` for many configs: Hydra composes each set of choices once, copies get the keys.
 
@@ -61,7 +56,7 @@ class Composer:
         return validate(self.node(words))
 
     def node(self, words: Sequence[str]) -> Node:
-        """See `compose_node`."""
+        """Return the resolved config of `words` without validating it."""
         parsed = parse([self._parse(word) for word in words])
         node, names = self._chosen(parsed)
         for word in parsed.settings:
@@ -97,17 +92,11 @@ def _compose(parsed: ParsedWords) -> tuple[Node, Node]:
             config = hydra_compose("config", words, return_hydra_config=True)
         chosen = config.hydra.runtime.choices
         names = {group: chosen[group] for group in GROUPS if chosen.get(group)}
-        node = _plain(config)
+        node: Any = OmegaConf.to_container(config, resolve=False)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:  # of a YAML of the user's
         allowed = f"must be YAMLs that Hydra composes ({' '.join(str(error).split())})"
         raise BadInput(SEARCHPATH, " ".join(words), allowed) from None
     return {key: value for key, value in node.items() if key != "hydra"}, names
-
-
-def _plain(config: DictConfig) -> Node:
-    node = OmegaConf.to_container(config, resolve=False)
-    assert isinstance(node, dict)
-    return {str(key): value for key, value in node.items()}
 
 
 def _set(node: Node, word: Word) -> None:

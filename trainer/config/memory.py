@@ -59,7 +59,7 @@ def loss_bytes(config: Mapping[str, Any], model: Recipe) -> int:
     with the head (`model.loss_chunk`) makes the logits of one chunk alone, and also holds both
     gradients of the head.
     """
-    itemsize = getattr(torch, config["dtype"]).itemsize
+    itemsize = itemsize_of(config)
     rows = config["batch_size"] // (config["pipeline"]["num_microbatches"] * config["num_replicas"])
     tokens, chunk = rows * config["seq_len"], config["model"].get("loss_chunk")
     if chunk is None:
@@ -174,7 +174,7 @@ def peak_bytes(config: Mapping[str, Any], num_updates: int) -> int:
     times = 1 if is_true else config["num_replicas"]
     fresh, held = _held(config, schedule, correction, stages)
     kept, again = _activations(config, model, stages)
-    optimizer, itemsize = locate(config["optimizer"]["_target_"]), _itemsize(config)
+    optimizer, itemsize = locate(config["optimizer"]["_target_"]), itemsize_of(config)
     costs = _Costs(
         kept=tuple(times * number for number in kept),
         again=tuple(again),
@@ -195,7 +195,7 @@ def _activations(
     """The bytes that a microbatch keeps on each stage until its backward, logits aside, and those
     that its backward makes again there, in one layer."""
     rows = config["batch_size"] // (config["pipeline"]["num_microbatches"] * config["num_replicas"])
-    size = rows * config["seq_len"] * _itemsize(config)
+    size = rows * config["seq_len"] * itemsize_of(config)
     shares, share = visited(model, stages), KEPT[bool(config["compile"])]
     whole = [round(size * share * widths_per_token(stage, shares)) for stage in stages]
     if not model.activation_checkpointing:
@@ -205,7 +205,8 @@ def _activations(
     return inputs, [of // max(1, number) for of, number in zip(whole, layers, strict=True)]
 
 
-def _itemsize(config: Mapping[str, Any]) -> int:
+def itemsize_of(config: Mapping[str, Any]) -> int:
+    """Return the bytes of an entry of the leaves."""
     dtype: torch.dtype = getattr(torch, config["dtype"])
     return dtype.itemsize
 

@@ -113,20 +113,13 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
     checked["dtype"] = resolved_dtype(
         checked["dtype"], checked["device"], has_experts="num_experts" in checked["model"]
     )
-    _check_folders(checked)
+    # A trial in an object store has a URL as `results`, and runs in the folder `out`.
+    place = "results" if checked["out"] is None else "out"
+    require_folder(place, checked[place])
     _check_length(checked)
     _check_batch(checked)
     check_combinations(checked)
     return checked
-
-
-def _check_folders(config: Mapping[str, Any]) -> None:
-    """Raises BadInput for an unusable `out`, or `results` that `out` does not replace.
-
-    A trial in an object store has a URL as `results`, and runs in the folder `out`.
-    """
-    key = "results" if config["out"] is None else "out"
-    require_folder(key, config[key])
 
 
 def check_choice(key: str, node: Choice, code: str | None = None) -> Choice:

@@ -23,6 +23,7 @@ from pipegap.trainer.config.memory import (
     FP32,
     Stages,
     Weight,
+    itemsize_of,
     num_entries,
     visited,
     weights_of,
@@ -77,7 +78,7 @@ def work(
     stages = weights_of(config["model"], schedule.num_stages, config["seq_len"])
     split = model.split(schedule.num_stages, config["seq_len"])
     num_layers, shares = sum(map(len, split)), visited(model, stages)
-    (tokens, num_backwards), itemsize = _share(config), _itemsize(config)
+    (tokens, num_backwards), itemsize = _share(config), itemsize_of(config)
     mixing, linear = _mixing(model, stages, shares, config["seq_len"])
     bytes_per_sum = itemsize + 2 * FP32  # a gradient is read, its fp32 sum is read and written
     # A forward more, which is one product of three, and two of seven in attention.
@@ -138,7 +139,7 @@ def _mixing(
 def _update(config: Config, weights: Sequence[Weight], lag: int, correction: NoCorrection) -> float:
     """Return the bytes of an update, with division, norm and clip of gradients."""
     kept = buffers(locate(config["optimizer"]["_target_"]))
-    size, itemsize = num_entries(weights), _itemsize(config)
+    size, itemsize = num_entries(weights), itemsize_of(config)
     of_gradients = 2 + 1 + 2  # read and written, read, read and written
     optimizer = sum((3 + 2 * kept(w.kind) + of_gradients) * w.size for w in weights)
     leaves = (FP32 + itemsize) * (itemsize < FP32 or lag > 0)
@@ -152,11 +153,6 @@ def _update(config: Config, weights: Sequence[Weight], lag: int, correction: NoC
 def _flops(weights: Sequence[Weight], shares: Mapping[Kind, float]) -> float:
     """FLOPs per token of the products with these weights, forward and backward."""
     return sum(6 * w.size * shares[w.kind] for w in weights if w.kind in MATRICES)
-
-
-def _itemsize(config: Config) -> int:
-    dtype: torch.dtype = getattr(torch, config["dtype"])
-    return dtype.itemsize
 
 
 Config = Mapping[str, Any]

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from pipegap.trainer.base.build import build
+from pipegap.trainer.base.flat import by_device
 from pipegap.trainer.base.ranges import MAX_COUNT
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.delayed import arm
@@ -24,7 +25,6 @@ from pipegap.trainer.delayed.around import (
     take_apart,
     without_delayed,
 )
-from pipegap.trainer.delayed.copies import by_device
 from pipegap.trainer.delayed.keeper import Gradient, Keeper, KeptGradients, KeptWeights, Waiting
 from pipegap.trainer.delayed.settings import Settings
 from pipegap.trainer.optimizers import state as optimizer_state
