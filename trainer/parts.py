@@ -17,7 +17,7 @@ from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.compiled.passes import StagePlace, loss_of
 from pipegap.trainer.compiled.stage import CompiledStage
 from pipegap.trainer.data.batches import Batches, Prefetched, Windows
-from pipegap.trainer.data.shards import Dataset, KnowsVocabulary
+from pipegap.trainer.data.shards import Dataset
 from pipegap.trainer.executors.emulated import Emulated
 from pipegap.trainer.executors.executor import Loss, practise
 from pipegap.trainer.executors.gradients import Clip
@@ -142,7 +142,8 @@ def open_data(config: Config) -> tuple[Batches, Windows]:
     model's.
     """
     source = build(config["data"])
-    if isinstance(source, KnowsVocabulary) and (known := source.known_vocab_size) is not None:
+    # Of a source that may say it before it is opened, which can take hours.
+    if (known := getattr(source, "known_vocab_size", None)) is not None:
         _require_vocabulary(config, known)
     dataset: Dataset = source.open()
     _require_vocabulary(config, dataset.vocab_size)

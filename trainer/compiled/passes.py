@@ -8,7 +8,7 @@ from fcntl import LOCK_EX, LOCK_NB, flock
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ SHORT = 128
 """Tokens of a sequence up to which two products and a softmax, fused, take half of the time of
 torch's kernel of attention."""
 SAYS = logging.getLogger(__name__)
+Passes = Literal["loss", "evaluation", "forward", "backward"]
 Graph = Callable[..., Any]
 """Takes tensors of the shapes that it was made for; makes no gradients."""
 
@@ -64,29 +65,6 @@ def loss_of(output: Output | AwaitsTargets, targets: Tensor) -> Tensor:
     if isinstance(output, AwaitsTargets):
         return output.loss(targets)
     return cross_entropy(output, targets)
-
-
-def with_loss(place: StagePlace, signature: Signature) -> Graph:
-    """(x, targets, *blocks) → loss, gradient of x or None, gradients of the blocks."""
-    return _graph(place, signature, "loss")
-
-
-def evaluated(place: StagePlace, signature: Signature) -> Graph:
-    """(x, targets, *blocks) → loss."""
-    return _graph(place, signature, "evaluation")
-
-
-def forward(place: StagePlace, signature: Signature) -> Graph:
-    """(x, *blocks) → output."""
-    return _graph(place, signature, "forward")
-
-
-def backward(place: StagePlace, signature: Signature) -> Graph:
-    """(x, gradient of the output, *blocks) → gradient of x or None, gradients of the blocks.
-
-    It computes the forward once more: a graph keeps no activations for another one.
-    """
-    return _graph(place, signature, "backward")
 
 
 class _Stage:
@@ -142,9 +120,16 @@ class _Stage:
 
 
 @cache
-def _graph(place: StagePlace, signature: Signature, kind: str) -> Graph:
+def graph_of_stage(place: StagePlace, signature: Signature, kind: Passes) -> Graph:
+    """The graph of some passes of a stage.
+
+    loss: (x, targets, *blocks) → loss, gradient of x or None, gradients of the blocks.
+    evaluation: (x, targets, *blocks) → loss. forward: (x, *blocks) → output.
+    backward: (x, gradient of the output, *blocks) → gradient of x or None, gradients of the blocks;
+    it computes the forward once more, as a graph keeps no activations for another one.
+    """
     stage, targets = _Stage(place, signature), torch.zeros(signature.x[:2], dtype=torch.long)
-    makers: dict[str, Callable[[], tuple[Callable[..., Any], list[Tensor]]]] = {
+    makers: dict[Passes, Callable[[], tuple[Callable[..., Any], list[Tensor]]]] = {
         "loss": lambda: (stage.loss, stage.examples(targets)),
         "evaluation": lambda: (stage.evaluation, stage.examples(targets)),
         "forward": lambda: (stage.forward, stage.examples()),

@@ -48,6 +48,13 @@ LOSS_TOUCHES = 4
 """How often the loss reads or writes a logit or its gradient, in the dtype of the leaves."""
 LOSS_COPIES: Mapping[bool, int] = {True: 0, False: 32}
 """Bytes per logit of its fp32 copies, compiled or not."""
+STARTS, PER_LAYER = 9.0, 7.0
+"""CPU seconds to start the compiler, and to compile a layer's passes and evaluation, on a core of
+which a small operation takes `OPERATION`."""
+STEP, FEEDBACK = 6.0, 3.0
+"""Those of an optimizer's step, and of Error Feedback."""
+OPERATION = 0.8e-6
+"""Seconds. The compiler is Python, and so is most of what surrounds an operation."""
 
 
 class StageWork(NamedTuple):
@@ -153,17 +160,6 @@ def _update(config: Config, weights: Sequence[Weight], lag: int, correction: NoC
 def _flops(weights: Sequence[Weight], shares: Mapping[Kind, float]) -> float:
     """FLOPs per token of the products with these weights, forward and backward."""
     return sum(6 * w.size * shares[w.kind] for w in weights if w.kind in MATRICES)
-
-
-Config = Mapping[str, Any]
-
-STARTS, PER_LAYER = 9.0, 7.0
-"""CPU seconds to start the compiler, and to compile a layer's passes and evaluation, on a core of
-which a small operation takes `OPERATION`."""
-STEP, FEEDBACK = 6.0, 3.0
-"""Those of an optimizer's step, and of Error Feedback."""
-OPERATION = 0.8e-6
-"""Seconds. The compiler is Python, and so is most of what surrounds an operation."""
 
 
 def to_compile(configs: Iterable[Config], operation: float) -> dict[str, float]:

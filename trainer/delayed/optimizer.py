@@ -148,8 +148,9 @@ class DelayedOptimizer(Around):
         self.train()
         keeper = self._begin()
         with keeper.at_newest():
-            num_made = self.num_taken - self.num_waiting
-            weights = to_evaluate(self.optimizer, keeper.weights, num_made)
+            # An average of nothing is none: some optimizers raise there.
+            is_made = self.num_taken > self.num_waiting or has_average(self.optimizer)
+            weights = evaluated(self.optimizer, keeper.weights) if is_made else keeper.weights
         keeper.show(weights)
         self._is_shown = True
 
@@ -256,44 +257,19 @@ class DelayedOptimizer(Around):
 
     def _update(self, gradient: Gradient) -> Sequence[Tensor]:
         """Makes W(t + 1) of the newest weights; returns what late reads of it see."""
-        self.largest_delay = max(self.largest_delay, gradient.delay)
-        weights = self._begin().weights
-        return make_update(self.optimizer, self._correction, weights, gradient, self._clip_norm)
-
-
-def make_update(
-    optimizer: Optimizer,
-    correction: CorrectionInParts,
-    weights: Sequence[nn.Parameter],
-    gradient: Gradient,
-    clip_norm: float | None,
-) -> Sequence[Tensor]:
-    """Turns `weights` from W(t) into W(t + 1); returns what late reads of them see.
-
-    The correction and the clip change the gradient in place.
-    """
-    batch, tensors, delay = gradient
-    delays = [delay] * len(tensors)
-    correction.gradient_of_some(tensors, weights, delays)
-    clip(tensors, clip_norm)
-    with _scaled(optimizer, correction.lr_factor(batch, delay)):
-        step = stepping(optimizer, weights, tensors)
-        return corrected_update(step, correction, weights, delays)
+        batch, tensors, delay = gradient
+        self.largest_delay = max(self.largest_delay, delay)
+        weights, delays = self._begin().weights, [delay] * len(tensors)
+        self._correction.gradient_of_some(tensors, weights, delays)  # in place, as the clip
+        clip(tensors, self._clip_norm)
+        with _scaled(self.optimizer, self._correction.lr_factor(batch, delay)):
+            step = stepping(self.optimizer, weights, tensors)
+            return corrected_update(step, self._correction, weights, delays)
 
 
 def has_average(optimizer: Optimizer) -> bool:
     """Whether the optimizer has stepped, elsewhere or here, and averages."""
     return averages(optimizer) and any(optimizer.state.values())
-
-
-def to_evaluate(
-    optimizer: Optimizer, weights: Sequence[nn.Parameter], num_made: int
-) -> Sequence[Tensor]:
-    """The tensors to evaluate in place of `weights`, the newest ones, of which the optimizer made
-    `num_made` updates here."""
-    if not num_made and not has_average(optimizer):
-        return weights  # an average of nothing: some optimizers raise there
-    return evaluated(optimizer, weights)
 
 
 @contextmanager

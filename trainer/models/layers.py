@@ -14,16 +14,11 @@ from typing_extensions import override
 from pipegap.trainer.base.resources import stream
 from pipegap.trainer.optimizers.routing import Kind
 
+Streams = Callable[..., Generator]
+"""Name of a part of a parameter → its random stream; without a name, that of the whole."""
 SHORT = 256
 """Tokens up to which, in bf16 on a CPU, matrix products are faster than torch's kernel, which does
 not use the processor's bf16 products (bench/README.md)."""
-
-
-class Streams(Protocol):
-    """The random streams of one parameter, one for each name of a part of it."""
-
-    def __call__(self, *part: str) -> Generator:
-        """The generator of a part; without a name, the generator of the whole parameter."""
 
 
 @runtime_checkable
