@@ -40,9 +40,8 @@ def require_device(name: str) -> torch.device:
         raise BadInput("device", name, "must be cpu, cuda or cuda:N")
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise BadInput(
-            "device", name, "no such GPU is visible to torch here: use a GPU machine or device=cpu"
-        )
+        allowed = "no such GPU is visible to torch here: use a GPU machine or device=cpu"
+        raise BadInput("device", name, allowed)
     return device
 
 
@@ -69,11 +68,10 @@ def rank_device(name: str, local_rank: int, num_ranks: int) -> torch.device:
     if name != "cpu" and num_ranks > 1:
         os.environ.update({**FOR_RANKS, **os.environ})
     if name.startswith("cuda:") and num_ranks > 1 and not ranks_may_share_a_gpu():
-        raise BadInput(
-            "device",
-            name,
-            f"must be cuda, a GPU per rank: for one GPU set {SHARED}=1, with NCCL 2.30 or newer",
+        allowed = (
+            f"must be cuda, a GPU per rank: for one GPU set {SHARED}=1, with NCCL 2.30 or newer"
         )
+        raise BadInput("device", name, allowed)
     return require_device(f"cuda:{local_rank}" if name == "cuda" else name)
 
 

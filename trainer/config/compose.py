@@ -21,7 +21,7 @@ from pipegap.trainer.base.former import is_dropped
 from pipegap.trainer.base.places import CONF
 from pipegap.trainer.config.names import GROUPS
 from pipegap.trainer.config.schema import validate
-from pipegap.trainer.config.words import REFERENCE, SEARCHPATH, ParsedWords, Word, parse, parse_word
+from pipegap.trainer.config.words import CODE, REFERENCE, ParsedWords, Word, parse, parse_word
 
 Node = dict[str, Any]
 SUGGESTED = 4
@@ -74,7 +74,7 @@ class Composer:
 
     def _chosen(self, parsed: ParsedWords) -> tuple[Node, Node]:
         """Return a copy of the node of the choices, references as written, and their names."""
-        key = str((parsed.searchpath, sorted(parsed.choices.items())))
+        key = str((parsed.code, sorted(parsed.choices.items())))
         if key not in self._composed:
             self._composed[key] = _compose(parsed)
         return deepcopy(self._composed[key])
@@ -84,9 +84,9 @@ def _compose(parsed: ParsedWords) -> tuple[Node, Node]:
     """Return the node of the choices, and for each group the name of the chosen YAML."""
     parsed.require_choices()
     words = [f"{group}={name}" for group, name in parsed.choices.items()]
-    if parsed.searchpath:
-        quoted = ",".join("'{}'".format(path.replace("'", r"\'")) for path in parsed.searchpath)
-        words.append(f"{SEARCHPATH}=[{quoted}]")
+    if parsed.code is not None:
+        quoted = parsed.code.replace("'", r"\'")
+        words.append(f"hydra.searchpath=['file://{quoted}']")
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             config = hydra_compose("config", words, return_hydra_config=True)
@@ -95,7 +95,7 @@ def _compose(parsed: ParsedWords) -> tuple[Node, Node]:
         node: Any = OmegaConf.to_container(config, resolve=False)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:  # of a YAML of the user's
         allowed = f"must be YAMLs that Hydra composes ({' '.join(str(error).split())})"
-        raise BadInput(SEARCHPATH, " ".join(words), allowed) from None
+        raise BadInput(CODE, " ".join(words), allowed) from None
     return {key: value for key, value in node.items() if key != "hydra"}, names
 
 

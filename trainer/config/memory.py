@@ -238,17 +238,13 @@ def _states(config: Mapping[str, Any], stages: Stages) -> list[int]:
 @cache
 def _beside(schedule: Schedule, costs: _Costs, is_true: bool) -> int:
     """The most bytes in use on one rank beside weights, gradients and states."""
-    return max(
-        level
-        for first, last in pairwise(schedule.phases)
-        for ops in _lists(schedule.operations(first, min(last, first + WALKED)), is_true)
-        for level in _levels(ops, costs, schedule.num_stages - 1)
-    )
-
-
-def _lists(operations: Sequence[Sequence[Op]], is_true: bool) -> list[list[Op]]:
-    """The operations of each process."""
-    return [*map(list, operations)] if is_true else [[op for _, op in interleave(operations)]]
+    most, ends = 0, schedule.num_stages - 1
+    for first, last in pairwise(schedule.phases):
+        operations = schedule.operations(first, min(last, first + WALKED))
+        # Those of each process.
+        lists = operations if is_true else [[op for _, op in interleave(operations)]]
+        most = max(most, *(level for ops in lists for level in _levels(ops, costs, ends)))
+    return most
 
 
 def _levels(ops: Sequence[Op], costs: _Costs, last: int) -> Iterator[int]:

@@ -124,11 +124,6 @@ def wide(x: Tensor) -> Tensor:
     return x if x.dtype.itemsize >= 4 else x.float()
 
 
-def no_norm(size: int) -> nn.Module:
-    """Leaves queries and keys as they are."""
-    return nn.Identity()
-
-
 class NoGate(nn.Module):
     """Leaves what the heads return as it is; the interface of a gate."""
 
@@ -167,7 +162,7 @@ class Attention(nn.Module):
         num_heads: int,
         num_kv_heads: int,
         head_size: int,
-        norm: Callable[[int], nn.Module] = no_norm,
+        norm: Callable[[int], nn.Module] = nn.Identity,
         gate: Callable[[int, int], nn.Module] = NoGate,
     ) -> None:
         super().__init__()

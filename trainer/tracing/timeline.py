@@ -65,7 +65,7 @@ def draw(
         for of_rank in simulated.spans
     ]
     ends = [
-        max(bar.end for bars in rows for bar in bars if _is_shown(bar, batches))
+        max(bar.end for bars in rows for bar in bars if bar.kind in SHADES and bar.batch in batches)
         for rows in (above, below)
     ]
     scale = alt.Scale(domain=[0, max(ends) * 1e3], nice=False, clamp=True)
@@ -77,11 +77,6 @@ def draw(
     picture = alt.vconcat(*panels, title=alt.TitleParams(title, subtitle=LOOK, offset=10))
     spec = picture.configure(background="white").configure_title(anchor="start").to_dict()
     path.write_text(vl_convert.vegalite_to_svg(spec), encoding="utf-8")
-
-
-def _is_shown(bar: Span, batches: range) -> bool:
-    """Whether the picture must reach to the end of this bar."""
-    return bar.kind in SHADES and bar.batch in batches
 
 
 def _panel(rows: Sequence[Iterable[Span]], end: float, scale: alt.Scale) -> Panel:
