@@ -65,7 +65,6 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             *("base", "corrections", "delayed", "executors", "optimizers", "schedules", "stages"),
             "tracing",
         },
-        "__init__": {"base", "config", "delayed", "torch_pipelining", "trial"},
         "__main__": {"base", "config", "folder", "trial"},
     },
     "sweeps": {

@@ -22,9 +22,9 @@ from pipegap.trainer.base.resources import (
     stream_seed,
 )
 from pipegap.trainer.base.status import Status
-from pipegap.trainer.config.graphs import note_compiled
 from pipegap.trainer.config.identity import made_by
 from pipegap.trainer.config.plan import Plan, plan_trial
+from pipegap.trainer.config.work import note_compiled
 from pipegap.trainer.executors.executor import Executor
 from pipegap.trainer.folder import checkpoint
 from pipegap.trainer.folder.record import ReadOnlyFolder, TrialFolder, tidy
@@ -165,11 +165,9 @@ def _as_rank(
 def _as_elastic_rank(job: Job) -> Row:
     config, rank, world = job.config, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world != job.plan.num_processes:
-        raise BadInput(
-            "pipeline.num_stages",
-            config["pipeline"]["num_stages"],
-            f"times num_replicas={config['num_replicas']} must be torchrun's {world} processes",
-        )
+        times = f"times num_replicas={config['num_replicas']}"
+        allowed = f"{times} must be torchrun's {world} processes"
+        raise BadInput("pipeline.num_stages", config["pipeline"]["num_stages"], allowed)
     return _train_rank(job, Heartbeat([0.0] * world, rank, [0]), None, config["timeout"])
 
 

@@ -22,8 +22,7 @@ from pipegap.sweeps.plan.pricing import CONTEXT, in_bytes, peak, while_it_runs
 from pipegap.sweeps.request.expand import Trial
 from pipegap.trainer.base.cli import duration
 from pipegap.trainer.base.errors import Unavailable, one_line
-from pipegap.trainer.base.machine import Machine, look
-from pipegap.trainer.base.resources import require_device
+from pipegap.trainer.base.resources import Machine, look, require_device
 from pipegap.trainer.base.scratch import scratch
 from pipegap.trainer.ranks.spawn import PRELOAD
 from pipegap.trainer.ranks.supervisor import AskedToStop

@@ -19,9 +19,8 @@ from pipegap.sweeps.request.expand import Trial
 from pipegap.trainer.base.build import build
 from pipegap.trainer.base.code import use_code
 from pipegap.trainer.base.cores import num_cores
-from pipegap.trainer.config.graphs import to_compile
 from pipegap.trainer.config.plan import FORWARD, Plan, which_optimizer
-from pipegap.trainer.config.work import StageWork, work
+from pipegap.trainer.config.work import StageWork, to_compile, work
 from pipegap.trainer.models.recipe import Recipe
 from pipegap.trainer.schedules.operations import Schedule
 from pipegap.trainer.schedules.proof import steady

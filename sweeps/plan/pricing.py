@@ -19,7 +19,7 @@ from pipegap.trainer.base.errors import some
 from pipegap.trainer.config.memory import peak_bytes
 from pipegap.trainer.config.names import data_place, names
 from pipegap.trainer.config.plan import Plan, which_optimizer
-from pipegap.trainer.data.shards import KnowsLength, Source
+from pipegap.trainer.data.shards import Source
 
 if TYPE_CHECKING:
     from pipegap.analysis.statistics.gaps import Spread
@@ -244,7 +244,7 @@ def _passes(trials: Sequence[Trial]) -> Iterator[float]:
     nodes = {json.dumps(t.config["data"]): t.config["data"] for t in trials if t.plan.data_hash}
     for key, node in nodes.items():
         source: Source = made("data", node, Source)
-        known = source.num_training_tokens if isinstance(source, KnowsLength) else None
+        known = getattr(source, "num_training_tokens", None)  # None before they are prepared
         longest = max(t.plan.tokens for t in trials if json.dumps(t.config["data"]) == key)
         yield longest / known if known else 0.0
 

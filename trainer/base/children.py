@@ -101,17 +101,12 @@ def repeated(action: Callable[[], bool], every: float, name: str) -> Iterator[No
         thread.join()
 
 
-def no_size(thing: object) -> int:
-    """Returns 0: the things are small."""
-    return 0
-
-
 def mapped(
     function: Callable[[Thing], Made],
     things: Iterable[Thing],
     num_workers: int,
-    size: Callable[[Thing], int] = no_size,
-    most: int = 0,
+    size: Callable[[Thing], int],
+    most: int,
 ) -> Iterator[Made]:
     """Yields `function` of each thing, in order; few things or one worker need no process.
 

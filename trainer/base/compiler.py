@@ -30,11 +30,8 @@ def require_compiler() -> None:
         (f"Python's headers, {headers}", headers.is_file()),
     ):
         if not is_there:
-            raise BadInput(
-                "compile",
-                "update",
-                f"needs {what}, which this machine does not have; compile=false does without",
-            )
+            allowed = f"needs {what}, which this machine does not have; compile=false does without"
+            raise BadInput("compile", "update", allowed)
 
 
 @contextmanager

@@ -42,15 +42,11 @@ def _normuon(group: Group) -> Rule:
     return NorMuon(*fields, keeps_norm=group["update_scale"] == "preserve_norm")
 
 
-def _mars(group: Group) -> Rule:
-    return Mars() if group["params"][0].ndim > 1 else MarsVector()
-
-
 RULES: Mapping[str, Callable[[Group], Rule | None]] = {
     "torch.AdamW": lambda group: TorchAdam(),
     "pytorch_optimizer.Adan": lambda group: Adan(),
     "pytorch_optimizer.Lion": lambda group: Lion(),
-    "pytorch_optimizer.MARS": _mars,
+    "pytorch_optimizer.MARS": lambda g: Mars() if g["params"][0].ndim > 1 else MarsVector(),
     "pytorch_optimizer.Muon": _muon,
     "pytorch_optimizer.NorMuon": _normuon,
     "pytorch_optimizer.SOAP": lambda group: Soap(),

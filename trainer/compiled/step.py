@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pipegap.trainer.compiled.chosen import feedback, rules
-from pipegap.trainer.compiled.graphs import Graph, graph_of
+from pipegap.trainer.compiled.passes import Graph, graph_of
 from pipegap.trainer.compiled.rules import Key, Rule
 from pipegap.trainer.compiled.versions import Blocks, StackedVersions
 from pipegap.trainer.corrections.none import NoCorrection

@@ -113,20 +113,13 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
     checked["dtype"] = resolved_dtype(
         checked["dtype"], checked["device"], has_experts="num_experts" in checked["model"]
     )
-    _check_folders(checked)
+    # A trial in an object store has a URL as `results`, and runs in the folder `out`.
+    place = "results" if checked["out"] is None else "out"
+    require_folder(place, checked[place])
     _check_length(checked)
     _check_batch(checked)
     check_combinations(checked)
     return checked
-
-
-def _check_folders(config: Mapping[str, Any]) -> None:
-    """Raises BadInput for an unusable `out`, or `results` that `out` does not replace.
-
-    A trial in an object store has a URL as `results`, and runs in the folder `out`.
-    """
-    key = "results" if config["out"] is None else "out"
-    require_folder(key, config[key])
 
 
 def check_choice(key: str, node: Choice, code: str | None = None) -> Choice:
@@ -193,12 +186,9 @@ def in_words(error: ErrorDetails, schema: type[BaseModel]) -> str:
 
 def _check_length(config: Mapping[str, Any]) -> None:
     if (config["num_updates"] is None) == (config["tokens_per_parameter"] is None):
-        raise BadInput(
-            "num_updates",
-            config["num_updates"],
-            f"set exactly one of num_updates and tokens_per_parameter "
-            f"(={config['tokens_per_parameter']}); the other must be null",
-        )
+        other = f"tokens_per_parameter (={config['tokens_per_parameter']})"
+        allowed = f"set exactly one of num_updates and {other}; the other must be null"
+        raise BadInput("num_updates", config["num_updates"], allowed)
 
 
 def _check_batch(config: Mapping[str, Any]) -> None:
@@ -208,9 +198,6 @@ def _check_batch(config: Mapping[str, Any]) -> None:
             raise BadInput("pipeline._target_", path, f"must take the keyword {key}")
     microbatches, replicas = config["pipeline"]["num_microbatches"], config["num_replicas"]
     if config["batch_size"] % (microbatches * replicas):
-        times_replicas = f" times num_replicas={replicas}" if replicas > 1 else ""
-        raise BadInput(
-            "batch_size",
-            config["batch_size"],
-            f"must be divisible by pipeline.num_microbatches={microbatches}{times_replicas}",
-        )
+        times = f" times num_replicas={replicas}" if replicas > 1 else ""
+        allowed = f"must be divisible by pipeline.num_microbatches={microbatches}{times}"
+        raise BadInput("batch_size", config["batch_size"], allowed)

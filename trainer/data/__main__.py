@@ -26,8 +26,7 @@ from pipegap.trainer.base.cores import num_cores
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.places import require_folder
 from pipegap.trainer.data import benchmarks
-from pipegap.trainer.data.archives import CACHE, fetch
-from pipegap.trainer.data.hub import HubDocuments
+from pipegap.trainer.data.hub import CACHE, HubDocuments, fetch
 from pipegap.trainer.data.prepare import prepare
 from pipegap.trainer.data.shards import Prepared
 from pipegap.trainer.data.tokenizers import ENCODERS

@@ -18,9 +18,8 @@ from typing_extensions import override
 from pipegap.trainer.base.cores import num_cores
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.ranges import Place, Positive
-from pipegap.trainer.data.archives import CACHE
 from pipegap.trainer.data.chosen import chosen
-from pipegap.trainer.data.hub import HubDocuments, newest_commit
+from pipegap.trainer.data.hub import CACHE, HubDocuments, newest_commit
 from pipegap.trainer.data.paths import Named, digests_of, has_mark, named, sentence, text_hash
 from pipegap.trainer.data.prepare import on_stderr, prepare, stated_vocab_size
 from pipegap.trainer.data.readers import READERS, documents

@@ -74,24 +74,6 @@ class Source(Protocol):
 
 
 @runtime_checkable
-class KnowsLength(Protocol):
-    """A source that may say how much text there is before it is opened."""
-
-    @property
-    def num_training_tokens(self) -> int | None:
-        """None before they are prepared."""
-
-
-@runtime_checkable
-class KnowsVocabulary(Protocol):
-    """A source that may say its vocabulary before it is opened, which can take hours."""
-
-    @property
-    def known_vocab_size(self) -> int | None:
-        """None if it depends on the text."""
-
-
-@runtime_checkable
 class KnowsTokenizer(Protocol):
     """A source that knows what made its tokens."""
 

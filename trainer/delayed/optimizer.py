@@ -12,11 +12,19 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from pipegap.trainer.base.build import build
+from pipegap.trainer.base.flat import by_device
 from pipegap.trainer.base.ranges import MAX_COUNT
 from pipegap.trainer.corrections.none import NoCorrection
-from pipegap.trainer.delayed import arm, packing
-from pipegap.trainer.delayed.around import Around
-from pipegap.trainer.delayed.copies import by_device
+from pipegap.trainer.delayed import arm
+from pipegap.trainer.delayed.around import (
+    Around,
+    add_delayed,
+    delayed_of,
+    has_own,
+    require_alike,
+    take_apart,
+    without_delayed,
+)
 from pipegap.trainer.delayed.keeper import Gradient, Keeper, KeptGradients, KeptWeights, Waiting
 from pipegap.trainer.delayed.settings import Settings
 from pipegap.trainer.optimizers import state as optimizer_state
@@ -140,8 +148,9 @@ class DelayedOptimizer(Around):
         self.train()
         keeper = self._begin()
         with keeper.at_newest():
-            num_made = self.num_taken - self.num_waiting
-            weights = to_evaluate(self.optimizer, keeper.weights, num_made)
+            # An average of nothing is none: some optimizers raise there.
+            is_made = self.num_taken > self.num_waiting or has_average(self.optimizer)
+            weights = evaluated(self.optimizer, keeper.weights) if is_made else keeper.weights
         keeper.show(weights)
         self._is_shown = True
 
@@ -188,7 +197,7 @@ class DelayedOptimizer(Around):
         if keeper is not None:
             of_weights = zip(self._begin().state(), self._correction.state(), strict=True)
             own = {w: {**a, **b} for w, (a, b) in zip(keeper.weights, of_weights, strict=True)}
-        packed = packing.add_delayed(
+        packed = add_delayed(
             self.optimizer.state_dict(),
             self.param_groups,
             own,
@@ -206,13 +215,11 @@ class DelayedOptimizer(Around):
         BadInput for a state with another delay or `keep`, and ValueError as torch does.
         """
         packed = self._before_loading(state_dict)
-        packing.require_alike(packed, self.param_groups, self._attributes(SAME))
-        counted = {name: packing.delayed_of(packed).get(name, 0) for name in COUNTED}
-        saved = (
-            packing.take_apart(packed) if packing.has_own(packed) or counted["num_taken"] else None
-        )
+        require_alike(packed, self.param_groups, self._attributes(SAME))
+        counted = {name: delayed_of(packed).get(name, 0) for name in COUNTED}
+        saved = take_apart(packed) if has_own(packed) or counted["num_taken"] else None
         if saved is None:
-            self.optimizer.load_state_dict(dict(packing.without_delayed(packed)))
+            self.optimizer.load_state_dict(dict(without_delayed(packed)))
         else:
             optimizer_state.load(self.optimizer, saved.wrapped)
         vars(self).update(counted, _keeper=None, _is_shown=False)
@@ -250,44 +257,19 @@ class DelayedOptimizer(Around):
 
     def _update(self, gradient: Gradient) -> Sequence[Tensor]:
         """Makes W(t + 1) of the newest weights; returns what late reads of it see."""
-        self.largest_delay = max(self.largest_delay, gradient.delay)
-        weights = self._begin().weights
-        return make_update(self.optimizer, self._correction, weights, gradient, self._clip_norm)
-
-
-def make_update(
-    optimizer: Optimizer,
-    correction: CorrectionInParts,
-    weights: Sequence[nn.Parameter],
-    gradient: Gradient,
-    clip_norm: float | None,
-) -> Sequence[Tensor]:
-    """Turns `weights` from W(t) into W(t + 1); returns what late reads of them see.
-
-    The correction and the clip change the gradient in place.
-    """
-    batch, tensors, delay = gradient
-    delays = [delay] * len(tensors)
-    correction.gradient_of_some(tensors, weights, delays)
-    clip(tensors, clip_norm)
-    with _scaled(optimizer, correction.lr_factor(batch, delay)):
-        step = stepping(optimizer, weights, tensors)
-        return corrected_update(step, correction, weights, delays)
+        batch, tensors, delay = gradient
+        self.largest_delay = max(self.largest_delay, delay)
+        weights, delays = self._begin().weights, [delay] * len(tensors)
+        self._correction.gradient_of_some(tensors, weights, delays)  # in place, as the clip
+        clip(tensors, self._clip_norm)
+        with _scaled(self.optimizer, self._correction.lr_factor(batch, delay)):
+            step = stepping(self.optimizer, weights, tensors)
+            return corrected_update(step, self._correction, weights, delays)
 
 
 def has_average(optimizer: Optimizer) -> bool:
     """Whether the optimizer has stepped, elsewhere or here, and averages."""
     return averages(optimizer) and any(optimizer.state.values())
-
-
-def to_evaluate(
-    optimizer: Optimizer, weights: Sequence[nn.Parameter], num_made: int
-) -> Sequence[Tensor]:
-    """The tensors to evaluate in place of `weights`, the newest ones, of which the optimizer made
-    `num_made` updates here."""
-    if not num_made and not has_average(optimizer):
-        return weights  # an average of nothing: some optimizers raise there
-    return evaluated(optimizer, weights)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from pipegap.trainer.ranks.groups import Gang, collect, whole_state
 from pipegap.trainer.schedules.operations import Op, Schedule, completes, horizon
 from pipegap.trainer.stages.probe import Comparison
 from pipegap.trainer.stages.stage import Stage
-from pipegap.trainer.tracing.trace import Clock, leave
+from pipegap.trainer.tracing.trace import Clock
 
 
 class Pipelined(Executor):
@@ -119,6 +119,8 @@ class Pipelined(Executor):
         """Writes trace.json and timeline.svg, on the recording rank."""
         spans = [*collect(self._gang, [self._clock.spans])]
         if self._gang.records:
+            from pipegap.trainer.tracing.timeline import leave  # altair is slow to load
+
             leave(folder, spans, self._schedule, self._runs)
 
     def _gathered(self, mine: dict[str, Any]) -> dict[str, Any]:

@@ -14,16 +14,11 @@ from typing_extensions import override
 from pipegap.trainer.base.resources import stream
 from pipegap.trainer.optimizers.routing import Kind
 
+Streams = Callable[..., Generator]
+"""Name of a part of a parameter → its random stream; without a name, that of the whole."""
 SHORT = 256
 """Tokens up to which, in bf16 on a CPU, matrix products are faster than torch's kernel, which does
 not use the processor's bf16 products (bench/README.md)."""
-
-
-class Streams(Protocol):
-    """The random streams of one parameter, one for each name of a part of it."""
-
-    def __call__(self, *part: str) -> Generator:
-        """The generator of a part; without a name, the generator of the whole parameter."""
 
 
 @runtime_checkable
@@ -129,11 +124,6 @@ def wide(x: Tensor) -> Tensor:
     return x if x.dtype.itemsize >= 4 else x.float()
 
 
-def no_norm(size: int) -> nn.Module:
-    """Leaves queries and keys as they are."""
-    return nn.Identity()
-
-
 class NoGate(nn.Module):
     """Leaves what the heads return as it is; the interface of a gate."""
 
@@ -172,7 +162,7 @@ class Attention(nn.Module):
         num_heads: int,
         num_kv_heads: int,
         head_size: int,
-        norm: Callable[[int], nn.Module] = no_norm,
+        norm: Callable[[int], nn.Module] = nn.Identity,
         gate: Callable[[int, int], nn.Module] = NoGate,
     ) -> None:
         super().__init__()

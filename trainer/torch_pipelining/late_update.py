@@ -15,10 +15,10 @@ from torch.optim.optimizer import (
 )
 
 from pipegap.trainer.base.build import build
+from pipegap.trainer.base.flat import by_device, reshard_all
 from pipegap.trainer.base.ranges import MAX_COUNT
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.delayed.arm import Node, require_fitting
-from pipegap.trainer.delayed.copies import by_device, reshard_all
 from pipegap.trainer.executors.gradients import Clip
 from pipegap.trainer.stages.in_parts import CorrectionInParts
 from pipegap.trainer.stages.update import corrected_update

@@ -7,7 +7,7 @@ import torch
 
 from pipegap.sweeps.cluster import first_trial as preflight
 from pipegap.sweeps.request.expand import Trial
-from pipegap.trainer.base.machine import Machine, look
+from pipegap.trainer.base.resources import Machine, look
 from pipegap.trainer.config.plan import plan_trial
 from tests.support import small
 

@@ -7,7 +7,7 @@ import pytest
 
 from pipegap.sweeps.plan import cores
 from pipegap.trainer.config.compose import compose
-from pipegap.trainer.config.graphs import FEEDBACK, OPERATION, STEP, note_compiled, to_compile
+from pipegap.trainer.config.work import FEEDBACK, OPERATION, STEP, note_compiled, to_compile
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import Trial
 from pipegap.sweeps.request.files import known
-from pipegap.trainer.config.graphs import note_compiled
+from pipegap.trainer.config.work import note_compiled
 from pipegap.trainer.store.files import FileStore
 from pipegap.trainer.store.records import asked_by
 from tests.support.bins import write_bin

@@ -47,7 +47,7 @@ def graphs() -> Iterator[list[Any]]:
 
     _forget()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipegap.trainer.compiled.graphs.compiled", as_it_is)
+        patch.setattr("pipegap.trainer.compiled.passes.compiled", as_it_is)
         patch.setattr("pipegap.trainer.compiled.passes.SHORT", 0)
         yield seen
     _forget()

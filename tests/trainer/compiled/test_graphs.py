@@ -10,7 +10,7 @@ import pytest
 
 from pipegap.trainer.base.resources import reproducible
 from pipegap.trainer.compiled import passes
-from pipegap.trainer.compiled.graphs import _alone
+from pipegap.trainer.compiled.passes import _alone
 from pipegap.trainer.executors.gradients import Update
 from tests.support.smallest import DENSE, trainer
 
@@ -29,7 +29,7 @@ def test_short_attention_is_two_products_and_a_softmax(
         run: Callable[..., Any] = graph.forward
         return run
 
-    monkeypatch.setattr("pipegap.trainer.compiled.graphs.compiled", as_it_is)
+    monkeypatch.setattr("pipegap.trainer.compiled.passes.compiled", as_it_is)
     monkeypatch.setattr("pipegap.trainer.compiled.passes.SHORT", SHORT)  # see `graphs`
     passes._graph.cache_clear()
     with reproducible(0, 1):

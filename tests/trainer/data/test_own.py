@@ -144,7 +144,7 @@ def test_a_preparation_that_died_goes_on(
 
 def test_workers_change_no_order() -> None:
     things = [*range(40)]
-    assert list(mapped(hex, things, num_workers=2)) == [hex(thing) for thing in things]
+    assert list(mapped(hex, things, 2, lambda thing: 0, 0)) == [hex(thing) for thing in things]
 
 
 @pytest.mark.parametrize(
