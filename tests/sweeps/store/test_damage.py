@@ -118,7 +118,7 @@ def test_it_is_named_once_and_everything_else_goes_on(
     assert_named("".join(capsys.readouterr()), damage)
     work = WorkList(place.store)
     work.add([place.trials[-1]])
-    assert work.queue.next() == place.ids[-1], "the trial that was stopped goes on"
+    assert work.next() is place.trials[-1], "the trial that was stopped goes on"
     assert run(place.store, place.trials[-1])["status"] == "completed"
 
 
@@ -190,7 +190,7 @@ def test_nobody_waits_for_a_trial_that_cannot_run_and_what_is_damaged_can_be_del
     delete = damage(place, place.ids[0])
     work = WorkList(place.store)
     work.add([place.trials[0]])
-    assert work.queue.next() is None
+    assert work.next() is None
     assert len(work) == 0, "it does not count as run by somebody else"
     capsys.readouterr()
     assert sweeps([*place.words, "dry_run=true"]) == 0
