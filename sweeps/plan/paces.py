@@ -2,9 +2,8 @@
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain
 from math import ceil
 from pathlib import Path
@@ -41,32 +40,50 @@ class Pace(NamedTuple):
     """Of everything else, start and checkpoints included, divided by its evaluations."""
 
 
-class Throughput:
-    """Paces by shape. Trials of a shape with the same optimizer and pipeline go before others."""
+class Prices:
+    """The seconds that trials take, start and evaluation included, by the paces of finished ones.
 
-    def __init__(self) -> None:
+    Those of a shape with the same optimizer and pipeline go before others of the shape.
+    """
+
+    def __init__(self, store: Path, trials: Sequence[Trial], seen: Snapshot) -> None:
+        """Take the paces of these trials; for shapes without a finished one, those of others of the
+        store."""
         self._paces: dict[str, dict[str, list[Pace]]] = {}
-
-    def add(self, config: Config, result: Row) -> None:
-        """Adds the pace of a finished trial, unless it trained on no token."""
-        if result.get("tokens") and result["tokens_per_second"]:
-            of_shape = self._paces.setdefault(shape(config), {})
-            of_shape.setdefault(_kind(config), []).append(_pace(config, result))
-
-    def of(self, config: Config) -> Pace | None:
-        """The median pace of the config's shape; None if no trial of it has finished."""
-        of_shape = self._paces.get(shape(config), {})
-        paces = of_shape.get(_kind(config)) or [*chain.from_iterable(of_shape.values())]
-        return Pace(*map(median, zip(*paces, strict=True))) if paces else None
-
-    def add_from(self, store: Path, wanted: Iterable[Config], seen: Snapshot) -> None:
-        """Adds the trials of the store whose shape is that of a `wanted` config without any."""
-        missing = {shape(config) for config in wanted if self.of(config) is None}
+        for trial in trials:
+            if (result := seen.finished(trial)) is not None:
+                self._add(trial.config, result)
+        missing = {shape(trial.config) for trial in trials} - self._paces.keys()
         for folder in _newest(store / "trials") if missing else []:
             with suppress(OSError, ValueError, LookupError):  # not a trial, or an older one
                 config = read(folder / "config.json", CONFIG)
                 if shape(config) in missing and (result := seen.result(folder)) is not None:
-                    self.add(config, result)
+                    self._add(config, result)
+
+    def _add(self, config: Config, result: Row) -> None:
+        """Add the pace of a finished trial, unless it trained on no token."""
+        if result.get("tokens") and (speed := result["tokens_per_second"]):
+            rest = max(0.0, result["wall_seconds"] - result["tokens"] / speed)
+            pace = Pace(speed, rest / ceil(result["num_updates"] / config["eval_every"]))
+            self._paces.setdefault(shape(config), {}).setdefault(_kind(config), []).append(pace)
+
+    def measured_seconds(self, trial: Trial) -> float | None:
+        """Return the seconds by the median pace of its shape; None if none of it has finished."""
+        of_shape = self._paces.get(shape(trial.config))
+        if of_shape is None:
+            return None
+        paces = of_shape.get(_kind(trial.config)) or [*chain.from_iterable(of_shape.values())]
+        pace = Pace(*map(median, zip(*paces, strict=True)))
+        training = trial.plan.tokens / pace.tokens_per_second
+        return training + trial.plan.num_evaluations * pace.seconds_per_evaluation
+
+    def seconds(self, trial: Trial, amount: float) -> float:
+        """Return the measured seconds, or else those of the counted work on `amount` units."""
+        measured = self.measured_seconds(trial)
+        if measured is not None:
+            return measured
+        per_process = amount / trial.plan.num_processes
+        return ASSUMED_START + counted_seconds(trial.config, trial.plan) / per_process
 
 
 def shape(config: Config) -> str:
@@ -77,12 +94,6 @@ def shape(config: Config) -> str:
     same += [config["device"].split(":")[0], config["compile"]]
     same += [pipeline["num_stages"], pipeline["num_microbatches"], pipeline.get("num_chunks", 1)]
     return json.dumps(same, sort_keys=True)
-
-
-def _pace(config: Config, result: Row) -> Pace:
-    speed = float(result["tokens_per_second"])
-    rest = max(0.0, float(result["wall_seconds"]) - result["tokens"] / speed)
-    return Pace(speed, rest / ceil(result["num_updates"] / config["eval_every"]))
 
 
 def _kind(config: Config) -> str:
@@ -96,36 +107,3 @@ def _newest(trials: Path) -> list[Path]:
         return []
     entries.sort(key=lambda entry: entry.stat().st_mtime_ns, reverse=True)
     return [Path(entry.path) for entry in entries[:MAX_READ]]
-
-
-@dataclass(frozen=True)
-class Prices:
-    """The seconds that trials take, start and evaluation included."""
-
-    throughput: Throughput
-
-    @classmethod
-    def measured(cls, store: Path, trials: Sequence[Trial], seen: Snapshot) -> "Prices":
-        """Return prices by the finished trials; for shapes without one, by others of the store."""
-        throughput = Throughput()
-        for trial in trials:
-            if (result := seen.finished(trial)) is not None:
-                throughput.add(trial.config, result)
-        throughput.add_from(store, (trial.config for trial in trials), seen)
-        return cls(throughput)
-
-    def measured_seconds(self, trial: Trial) -> float | None:
-        """Return the seconds by trials of its shape; None if none of them has finished."""
-        pace = self.throughput.of(trial.config)
-        if pace is None:
-            return None
-        training = trial.plan.tokens / pace.tokens_per_second
-        return training + trial.plan.num_evaluations * pace.seconds_per_evaluation
-
-    def seconds(self, trial: Trial, amount: float) -> float:
-        """Return the measured seconds, or else those of the counted work on `amount` units."""
-        measured = self.measured_seconds(trial)
-        if measured is not None:
-            return measured
-        per_process = amount / trial.plan.num_processes
-        return ASSUMED_START + counted_seconds(trial.config, trial.plan) / per_process

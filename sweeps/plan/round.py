@@ -59,7 +59,7 @@ class Round:
     @cached_property
     def prices(self) -> Prices:
         """The seconds of a trial, by the finished ones."""
-        return Prices.measured(self.request.results, self.planned, self.seen)
+        return Prices(self.request.results, self.planned, self.seen)
 
     @cached_property
     def expected(self) -> Expected:

@@ -6,7 +6,7 @@ import pytest
 
 from pipegap.sweeps.cluster.rounds import require_ready
 from pipegap.sweeps.plan import sweep_record
-from pipegap.sweeps.plan.paces import Prices
+from pipegap.sweeps.plan.round import Round
 from pipegap.sweeps.plan.sweep_plan import SweepPlan, plan_sweeps
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.files import STUDIES
@@ -126,6 +126,7 @@ def test_the_record_says_that_its_trials_are_compiled(tmp_path: Path) -> None:
     ):
         plan = planned(tmp_path, *words)
         request = parse_request([f"sweep={tmp_path / 'mine.yaml'}", "scale=tiny", *words])
-        record = sweep_record.record(request, plan, Prices.measured(tmp_path, [], Snapshot()))
+        now = Round(request, FileStore(tmp_path), Snapshot(), [plan])
+        record = sweep_record.record(now, plan)
         assert record["added"] == added
         assert record["words"] == [*request.words, *added]

@@ -8,7 +8,7 @@ import torch
 from pipegap.sweeps.__main__ import main
 from pipegap.sweeps.plan.devices import counted_seconds
 from pipegap.sweeps.plan.paces import ASSUMED_START
-from pipegap.sweeps.plan.pricing import Cost, PricedSweeps
+from pipegap.sweeps.plan.pricing import Cost, costs
 from pipegap.sweeps.plan.round import Round
 from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from pipegap.sweeps.request.command_line import parse_request
@@ -48,8 +48,8 @@ def plan(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, str]
 def cost(*words: str) -> Cost:
     """What the trials take that have still to run, all on one kind of machine."""
     request = parse_request(words)
-    priced = PricedSweeps(Round.first(request, FileStore(request.results)))
-    [total] = priced.costs(priced.todo)
+    now = Round.first(request, FileStore(request.results))
+    [total] = costs(now, now.todo)
     return total
 
 
