@@ -22,7 +22,7 @@ from typing import Any
 from pipegap.sweeps.plan import tried
 from pipegap.sweeps.plan.labels import Asked
 from pipegap.sweeps.plan.searching import check_space, try_settings
-from pipegap.sweeps.plan.tried import Choice, untried
+from pipegap.sweeps.plan.tried import Choice
 from pipegap.sweeps.plan.tuning import check_reach, tune_all
 from pipegap.sweeps.request.command_line import Request
 from pipegap.sweeps.request.expand import Trial, points, unique
@@ -42,7 +42,7 @@ class JudgedPoint:
     """A point, and whether early stopping leaves it out."""
 
     choice: Choice
-    first: list[Trial]
+    first: Sequence[Trial]
     """The sync trial of the first seed, which decides. Empty without early stopping, until tuning
     is settled, and if it left the point out."""
     settled: bool
@@ -50,7 +50,7 @@ class JudgedPoint:
     """Why the point does not run further; None if it does, or may."""
 
     @property
-    def arms(self) -> list[Trial]:
+    def arms(self) -> Sequence[Trial]:
         """The trials of all arms and seeds; none if the point is stopped."""
         return [] if self.stopped else self.choice.arms
 
@@ -152,7 +152,7 @@ def _plan_sweep(name: str, request: Request, compose: Composer, seen: Snapshot) 
     else:
         check_space(sweep.search, swept)
     asked = Asked.of(request, name, swept)
-    choices = [untried(replace(point, sweep=asked.label)) for point in swept]
+    choices = [Choice(replace(point, sweep=asked.label)) for point in swept]
     return SweepPlan(asked.label, sweep, _decided(sweep, choices, seen), asked)
 
 
@@ -223,7 +223,7 @@ def _left_out(sweep: Sweep, points: Sequence[JudgedPoint]) -> list[str]:
     ]
 
 
-def _first(choice: Choice) -> list[Trial]:
+def _first(choice: Choice) -> Sequence[Trial]:
     """Return the sync trial of the first seed, once the choice is settled."""
     sync = [trial for trial in choice.arms if trial.arm == "sync"]
     return sync[:1] if choice.settled else []

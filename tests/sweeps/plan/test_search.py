@@ -12,7 +12,7 @@ import pytest
 
 from pipegap.sweeps.plan.searching import check_space
 from pipegap.sweeps.plan.sweep_plan import choose, judge
-from pipegap.sweeps.plan.tried import Choice, remarks, untried, write
+from pipegap.sweeps.plan.tried import Choice, remarks, write
 from pipegap.sweeps.request.expand import points
 from pipegap.sweeps.request.schema import Sweep, check_sweep
 from pipegap.trainer.base.errors import BadInput
@@ -52,7 +52,7 @@ def bowl(arm: str, config: dict[str, Any]) -> float:
 
 
 def asked(swept: Sweep, store: Path) -> Choice:
-    [choice] = choose(swept, [*map(untried, points(swept, store))], Snapshot())
+    [choice] = choose(swept, [*map(Choice, points(swept, store))], Snapshot())
     return choice
 
 
@@ -166,7 +166,7 @@ def test_where_sync_diverged_nothing_is_chosen_and_a_late_arm_is_left_out(tmp_pa
     choice = run_to_the_end(sweep(), tmp_path / "some", no_sync)
     assert all(setting.values[RATE] <= 0.002 for setting in choice.chosen.values())
     choice = run_to_the_end(sweep(), tmp_path / "none", lambda arm, config: None)
-    assert (choice.chosen, choice.arms) == ({}, [])
+    assert (choice.chosen, [*choice.arms]) == ({}, [])
     assert "optimizer=adamw is left out" in remarks(sweep(), [choice])[1]
     choice = run_to_the_end(sweep(), tmp_path / "late", lambda arm, _: 1 if arm == "sync" else None)
     assert [*choice.chosen] == ["sync"]
