@@ -114,13 +114,11 @@ class GridPoint:
         return trials
 
 
-def points(
-    sweep: Sweep, results: Path, compose: Composer | None = None, label: str = ""
-) -> list[GridPoint]:
+def points(sweep: Sweep, results: Path, compose: Composer | None = None) -> list[GridPoint]:
     """Return every combination of the grid's values; raises BadInput for an impossible one.
 
     Paths become absolute: a worker runs in a folder of its own. One `compose` for several sweeps
-    composes what they share once. `label`: the sweep's.
+    composes what they share once.
     """
     from pipegap.trainer.config.plan import Planner  # torch is slow
 
@@ -135,7 +133,7 @@ def points(
             if {*keys(swept)} & {*SIZES}:
                 config = _with_as_many_tokens(config, compose(sweep.base))
             configs[arm] = placed(config, results)
-        swept_points.append(GridPoint(swept, configs, plan, label))
+        swept_points.append(GridPoint(swept, configs, plan))
     _check_arms(swept_points)
     _check_repeats(swept_points)
     return swept_points

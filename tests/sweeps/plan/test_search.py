@@ -178,14 +178,11 @@ def test_where_sync_diverged_nothing_is_chosen_and_a_late_arm_is_left_out(tmp_pa
         ({}, {"tune": {RATE: [1, 2]}}, r"sweep\.tune"),
         ({"seeds": [5]}, {}, r"sweep\.search\.seeds=5"),
         ({"budget": 0}, {}, r"sweep\.search\.budget=0"),
-        ({"budget": 5_001}, {}, r"sweep\.search\.budget=5001"),
-        ({"space": {}}, {}, r"sweep\.search\.space"),
         ({"space": {RATE: {"factors": [0, 1]}}}, {}, r"space\.optimizer\.lr.*factors"),
         ({"space": {RATE: {"range": [2, 1]}}}, {}, r"space\.optimizer\.lr.*low < high"),
         ({"space": {RATE: [1]}}, {}, r"space\.optimizer\.lr.*choices"),
         ({"space": {"optimizer": ["adamw", "muon"]}}, {}, "sweep.grid sets it"),
         ({"space": {"pipeline": ["sync", "gpipe"]}}, {}, "sweep.arms sets it"),
-        ({"sampler": "tpe"}, {}, "must be a known key"),
     ],
 )
 def test_a_search_that_cannot_be_is_refused(
@@ -201,7 +198,6 @@ def test_a_search_that_cannot_be_is_refused(
         ({"optimizer.lrr": {"factors": [1, 2]}}, r"lrr.*search\.space\.optimizer\.lrr=null"),
         ({"lr_schedule": ["cosine", "linear"]}, "must be a key that has one value"),
         ({RATE: {"range": [-1, 1]}}, r"optimizer\.lr=-1"),
-        ({"batch_size": {"factors": [0.3, 2]}}, "batch_size"),
         ({"clip_scope": {"factors": [1, 2]}}, "must be a range"),
     ],
 )
