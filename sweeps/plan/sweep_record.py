@@ -43,25 +43,21 @@ def write(now: Round, sweeps: Sequence[SweepPlan]) -> None:
     results = now.request.results
     for sweep in sweeps:
         path = results / FOLDER / f"{sweep.label}.json"
+        holds = record(now, sweep)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _write(path, record(now, sweep), sweep, results)
+            try:
+                create_json(path, holds)
+            except FileExistsError:
+                if not is_free(results, sweep.asked):
+                    allowed = f"was begun with other words just now, as {sweep.label}: run it again"
+                    raise BadInput("sweep", sweep.asked.name, allowed) from None
+                write_json(path, holds)
             clean(path.parent, path.stat().st_mtime_ns - OLD_NS)  # of killed drivers
             now.store.push(path)
         except OSError as error:
             allowed = f"must be a folder that can be written ({error.strerror})"
             raise BadInput("results", results, allowed) from None
-
-
-def _write(path: Path, content: Mapping[str, Any], sweep: SweepPlan, results: Path) -> None:
-    """Write a record: a new one where none is yet, or in place of this request's own."""
-    try:
-        create_json(path, content)
-    except FileExistsError:
-        if not is_free(results, sweep.asked):
-            allowed = f"was begun with other words just now, as {sweep.label}: run it again"
-            raise BadInput("sweep", sweep.asked.name, allowed) from None
-        write_json(path, content)
 
 
 def record(now: Round, sweep: SweepPlan) -> dict[str, Any]:
@@ -122,7 +118,7 @@ def report(now: Round, plan: SweepPlan) -> str:
     lines = [*tried.write(plan.sweep, plan.choices, out)]
     lines += [page.report(request.results, out, plan.label, request.where, asked)]
     text = "\n".join(lines)
-    note(out, made_of, text)
+    write_json(out / MADE_OF, {"state": made_of, "printed": text})
     now.store.push(out)
     return text
 
@@ -154,8 +150,3 @@ def printed(out: Path, now: str) -> str | None:
         if (out / PAGE).is_file() and last["state"] == now:
             return str(last["printed"])
     return None
-
-
-def note(out: Path, now: str, text: str) -> None:
-    """Note what the report in `out` was made of, and what it printed."""
-    write_json(out / MADE_OF, {"state": now, "printed": text})
