@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from pipegap.sweeps.cluster.driver import require_resources
 from pipegap.sweeps.cluster.gang import run_gang_on_ray
+from pipegap.sweeps.cluster.session import Session
 from pipegap.sweeps.plan.devices import bundles
 from pipegap.sweeps.plan.pricing import CONTEXT, in_bytes, peak, while_it_runs
 from pipegap.sweeps.request.expand import Trial
@@ -44,38 +45,30 @@ class _Asked(Exception):
     """A signal asks to stop."""
 
 
-def try_first(
-    todo: Sequence[Trial],
-    wanted: bool | None,
-    gpus_per_trial: float,
-    where: str,
-    asked_to_stop: AskedToStop,
-) -> None:
+def try_first(session: Session, todo: Sequence[Trial], wanted: bool | None) -> None:
     """Trains the first updates of the largest trial to do.
 
-    With `wanted` None only where a trial takes GPUs. `where` names the store. Raises Unavailable in
-    one line if the updates fail.
+    With `wanted` None only where a trial takes GPUs. Raises Unavailable in one line if the updates
+    fail.
     """
     on_gpus = [trial for trial in todo if trial.config["device"] != "cpu"]
     if bool(on_gpus) if wanted is None else wanted:
-        for line in _try(on_gpus or todo, gpus_per_trial, where, asked_to_stop):
+        for line in _try(session, on_gpus or todo):
             print(line, flush=True)
 
 
-def _try(
-    todo: Sequence[Trial], gpus_per_trial: float, store: str, asked_to_stop: AskedToStop
-) -> Iterator[str]:
+def _try(session: Session, todo: Sequence[Trial]) -> Iterator[str]:
     """Yield lines: what the device is like, what to change, what became of the first updates.
 
-    The lines end early once `asked_to_stop`. Raises Unavailable, in one line that says what to
-    change, if the first updates fail or do not repeat to the bit, and BadInput if the cluster is
+    The lines end early once a signal asks to stop. Raises Unavailable, in one line that says what
+    to change, if the first updates fail or do not repeat to the bit, and BadInput if the cluster is
     too small for the trial.
     """
     trial, started = largest(todo), time.monotonic()
-    results, needed = Path(trial.config["results"]), bundles(trial, gpus_per_trial)
+    results, needed = Path(trial.config["results"]), bundles(trial, session.gpus_per_trial)
     require_resources(needed)
     group = placement_group([bundle for bundle in needed if bundle])
-    start = partial(_Process, group, asked_to_stop)
+    start = partial(_Process, group, session.asked_to_stop)
     # The process that supervises a gang takes nothing: its ranks take the bundles. Two processes
     # that share what a trial takes: the second one imports what it needs while the first one works.
     first, second = (start(needed[0], share=2) for _ in range(2))
@@ -86,7 +79,7 @@ def _try(
             if looking is not first:
                 looking.end()
             num_gpus = ray.cluster_resources().get("GPU", 0)
-            yield found(machine, num_gpus, store)
+            yield found(machine, num_gpus, session.store.name)
             on_gpu = int(1 / needed[-1].get("GPU", 1.0)) * peak([trial])
             for change in changes(machine, todo, on_gpu):
                 yield f"change    {change}"

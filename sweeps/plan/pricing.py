@@ -55,112 +55,103 @@ class Cost:
         return max(self.total / num_units, self.longest)
 
 
-class PricedSweeps:
-    """The trials of a round with their prices."""
+def costs(now: Round, todo: Sequence[Trial]) -> list[Cost]:
+    """Return what these trials take, on cores and on GPUs."""
+    seconds, made = now.expected.seconds, []
+    for name in dict.fromkeys(map(unit, todo)):
+        ids = {t.trial_id: t for t in todo if unit(t) == name}
+        amounts = {key: occupied(t, now.request.gpus_per_trial) for key, t in ids.items()}
+        total = sum(seconds[key] * amount for key, amount in amounts.items())
+        made.append(Cost(name, total, max(seconds[key] for key in ids)))
+    return made
 
-    def __init__(self, now: Round) -> None:
-        self._request, self._sweeps, self._prices = now.request, now.sweeps, now.prices
-        self.trials, self.todo, self._seconds = now.planned, now.todo, now.expected.seconds
 
-    def costs(self, todo: Sequence[Trial]) -> list[Cost]:
-        """Return what these trials take, on cores and on GPUs."""
-        costs = []
-        for name in dict.fromkeys(map(unit, todo)):
-            ids = {t.trial_id: t for t in todo if unit(t) == name}
-            amounts = {key: occupied(t, self._request.gpus_per_trial) for key, t in ids.items()}
-            total = sum(self._seconds[key] * amount for key, amount in amounts.items())
-            costs.append(Cost(name, total, max(self._seconds[key] for key in ids)))
-        return costs
+def _lines(now: Round) -> Iterator[str]:
+    """Yield the plan: what is asked for, what is done, what the rest will cost."""
+    trials, todo = now.planned, now.todo
+    num_asked = sum(len(sweep.planned) for sweep in now.sweeps)
+    counts = f"{len(trials)} unique, {len(trials) - len(todo)} done, {len(todo)} to do"
+    yield f"trials    {num_asked} asked, {counts}"
+    yield from _table(now)
+    yield (
+        f"tokens    {sum(t.plan.tokens for t in todo):.3g} to train on, all trials "
+        f"together; {max(t.plan.tokens for t in trials):.3g} in the longest trial"
+    )
+    flops = sum(trial.plan.flops for trial in todo)
+    yield f"compute   {flops:.3g} floating-point operations (FLOPs) to do"
+    if todo:
+        yield from _time(now, costs(now, todo))
+        if compiler := now.expected.compiler:
+            yield (
+                f"compiler  {duration(compiler)}, once on a machine: the first trials compile "
+                "graphs that all others share"
+            )
+    yield _models(trials)
+    yield _memory(trials, now.request.gpus_per_trial)
+    yield _storage(trials, todo)
+    yield from dict.fromkeys(filter(None, (_uneven_cut(t.plan) for t in trials)))
+    yield from _warnings(trials)
 
-    def in_lines(self) -> Iterator[str]:
-        """Yield the plan: what is asked for, what is done, what the rest will cost."""
-        num_planned = sum(len(sweep.planned) for sweep in self._sweeps)
-        num_done = len(self.trials) - len(self.todo)
-        counts = f"{len(self.trials)} unique, {num_done} done, {len(self.todo)} to do"
-        yield f"trials    {num_planned} asked, {counts}"
-        yield from self._table()
-        yield (
-            f"tokens    {sum(t.plan.tokens for t in self.todo):.3g} to train on, all trials "
-            f"together; {max(t.plan.tokens for t in self.trials):.3g} in the longest trial"
-        )
-        flops = sum(trial.plan.flops for trial in self.todo)
-        yield f"compute   {flops:.3g} floating-point operations (FLOPs) to do"
-        if self.todo:
-            yield self._time()
-            yield from self._money()
-            if compiler := compiler_seconds(self.todo):
-                yield (
-                    f"compiler  {duration(compiler)}, once on a machine: the first trials compile "
-                    "graphs that all others share"
-                )
-        yield _models(self.trials)
-        yield _memory(self.trials, self._request.gpus_per_trial)
-        yield _storage(self.trials, self.todo)
-        yield from dict.fromkeys(filter(None, (_uneven_cut(t.plan) for t in self.trials)))
-        yield from _warnings(self.trials)
 
-    def _table(self) -> Iterator[str]:
-        """Yield one row per sweep; `shared` are trials that a row above has too."""
-        rows, seen = [], set[str]()
-        for sweep in self._sweeps:
-            own = unique(sweep.planned)
-            new = [trial for trial in own if trial.plan.trial_id not in seen]
-            seen |= {trial.plan.trial_id for trial in new}
-            rows.append(self._row(sweep.label, own, new))
-        if len(rows) > 1:
-            planned = [trial for sweep in self._sweeps for trial in unique(sweep.planned)]
-            rows.append(self._row("together", planned, self.trials))
-        places = ", ".join(dict.fromkeys(f"on {self._where(t)}" for t in self.trials))
-        yield from aligned(
-            [("sweep", "trials", "shared", "done", "to do", places), *rows], str.rjust
-        )
+def _table(now: Round) -> Iterator[str]:
+    """Yield one row per sweep; `shared` are trials that a row above has too."""
+    rows, seen = [], set[str]()
+    for sweep in now.sweeps:
+        own = unique(sweep.planned)
+        new = [trial for trial in own if trial.trial_id not in seen]
+        seen |= {trial.trial_id for trial in new}
+        rows.append(_row(now, sweep.label, own, new))
+    if len(rows) > 1:
+        planned = [trial for sweep in now.sweeps for trial in unique(sweep.planned)]
+        rows.append(_row(now, "together", planned, now.planned))
+    places = ", ".join(dict.fromkeys(f"on {_where(now, t)}" for t in now.planned))
+    yield from aligned([("sweep", "trials", "shared", "done", "to do", places), *rows], str.rjust)
 
-    def _row(self, label: str, own: Sequence[Trial], new: Sequence[Trial]) -> tuple[str, ...]:
-        ids = {trial.trial_id for trial in self.todo}
-        todo = [trial for trial in new if trial.trial_id in ids]
-        counts = len(own), len(own) - len(new), len(new) - len(todo), len(todo)
-        clock = sum(cost.clock(self._num_units(cost.unit)) for cost in self.costs(todo))
-        clock += STARTS + compiler_seconds(todo)
-        return (label, *(f"{count:,}" for count in counts), duration(clock) if todo else "-")
 
-    def _num_units(self, name: str) -> int:
-        """Return the GPUs that the plan counts with, or the cores that this process may use."""
-        if name != "GPU":
-            return num_cores()
-        import torch
+def _row(now: Round, label: str, own: Sequence[Trial], new: Sequence[Trial]) -> tuple[str, ...]:
+    ids = {trial.trial_id for trial in now.todo}
+    todo = [trial for trial in new if trial.trial_id in ids]
+    counts = len(own), len(own) - len(new), len(new) - len(todo), len(todo)
+    clock = sum(cost.clock(_num_units(now, cost.unit)) for cost in costs(now, todo))
+    clock += STARTS + compiler_seconds(todo)
+    return (label, *(f"{count:,}" for count in counts), duration(clock) if todo else "-")
 
-        return self._request.gpus or torch.cuda.device_count() or NODE
 
-    def _where(self, trial: Trial) -> str:
-        number = self._num_units(unit(trial))
-        return f"{number} {unit(trial)}{'s' * (number > 1)}"
+def _num_units(now: Round, name: str) -> int:
+    """Return the GPUs that the plan counts with, or the cores that this process may use."""
+    if name != "GPU":
+        return num_cores()
+    import torch
 
-    def _time(self) -> str:
-        """Return the line on what all of it takes, and what the estimate rests on."""
-        costs = self.costs(self.todo)
-        total = " and ".join(f"{duration(cost.total)} of one {cost.unit}" for cost in costs)
-        longest = max(cost.longest for cost in costs)
-        assumed = [t for t in self.todo if self._prices.measured_seconds(t) is None]
-        sources = (
-            f"{len(self.todo) - len(assumed)} of {len(self.todo)} trials by the time that finished "
-            "ones of their shape took"
-        )
-        if assumed:
-            rates = " and ".join(dict.fromkeys(map(_rates, assumed)))
-            counted = f"by counted FLOPs and bytes, at {rates}"
-            sources += f"; {len(assumed)} {counted}"
-        return (
-            f"time      {total}, longest trial {duration(longest)}, start and evaluation included "
-            f"({sources})"
-        )
+    return now.request.gpus or torch.cuda.device_count() or NODE
 
-    def _money(self) -> Iterator[str]:
-        """Yield the line on the price of the hours, if it was asked for."""
-        hourly = self._request.hourly
-        if hourly:
-            hours = {cost.unit: cost.total / 3600 for cost in self.costs(self.todo)}
-            told = " and ".join(f"{number:,.1f} {name} hours" for name, number in hours.items())
-            yield f"price     {hourly * sum(hours.values()):,.2f}: {told}, {hourly:g} each"
+
+def _where(now: Round, trial: Trial) -> str:
+    number = _num_units(now, unit(trial))
+    return f"{number} {unit(trial)}{'s' * (number > 1)}"
+
+
+def _time(now: Round, taken: Sequence[Cost]) -> Iterator[str]:
+    """Yield the line on what all of it takes, and what the estimate rests on; and the line on the
+    price of the hours, if it was asked for."""
+    total = " and ".join(f"{duration(cost.total)} of one {cost.unit}" for cost in taken)
+    longest = max(cost.longest for cost in taken)
+    assumed = [t for t in now.todo if now.prices.measured_seconds(t) is None]
+    sources = (
+        f"{len(now.todo) - len(assumed)} of {len(now.todo)} trials by the time that finished "
+        "ones of their shape took"
+    )
+    if assumed:
+        rates = " and ".join(dict.fromkeys(map(_rates, assumed)))
+        sources += f"; {len(assumed)} by counted FLOPs and bytes, at {rates}"
+    yield (
+        f"time      {total}, longest trial {duration(longest)}, start and evaluation included "
+        f"({sources})"
+    )
+    if hourly := now.request.hourly:
+        hours = {cost.unit: cost.total / 3600 for cost in taken}
+        told = " and ".join(f"{number:,.1f} {name} hours" for name, number in hours.items())
+        yield f"price     {hourly * sum(hours.values()):,.2f}: {told}, {hourly:g} each"
 
 
 def _rates(trial: Trial) -> str:
@@ -171,7 +162,7 @@ def _rates(trial: Trial) -> str:
 
 def summary(now: Round) -> str:
     """Return the lines of a plan: what the sweeps cost, and which gap their seeds detect."""
-    request, lines = now.request, [*PricedSweeps(now).in_lines()]
+    request, lines = now.request, [*_lines(now)]
     for sweep in now.sweeps:
         open_or_chosen = [*_label(sweep), *sweep.estimate]
         open_or_chosen += sweep.remarks if request.dry_run else []

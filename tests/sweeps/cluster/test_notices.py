@@ -149,9 +149,7 @@ def test_an_error_after_the_end_is_told_with_it(tmp_path: Path, server: Server) 
     assert [post["lines"] for post in server.posts] == [["ended: 3 waiting", "stopped: OSError"]]
 
 
-@pytest.mark.parametrize(
-    "url", ["hooks.slack.com/x", "ftp://a/b", "https:///x", "https://a/ b", "ü"]
-)
+@pytest.mark.parametrize("url", ["hooks.slack.com/x", "ftp://a/b", "https:///x", "https://a/ b"])
 def test_what_is_no_url_is_refused_without_it(url: str) -> None:
     with pytest.raises(BadInput, match=r"must be a URL") as refused:
         take_url([f"notify={url}", "sweep=main"])
