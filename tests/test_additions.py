@@ -21,7 +21,7 @@ CHANGED = ("analysis", "conf", "docs", "pipegap", "tests", "trainer")
 EXAMPLES = {block.path: block.text for block in blocks(ROOT / "docs" / "extending.md")}
 TESTS = (
     *("tests/analysis/claims/test_claims.py", "tests/analysis/figures/test_conformance.py"),
-    *("tests/analysis/theory", "tests/docs/test_links.py", "tests/docs/test_sweeps.py"),
+    *("tests/analysis/theory", "tests/docs/test_links.py"),
     *("tests/sweeps/request", "tests/trainer/config/test_config.py", "tests/trainer/corrections"),
     *("tests/trainer/optimizers", "tests/trainer/schedules"),
 )

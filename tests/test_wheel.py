@@ -139,11 +139,6 @@ def test_sweeps_are_planned_by_name_and_by_path(site: Path, tmp_path: Path) -> N
     assert "48 asked, 24 unique" in told
 
 
-@pytest.mark.parametrize("command", ["data", "report"])
-def test_commands_explain_themselves(site: Path, tmp_path: Path, command: str) -> None:
-    assert f"pipegap {command}" in run(site, tmp_path, "-m", "pipegap", command, "--help")
-
-
 def test_one_program_has_every_command(
     site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,11 +56,3 @@ def test_every_choice_is_explained(group: str, page: str) -> None:
     text = (ROOT / "docs" / f"{page}.md").read_text()
     for path in (ROOT / "conf" / group).glob("*.yaml"):
         assert f"`{path.stem}`" in text or f"{group}={path.stem}" in text or path.stem == "none"
-
-
-def test_tables_have_rows_of_one_width() -> None:
-    for document in DOCUMENTS:
-        tables = re.findall(r"(?:^\|.*\|$\n?)+", prose(document), re.MULTILINE)
-        for table in tables:
-            widths = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
-            assert len(widths) == 1, table

@@ -4,7 +4,6 @@ import io
 import os
 import signal
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -22,25 +21,15 @@ SHOWN = 40
 Main = Callable[[Sequence[str]], int]
 Tree = dict[str, tuple[int, bytes | None]]
 
-ENDINGS = ("accepted", "refused", "defect")
-
-ended: dict[str, Counter[str]] = {}
-"""Kind of input → how it ended → how many; every kind of the collected tests, tried or not."""
-budget: dict[str, int] = {}
-"""`inputs`: how many of each kind `make fuzz` asked for; empty in the suite."""
+asked: list[int] = []
+"""How many inputs of each kind `make fuzz` asks for; empty in the suite."""
 
 
-def inputs(num: int, *kinds: str, share: float = 1.0) -> settings:
-    """As many inputs in the suite, always the same ones, or that share of what was asked for.
-
-    `kinds`: what the test tries, each a row of the table.
-    """
-    for kind in kinds:
-        ended.setdefault(kind, Counter())
-    asked = budget.get("inputs")
+def inputs(num: int, share: float = 1.0) -> settings:
+    """As many inputs in the suite, always the same ones, or that share of what was asked for."""
     return settings(
-        max_examples=num if asked is None else max(1, round(asked * share)),
-        derandomize=asked is None,
+        max_examples=max(1, round(asked[0] * share)) if asked else num,
+        derandomize=not asked,
         database=None,
         phases=[Phase.explicit, Phase.generate, Phase.shrink],
         deadline=None,
@@ -76,19 +65,6 @@ def limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-def count(kind: str, attempt: Callable[[], Ended]) -> None:
-    """Counts how an input ends. Whatever is raised meanwhile, by a command or by a check of what it
-    did, is a defect."""
-    try:
-        ending = "accepted" if attempt().code == 0 else "refused"
-    except KeyboardInterrupt:  # whoever stops a long run is no defect
-        raise
-    except BaseException:
-        ended[kind]["defect"] += 1
-        raise
-    ended[kind][ending] += 1
-
-
 def passable(words: Iterable[str]) -> list[str]:
     """The words as a shell can pass them: without NUL, and bytes that are no text as surrogates."""
     return [os.fsdecode(word.replace("\0", "").encode(errors="replace")) for word in words]
@@ -97,7 +73,7 @@ def passable(words: Iterable[str]) -> list[str]:
 def run(main: Main, words: Sequence[str], seconds: float = CPU_SECONDS) -> Ended:
     """Runs `main` with these words. What it raises is a defect."""
     out, err = io.StringIO(), io.StringIO()
-    allowed = seconds if budget else BUSY * seconds
+    allowed = seconds if asked else BUSY * seconds
     with redirect_stdout(out), redirect_stderr(err), limited(allowed):
         try:
             code: Any = main(words)
@@ -132,20 +108,8 @@ def tree(folder: Path) -> Tree:
     return found
 
 
-def table() -> str:
-    """How many inputs of each kind were tried, and how they ended."""
-    whole: Counter[str] = sum(ended.values(), Counter())
-    rows = [("input", "tried", *ENDINGS), ("---",) * (2 + len(ENDINGS))]
-    for kind, endings in [*ended.items(), ("all", whole)]:
-        rows.append(
-            (kind, *(f"{num:,}" for num in (endings.total(), *(endings[how] for how in ENDINGS))))
-        )
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
-
-
 def warm(*commands: tuple[Main, Sequence[str]]) -> list[Ended]:
-    """Runs each once, uncounted: imports are not part of what an input costs, nor what they warn
-    of."""
+    """Runs each once: imports are not part of what an input costs, nor what they warn of."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return [run(main, words, 60) for main, words in commands]

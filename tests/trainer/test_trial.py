@@ -60,7 +60,7 @@ def test_a_stopped_trial_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
 
 
 def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:
-    words = ("num_updates=250", "eval_every=50")
+    words = ("num_updates=120", "eval_every=50")
     folder = tmp_path / "killed"
     own = (*words, "checkpoint_every=7", f"out={folder}")
     command = [sys.executable, "-m", "pipegap", "trial", *small.overrides(tmp_path, *own)]

@@ -13,23 +13,9 @@ from pipegap.trainer.base.atomic import (
     create_json,
     partial,
     partials,
-    publish,
     write_atomically,
     write_json,
 )
-
-
-def test_writers_that_have_the_same_pid_do_not_share_a_temporary_file(tmp_path: Path) -> None:
-    """As two containers have; here two writers of one process."""
-    path = tmp_path / "file"
-    with partial(tmp_path, "file") as (one, of_one), partial(tmp_path, "file") as (two, of_two):
-        of_one.write(b"one")
-        of_two.write(b"two, which is longer")
-    publish(one, path)
-    assert path.read_bytes() == b"one"
-    publish(two, path)
-    assert path.read_bytes() == b"two, which is longer"
-    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_of_many_writers_each_succeeds_and_the_file_is_whole(tmp_path: Path) -> None:

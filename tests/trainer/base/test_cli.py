@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipegap.trainer.base.cli import FAILED, UNREAD, duration, end_with, split_command, split_word
+from pipegap.trainer.base.cli import FAILED, UNREAD, duration, end_with, split_word
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.places import require_folder
 
@@ -94,13 +94,6 @@ def test_another_broken_pipe_is_an_error(capfd: pytest.CaptureFixture[str]) -> N
     with pytest.raises(BrokenPipeError, match="to a rank"):
         end_with(main)
     assert capfd.readouterr() == ("", "")
-
-
-def test_a_command_takes_the_words_after_it_and_the_default_takes_all() -> None:
-    commands = ("run", "list")
-    assert split_command(["list", "a=1"], commands, "run") == ("list", ["a=1"])
-    for words in ([], ["a=1", "list"], ["--help"]):
-        assert split_command(words, commands, "run") == ("run", words)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from pipegap.trainer.folder import lease
 from pipegap.trainer.trial import run_trial
 from tests.support import small
 from tests.support.processes import alive, children
-from tests.support.trials import ran, rows, untimed, wait_for
+from tests.support.trials import rows, untimed, wait_for
 
 ARM = ("pipeline=pipedream_2bw", "correction=error_feedback", "checkpoint_every=100000")
 GANG = ("runner=pipelined", "pipeline.num_stages=2", "pipeline.num_microbatches=2")
@@ -147,18 +147,6 @@ def test_ctrl_c_outside_of_a_command_s_own_care_is_a_line(
         end_with(interrupted)
     assert ended.value.code == 130
     assert capsys.readouterr().err == "interrupted: the same command goes on\n"
-
-
-@pytest.mark.parametrize("runner", RUNNERS)
-def test_short_runs_between_drains_change_no_number(
-    runner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In the end each run is one update long; the emulated trial has runs as long as may be."""
-    expected, whole = ran(tmp_path, "whole", *ARM, *GANG, "runner=emulated")
-    monkeypatch.setattr("pipegap.trainer.training.STOP_WITHIN", 0.0)
-    result, short = ran(tmp_path, "short", *ARM, *GANG, f"runner={runner}")
-    assert result["final_val_loss"] == expected["final_val_loss"]
-    assert [row["train_loss"] for row in short] == [row["train_loss"] for row in whole]
 
 
 def test_stopped_after_every_update_it_ends_the_same(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the graphs compute, before the compiler rounds otherwise, is the plain update."""
+"""What the graphs compute, before the compiler rounds otherwise: plain updates, evaluations."""
 
 from copy import deepcopy
 from typing import Any
@@ -188,9 +188,8 @@ def test_it_goes_on_from_a_plain_trial_in_bf16() -> None:
     assert all(torch.equal(weights[name], weight) for name, weight in plain.weights().items())
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_angles_of_a_graph_are_computed_once(dtype: str, graphs: list[Any]) -> None:
-    trained(f"dtype={dtype}", "model.hidden_size=32", "compile=update", updates=1)
+def test_the_angles_of_a_graph_are_computed_once(graphs: list[Any]) -> None:
+    trained("dtype=bfloat16", "model.hidden_size=32", "compile=update", updates=1)
     assert "cos" not in str(graphs[-1].code)
 
 
@@ -215,3 +214,40 @@ def test_what_is_not_compiled_is_said(capsys: pytest.CaptureFixture[str]) -> Non
     trainer("compile=update", "optimizer=dion", "correction=taylor")
     said = "compile=update: optimizer=dion and correction=taylor: not compiled, run as with false"
     assert capsys.readouterr().err.splitlines() == [said]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        DENSE,
+        (*DENSE, "model.num_layers=2", "pipeline.num_stages=2"),
+        (*DENSE, "eval_dtype=bfloat16", "model.num_layers=2", "pipeline.num_stages=2"),
+    ],
+    ids=len,
+)
+def test_an_evaluation_is_a_plain_stages(words: tuple[str, ...], graphs: list[Any]) -> None:
+    """Batches of the first one's shape are a graph's; the last batch is shorter."""
+    batches = torch.randint(30, (11, 9), generator=torch.Generator().manual_seed(0)).split(5)
+    with reproducible(0, 1):
+        plain, compiled = (
+            smallest.trainer(*words, *DELAYED, f"compile={way}") for way in ("false", "update")
+        )
+        expected, num_graphs = plain.evaluate(batches), len(graphs)
+        assert compiled.evaluate(batches) == expected
+        assert len(graphs) == num_graphs + len(compiled.stages)
+        for first, last in ((0, 3), (3, 4)):  # the newest version lies in another slot each time
+            for run in (plain, compiled):
+                run.run(first, last, lambda update: None)
+            expected = pytest.approx(plain.evaluate(batches), rel=1e-6)
+            assert compiled.evaluate(batches) == expected
+
+
+def test_averages_are_not_evaluated_as_the_newest_weights(graphs: list[Any]) -> None:
+    batches = torch.randint(30, (8, 9), generator=torch.Generator().manual_seed(0)).split(4)
+    found = []
+    for way in ("false", "update"):
+        run = smallest.trainer(*DENSE, "optimizer=schedule_free_adamw", f"compile={way}")
+        with reproducible(0, 1):
+            run.run(0, 3, lambda update: None)
+            found.append(run.evaluate(batches))
+    assert found[1] == pytest.approx(found[0], rel=1e-6)

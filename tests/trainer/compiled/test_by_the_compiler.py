@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from pipegap.trainer.base.resources import reproducible
-from pipegap.trainer.compiled.stage import CompiledStage
 from pipegap.trainer.executors.emulated import Emulated
 from tests.support import smallest
 from tests.support.smallest import DENSE
@@ -81,26 +80,3 @@ def assert_near(*words: str) -> None:
     assert not are_equal(plain, compiled)
     for name, weight in plain.items():
         assert torch.allclose(compiled[name], weight, rtol=1e-2, atol=2e-3)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        (),
-        ("model.num_layers=2", "pipeline.num_stages=2"),
-    ],
-    ids=len,
-)
-def test_a_gradient_is_that_of_autograd(
-    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: dict[str, list[Tensor]] = {"false": [], "update": []}
-    for way, gradients in seen.items():
-        run = trainer(*words, f"compile={way}", "clip_norm=null")
-        for stage in run.stages:
-            assert isinstance(stage, CompiledStage) == (way == "update")
-            monkeypatch.setattr(stage, "update", lambda _, new, to=gradients: to.extend(new))
-        trained(run, 0, 1)
-    assert len(seen["update"]) == len(seen["false"]) > 0
-    for ours, theirs in zip(seen["update"], seen["false"], strict=True):
-        assert (ours - theirs).norm() < 5e-6 * theirs.norm()

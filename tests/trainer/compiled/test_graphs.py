@@ -1,4 +1,4 @@
-"""What graphs of short sequences attend by, and who compiles a graph."""
+"""What graphs of short sequences attend by, who compiles a graph, and what is made by graphs."""
 
 import logging
 import threading
@@ -8,11 +8,16 @@ from typing import Any
 
 import pytest
 
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.places import CONF
 from pipegap.trainer.base.resources import reproducible
 from pipegap.trainer.compiled import passes
 from pipegap.trainer.compiled.passes import _alone
+from pipegap.trainer.compiled.stage import CompiledStage
+from pipegap.trainer.config.combinations import require_graphs
 from pipegap.trainer.executors.gradients import Update
-from tests.support.smallest import DENSE, trainer
+from tests.support.every_optimizer import NAMES
+from tests.support.smallest import DENSE, config, trainer
 
 SHORT = passes.SHORT
 
@@ -65,3 +70,35 @@ def test_one_process_compiles_a_graph_while_the_others_wait_and_say_so(
     same.join(10)
     assert begun == ["other", "same"]
     assert "waits for another process" in caplog.text
+
+
+READS_AHEAD = "weight_prediction"
+CHOICES = [
+    *((f"optimizer={name}",) for name in NAMES),
+    ("optimizer=muon", "optimizer.orthogonalisation=polar_express"),
+    ("optimizer=muon", "optimizer.cautious_decay=true"),
+    ("optimizer=muon", "optimizer.nesterov=false", "optimizer.newton_schulz_steps=3"),
+    ("optimizer=normuon", "optimizer.scaling=preserve_norm"),
+    *(
+        (f"correction={path.stem}",)
+        for path in sorted((CONF / "correction").glob("*.yaml"))
+        if path.stem != READS_AHEAD
+    ),
+    ("correction=error_feedback", "correction.lag=delay"),
+    ("correction=error_feedback", "correction.coefficient=2"),
+    ("correction=matched_error_feedback", "correction.lag=delay"),
+]
+"""Those that `compile=update` refuses are left out."""
+
+
+@pytest.mark.parametrize("words", CHOICES, ids=" ".join)
+def test_a_plan_and_a_stage_agree(words: tuple[str, ...]) -> None:
+    given = (*DENSE, "pipeline=pipedream_2bw", *words, "compile=update")
+    [stage] = trainer(*given).stages
+    assert isinstance(stage, CompiledStage)
+    try:
+        require_graphs(config(*given))
+        is_whole = True
+    except BadInput:
+        is_whole = False
+    assert is_whole == (not stage.without_graph)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipegap.trainer.base.build import build, label, locate
+from pipegap.trainer.base.build import build, locate
 from pipegap.trainer.base.places import CONF
 from pipegap.trainer.config.compose import compose
 from pipegap.trainer.config.identity import trial_id
@@ -25,13 +25,6 @@ def test_a_choice_lists_exactly_the_keywords_of_its_target(group: str, choice: s
     target = locate(node.pop("_target_"))
     parameters = inspect.signature(target).parameters.values()
     assert set(node) == {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
-
-
-@pytest.mark.parametrize(
-    ("group", "choice"), [c for c in CHOICES if c[0] in ("optimizer", "pipeline", "lr_schedule")]
-)
-def test_the_label_of_a_choice_is_its_name(group: str, choice: str) -> None:
-    assert label(compose([f"{group}={choice}"])[group]) == choice
 
 
 def test_help_needs_no_torch() -> None:

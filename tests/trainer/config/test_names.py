@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from pipegap.trainer.__main__ import main
-from pipegap.trainer.config import names as module
 from pipegap.trainer.config.compose import Composer, compose
 from pipegap.trainer.config.identity import trial_id
 from pipegap.trainer.config.names import GROUPS, names, yamls
@@ -56,25 +55,6 @@ def test_a_config_made_before_gets_its_names_and_keeps_its_id(group: str, name: 
 def test_the_name_of_a_choice_made_before_is_that_of_the_likest_yaml(word: str, name: str) -> None:
     group = word.partition(".")[0]
     assert names(before(compose([word])))[group] == name
-
-
-def test_of_equals_the_one_with_the_fewest_other_keys_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "optimizer").mkdir()
-    for name, keys in {"a": "x: 1\ny: 2", "b": "x: 1\nz: 2", "c": "x: 1", "d": "x: 1"}.items():
-        (tmp_path / "optimizer" / f"{name}.yaml").write_text(f"_target_: my.sgd\n{keys}")
-    monkeypatch.setattr(module, "CONF", tmp_path)
-    for cached in (module._alike, module._address, module._presets):
-        monkeypatch.setattr(module, cached.__name__, cached.__wrapped__)
-
-    def name_of(**node: Any) -> str:
-        return names({"optimizer": {"_target_": "my.sgd", **node}})["optimizer"]
-
-    assert name_of(x=1, w=0) == "c"
-    assert name_of(x=1, z=2, w=0) == "b"
-    assert name_of(x=3) == "sgd"
-    assert names({"optimizer": {"_target_": "my.other", "x": 1}}) == {"optimizer": "other"}
 
 
 def test_a_class_set_by_hand_has_not_the_name_of_the_yaml() -> None:

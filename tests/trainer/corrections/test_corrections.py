@@ -1,6 +1,5 @@
 """Corrections by hand, and how they relate to each other; test_conformance.py has the equations."""
 
-from collections.abc import Sequence
 from functools import partial
 
 import pytest
@@ -8,15 +7,12 @@ import torch
 from torch import Tensor
 
 from pipegap.trainer.base.flat import Flat, Layout
-from pipegap.trainer.corrections.compensation import WeightPrediction
 from pipegap.trainer.corrections.error_feedback import (
     AdaptiveErrorFeedback,
     ErrorFeedback,
 )
 from pipegap.trainer.corrections.none import NoCorrection
-from pipegap.trainer.schedules.recipes import pipedream_2bw
-from tests.support import toy
-from tests.support.delayed import ADAMW, PHASES, T
+from tests.support.delayed import T
 
 FEEDBACK = partial(ErrorFeedback, coefficient=1.0, lag=1)
 
@@ -108,43 +104,3 @@ def test_a_restored_correction_leaves_the_state_alone_that_it_was_given() -> Non
     second.restore(first.state())
     assert apply(second, other, 3.0, delay=1) == 9.0 - 3.0 - (3.0 - 1.0)
     assert apply(first, weight, 2.0, delay=1) == 9.0 - 2.0 - (2.0 - 1.0)
-
-
-class Anchored(WeightPrediction):
-    """Predicts by u − u_0, so that the trajectory is Error Feedback's without its constant."""
-
-    first: list[Tensor]
-
-    def ahead(self, weights: Sequence[Tensor], update: Sequence[Tensor]) -> Sequence[Tensor]:
-        if not hasattr(self, "first"):
-            self.first = list(update)
-        return [w - 0.7 * (u - f) for w, u, f in zip(weights, update, self.first, strict=True)]
-
-
-def test_error_feedback_is_weight_prediction_seen_from_the_predicted_point() -> None:
-    """Gradients and updates of both are the same; W of the one is the Ŵ that the other reads."""
-    optimizer = partial(ADAMW.func, **{**ADAMW.keywords, "weight_decay": 0.0})
-    schedule = pipedream_2bw(T, num_stages=2, num_microbatches=3, **PHASES)
-    feedback = toy.emulated(schedule, optimizer, partial(ErrorFeedback, coefficient=0.7, lag=1))
-    prediction = toy.emulated(schedule, optimizer, partial(Anchored, horizon=0.7))
-    losses, others = (
-        [update.loss for update in toy.run(executor, (0, T))] for executor in (feedback, prediction)
-    )
-    assert losses == pytest.approx(others, rel=1e-12)
-    seen = [ring[T % 2] for stage in prediction._stages for ring in stage.versions._ahead]
-    for ours, theirs in zip(toy.weights(feedback), seen, strict=True):
-        torch.testing.assert_close(ours, theirs.detach(), rtol=1e-12, atol=1e-13)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_prediction_is_for_late_reads_only(dtype: torch.dtype) -> None:
-    """After a synchronous start, batch 3 is fresh and reads W(3), batch 4 its prediction."""
-    schedule = pipedream_2bw(
-        T, num_stages=1, num_microbatches=1, synchronous_start=3, synchronous_cooldown=0
-    )
-    make = partial(WeightPrediction, horizon=1.0)
-    executor = toy.emulated(schedule, ADAMW, make, dtype=torch.float32, leaf_dtype=dtype)
-    plain = toy.emulated(schedule, ADAMW, dtype=torch.float32, leaf_dtype=dtype)
-    changed, usual = (toy.run(made, schedule.phases) for made in (executor, plain))
-    assert changed[:4] == usual[:4]
-    assert changed[4] != usual[4]

@@ -34,9 +34,10 @@ class Tiny(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.linspace(-1, 1, 3))
+        self.bias = nn.Parameter(torch.zeros(()))
 
     def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        return {"loss": ((x @ self.weight - labels) ** 2).mean()}
+        return {"loss": ((x @ self.weight + self.bias - labels) ** 2).mean()}
 
 
 def examples() -> list[dict[str, Tensor]]:
@@ -45,38 +46,9 @@ def examples() -> list[dict[str, Tensor]]:
     return [{"x": row[:3], "labels": row[3]} for row in drawn]
 
 
-def wrapped(model: nn.Module) -> DelayedOptimizer:
-    return DelayedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.1))
-
-
 def batch(t: int) -> dict[str, Tensor]:
     rows = examples()[t * BATCH : (t + 1) * BATCH]
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-
-
-def by_hand() -> Tensor:
-    """W(NUM) of the plain loop, without clip and with a constant learning rate."""
-    model = Tiny()
-    optimizer = wrapped(model)
-    for t in range(NUM):
-        optimizer.zero_grad()
-        model(**batch(t))["loss"].backward()
-        optimizer.step()
-    optimizer.eval()
-    return model.weight.detach().clone()
-
-
-def test_accelerate() -> None:
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(cpu=True)
-    model, optimizer = accelerator.prepare(own := Tiny(), wrapped(own))
-    for t in range(NUM):
-        optimizer.zero_grad()
-        accelerator.backward(model(**batch(t))["loss"])
-        optimizer.step()
-    optimizer.eval()
-    assert torch.equal(own.weight, by_hand())
 
 
 def groups(model: nn.Module) -> list[dict[str, Any]]:
@@ -87,11 +59,14 @@ def groups(model: nn.Module) -> list[dict[str, Any]]:
     ]
 
 
-def by_hand_as_arguments_say(delay: int) -> list[list[Tensor]]:
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(groups(model), lr=0.1, betas=(0.8, 0.9), eps=1e-6)
+
+
+def by_hand(delay: int) -> list[list[Tensor]]:
     """W(1) … W(NUM) with a rate that falls linearly, betas, decay and a clip."""
-    model = Named()
-    adamw = torch.optim.AdamW(groups(model), lr=0.1, betas=(0.8, 0.9), eps=1e-6)
-    optimizer = DelayedOptimizer(adamw, delay)
+    model = Tiny()
+    optimizer = DelayedOptimizer(adamw(model), delay)
     versions = []
     for t in range(NUM):
         for group in optimizer.param_groups:
@@ -101,19 +76,26 @@ def by_hand_as_arguments_say(delay: int) -> list[list[Tensor]]:
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
         with optimizer.newest():
-            versions.append([w.detach().clone() for w in (model.weight, model.bias)])
+            versions.append([w.detach().clone() for w in model.parameters()])
     return versions
 
 
-class Named(Tiny):
-    """With a bias."""
+def test_accelerate() -> None:
+    from accelerate import Accelerator
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.zeros(()))
-
-    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        return super().forward(x, labels - self.bias)
+    accelerator = Accelerator(cpu=True)
+    own = Tiny()
+    delayed = DelayedOptimizer(adamw(own))
+    fall = torch.optim.lr_scheduler.LambdaLR(delayed, lambda t: (NUM - t) / NUM)
+    model, optimizer, scheduler = accelerator.prepare(own, delayed, fall)
+    for t in range(NUM):
+        optimizer.zero_grad()
+        accelerator.backward(model(**batch(t))["loss"])
+        accelerator.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        scheduler.step()
+    optimizer.eval()
+    assert all(map(torch.equal, own.parameters(), by_hand(1)[-1]))
 
 
 def hugging_face(folder: Path, delay: int = 1) -> Any:
@@ -146,13 +128,13 @@ def hugging_face(folder: Path, delay: int = 1) -> Any:
         eval_steps=NUM,
         disable_tqdm=True,
     )
-    return InOrder(Named(), arguments, train_dataset=examples(), eval_dataset=examples())
+    return InOrder(Tiny(), arguments, train_dataset=examples(), eval_dataset=examples())
 
 
 @pytest.mark.parametrize("delay", [0, 1, 2])
 def test_the_trainer_of_transformers(delay: int, tmp_path: Path) -> None:
     """All arguments count; a checkpoint has the newest weights, and resumes."""
-    right = by_hand_as_arguments_say(delay)
+    right = by_hand(delay)
     trainer = hugging_face(tmp_path, delay)
     for resumes in (False, True):
         trainer = hugging_face(tmp_path, delay)
@@ -193,7 +175,7 @@ def test_a_training_of_transformers_is_recorded(tmp_path: Path) -> None:
     [metrics] = tmp_path.glob("results/trials/*/metrics.jsonl")
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [row["update"] for row in rows] == [*range(NUM)]
-    model, right = Named(), by_hand_as_arguments_say(1)
+    model, right = Tiny(), by_hand(1)
     for t, row in enumerate(rows):
         if t > 1:  # batch t reads W(t − 1)
             put(model, right[t - 2])
@@ -219,7 +201,7 @@ def test_lightning(delay: int, tmp_path: Path) -> None:
     class Module(lightning.LightningModule):  # type: ignore[name-defined,misc]
         def __init__(self) -> None:
             super().__init__()
-            self.model, self.seen = Named(), dict[int, list[Tensor]]()
+            self.model, self.seen = Tiny(), dict[int, list[Tensor]]()
 
         def training_step(self, *_: object) -> Tensor:
             """Of its own batch: within an epoch lightning resumes with the first batch again."""
@@ -230,8 +212,7 @@ def test_lightning(delay: int, tmp_path: Path) -> None:
             self.seen[self.global_step] = [w.detach().clone() for w in self.model.parameters()]
 
         def configure_optimizers(self) -> Any:
-            adamw = torch.optim.AdamW(groups(self.model), lr=0.1, betas=(0.8, 0.9), eps=1e-6)
-            optimizer = DelayedOptimizer(adamw, delay)
+            optimizer = DelayedOptimizer(adamw(self.model), delay)
             fall = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: (NUM - t) / NUM)
             return [optimizer], [{"scheduler": fall, "interval": "step"}]
 
@@ -260,7 +241,7 @@ def test_lightning(delay: int, tmp_path: Path) -> None:
         assert all(map(torch.equal, module.model.parameters(), right[-1]))
         return module
 
-    right = by_hand_as_arguments_say(delay)
+    right = by_hand(delay)
     for alone in (False, True):
         module = fit(tmp_path / str(alone), alone)
         for step in (2, 4, 6):

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from examples.nanogpt.gpt import GPT, rotated
+from examples.nanogpt.gpt import GPT
 from examples.nanogpt.train import (
     VOCABULARY,
     arguments,
@@ -21,6 +20,7 @@ from examples.nanogpt.train import (
 )
 from pipegap.analysis import load
 from pipegap.trainer.data.bins import Bins
+from tests.support.bins import write_bin
 
 LENGTH, ROWS, UPDATES = 16, 2, 3
 
@@ -28,12 +28,9 @@ LENGTH, ROWS, UPDATES = 16, 2, 3
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """Shards of 400 tokens in modded-nanogpt's layout."""
-    header = np.zeros(256, dtype="<i4")
-    header[:3] = 20240520, 1, 400
+    tokens = np.random.default_rng(0).integers(0, 50, 400).tolist()
     for split in ("train", "val"):
-        tokens = np.random.default_rng(0).integers(0, 50, 400).astype("<u2")
-        path = tmp_path / f"fineweb_{split}_000000.bin"
-        path.write_bytes(header.tobytes() + tokens.tobytes())
+        write_bin(tmp_path / f"fineweb_{split}_000000.bin", tokens, 20240520, 1, "<u2")
     return tmp_path
 
 
@@ -77,14 +74,3 @@ def test_microbatches_add_up_to_the_gradient_of_the_batch(
     gradients(model, inputs, targets)
     for weight, expected in zip(model.parameters(), whole, strict=True):
         torch.testing.assert_close(weight.grad, expected)
-
-
-def test_rotation_turns_pairs_by_position_and_leaves_the_slow_half() -> None:
-    """Complex numbers: z becomes z · exp(−i · position · frequency)."""
-    x = torch.randn(1, 1, 5, 8, dtype=torch.float64).float()
-    frequencies = torch.tensor([1.0, 1 / 1024, 0.0, 0.0])
-    turn = torch.polar(torch.ones(5, 4), -torch.outer(torch.arange(5.0), frequencies))
-    z = torch.complex(x[..., :4].contiguous(), x[..., 4:].contiguous()) * turn
-    expected: Tensor = torch.cat([z.real, z.imag], -1)
-    torch.testing.assert_close(rotated(x), expected)
-    assert torch.equal(rotated(x)[..., 2:4], x[..., 2:4])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from pipegap.trainer.parts import build_pipelined
 from pipegap.trainer.ranks.groups import Gang
@@ -53,15 +54,8 @@ def _measured(gang: Gang, send: Send, folder: str, p: int) -> None:
     )
 
 
-def _tensors(node: object) -> Iterator[torch.Tensor]:
-    if isinstance(node, torch.Tensor):
-        yield node
-    elif isinstance(node, dict):
-        for key in sorted(node, key=str):
-            yield from _tensors(node[key])
-    elif isinstance(node, list | tuple):
-        for item in node:
-            yield from _tensors(item)
+def _tensors(node: object) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(node) if isinstance(leaf, torch.Tensor)]
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipegap.trainer.base.atomic import always, write_atomically
+from pipegap.trainer.base.atomic import always
 from pipegap.trainer.base.errors import LeaseLost
 from pipegap.trainer.folder.metrics import Metrics, read, row_number
 
@@ -73,31 +73,6 @@ def test_a_disk_that_takes_a_part_at_a_time_gets_all_of_a_row(
         metrics.append({"update": 1, "train_loss": 2.5})
         assert path.read_bytes() == line(0) + b'{"update": 1, "train_loss": 2.5}\n'
         monkeypatch.undo()
-
-
-def test_who_was_taken_over_unawares_writes_to_no_file(path: Path) -> None:
-    """It slept after it was told that it may write: no check can help."""
-    with closing(Metrics(path, [line(0)], always)) as sleeper:
-        with closing(Metrics(path, [line(0)], always)) as successor:
-            successor.append({"update": 1})
-            sleeper.append({"update": 1})
-            successor.append({"update": 2})
-        assert path.read_text().count("\n") == 3
-        assert [*read(path)] == [0, 1, 2]
-
-
-def test_a_file_that_was_replaced_by_who_was_taken_over_is_put_back(path: Path) -> None:
-    """It slept just before the rename."""
-    with closing(Metrics(path, [line(0)], always)) as metrics:
-        metrics.append({"update": 1})
-        write_atomically(path, b"")
-        metrics.append({"update": 2})
-        metrics.sync()
-        metrics.append({"update": 3})
-        assert [*read(path)] == [0, 1, 2, 3]
-        path.unlink()
-        metrics.sync()
-        assert [*read(path)] == [0, 1, 2, 3]
 
 
 def test_who_knows_that_it_was_taken_over_touches_nothing(path: Path) -> None:

@@ -14,6 +14,7 @@ from pipegap.trainer.optimizers.chained import Chained
 from tests.oracles import hyperball
 from tests.oracles import matrix_optimizers as of_matrices
 from tests.oracles import optimizers as references
+from tests.oracles.kl_soap import kl_soap as equations
 from tests.support.every_optimizer import NAMES, maker
 
 T = 10
@@ -64,7 +65,7 @@ CASES += [
     *[("nanochat", {**dict.fromkeys(REFINEMENTS, False), key: True}) for key in REFINEMENTS],
 ]
 LONG = ("adamh", "dion2", "dion3", "muonh", "nanochat", "normuonh")
-"""Optimizers that are compared over fifty updates; KL-SOAP is in test_kl_soap.py.
+"""Optimizers that are compared over fifty updates; KL-SOAP has a test of its own.
 
 By hand their matrices were compared over fifty updates with their authors' code, without its casts:
 MuonH, AdamH and NorMuonH of modded-nanogpt at f411b3d (records/track_3_optimization/results/
@@ -224,3 +225,35 @@ def test_together_is_one_after_the_other() -> None:
         if t == 2:
             together.load_state_dict(deepcopy(together.state_dict()))
     assert all(map(torch.equal, ours, theirs))
+
+
+@pytest.mark.parametrize("scale", [0.1, 1e-3])
+@pytest.mark.parametrize(
+    ("dtype", "shape", "bound"),
+    [
+        (torch.float64, (8, 8), 1e-12),
+        (torch.float64, (12, 20), 1e-12),
+        # 1.3e-6: rounding of the first eigenvectors. Those of a null space would be others.
+        (torch.float32, (8, 8), 1e-5),
+    ],
+)
+def test_kl_soap_equals_its_equations(
+    dtype: torch.dtype, shape: tuple[int, int], bound: float, scale: float
+) -> None:
+    """Over fifty updates, also where its eigenvalues are clamped; relative to the displacement in
+    fp64, and to the weight in fp32, which rounds that."""
+    generator = torch.Generator().manual_seed(0)
+    start, *drawn = torch.randn(51, *shape, dtype=torch.float64, generator=generator)
+    make = maker("kl_soap", variance_decay=0.8)
+    weight = nn.Parameter(start.to(dtype, copy=True))
+    optimizer = make([("matrix", weight)])
+    for gradient in drawn:
+        weight.grad = (scale * gradient).to(dtype)
+        optimizer.step()
+    batches = [(scale * gradient, 1.0) for gradient in drawn]
+    expected = equations(start, batches, SimpleNamespace(**make.keywords), 0)
+    unit = expected - start if dtype == torch.float64 else expected
+    assert (weight.detach() - expected).norm() / unit.norm() <= bound
+    smallest = max(10, shape[0]) ** -2
+    values = optimizer.state[weight]["row_values"]
+    assert torch.isclose(values, torch.full_like(values, smallest)).any() == (scale < 0.1)

@@ -102,14 +102,3 @@ def test_a_deadlock_shows_only_the_last_operations_of_a_rank() -> None:
     forwards = [Op("F", 0, 0, microbatch, 0, 0) for microbatch in range(9)]
     with pytest.raises(ValueError, match=r"rank 0 did 0F0.5@v0 .*0F0.8@v0; 0B0.0@v0 waits"):
         list(interleave([[*forwards, Op("B", 0, 0, 0, 0, 0)], [Op("F", 1, 0, 0, 0, 0)]]))
-
-
-def test_operations_print_as_torchs_do() -> None:
-    """Stage, kind, batch, microbatch, version; an update is of a whole batch."""
-    assert str(Op("F", 1, 0, 3, 7, 6)) == "1F0.3@v7"
-    assert [str(Op(kind, 2, 5, 0, 4, 4)) for kind in "BIW"] == [  # type: ignore[arg-type]
-        "2B5.0@v4",
-        "2I5.0@v4",
-        "2W5.0@v4",
-    ]
-    assert str(Op("U", 1, 0, 3, 1, 1)) == "1U0@v1"

@@ -40,7 +40,7 @@ TORCHS = {FORWARD: "F", BACKWARD_INPUT: "I", BACKWARD_WEIGHT: "W", FULL_BACKWARD
 STAGES, MICROBATCHES = st.integers(1, 8), st.integers(1, 16)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(p=STAGES, m=MICROBATCHES, v=st.integers(1, 4))
 def test_flushed_schedules_have_no_delay(p: int, m: int, v: int) -> None:
     for make in (sync, gpipe, zero_bubble_h1):
@@ -99,7 +99,7 @@ LEAST = {"2BW": 1, "2BW with slack": 2}
 
 
 @pytest.mark.parametrize("name", LATE)
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(p=STAGES, m=MICROBATCHES, start=st.integers(0, 5), cooldown=st.integers(0, 5))
 def test_stages_are_as_late_as_their_paper_says(
     name: str, p: int, m: int, start: int, cooldown: int

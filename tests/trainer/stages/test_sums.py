@@ -1,11 +1,16 @@
-"""Gradients in bf16 are added up in fp32, whatever dtype their weights are read in."""
+"""Gradients in bf16 are added up in fp32; a dry update and a probe hold few sets of tensors."""
 
 import operator
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor, nn
 
 from pipegap.trainer.base.flat import Flat, Layout
 from pipegap.trainer.stages.backward import Sums
+from pipegap.trainer.stages.probe import Probe
+from pipegap.trainer.stages.update import dry_update, step
+from tests.support.live_memory import LiveMemory
 
 SHAPES = [(3, 5), (7,), (2, 2, 2)] * 7
 DTYPES = [torch.bfloat16, torch.float32, torch.bfloat16] * 7
@@ -42,3 +47,39 @@ def test_replicas_are_added_up_in_their_order() -> None:
         sums.add(replica, [torch.full(shape, number) for shape in SHAPES])
     one_more = 1 + 2.0**-23  # after the 1 a small one is rounded away
     assert all((of_weight == one_more).all() for of_weight in sums.take())
+
+
+NUM, SHAPE = 16, (64, 256)
+SETS = 4 * NUM * 64 * 256
+"""Bytes of one fp32 tensor per weight."""
+
+
+def tensors() -> list[Tensor]:
+    return [torch.ones(SHAPE) for _ in range(NUM)]
+
+
+def stepped() -> tuple[torch.optim.Optimizer, Sequence[nn.Parameter]]:
+    """An optimizer that has its states."""
+    weights = [nn.Parameter(weight, requires_grad=False) for weight in tensors()]
+    optimizer = torch.optim.AdamW(weights, foreach=False, fused=True)
+    step(optimizer, weights, tensors())
+    return optimizer, weights
+
+
+def test_it_copies_the_states_and_the_weights_once() -> None:
+    """A copy of both moments of Adam, and of the weights, which becomes their change."""
+    optimizer, weights = stepped()
+    gradients = tensors()
+    with LiveMemory() as memory:
+        dry_update(optimizer, weights, gradients)
+    assert memory.peak < (2 + 1 + 0.2) * SETS
+
+
+def test_a_probe_keeps_the_weights_before_the_update_alone() -> None:
+    probe = Probe(tensors())
+    weights, update = tensors(), tensors()
+    with LiveMemory() as memory:
+        probe.before(weights)
+        probe.stepped(update)
+        probe.applied(weights)
+    assert memory.peak < (1 + 0.2) * SETS
