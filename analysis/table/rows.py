@@ -38,7 +38,9 @@ USUAL: Mapping[str, Config] = {
     "taylor": {"decay": 0},
     "weight_prediction": {"horizon": 1},
     "learning_rate": {"anneal": 0.25},
-    "ema_nesterov": {"decay": 0.99, "start": 0.16, "rest": 0.24, "coefficient": 0},
+    "ema_nesterov": {
+        **{"look_ahead": 0.6, "decay": 0.99, "start": 0.16, "rest": 0.24, "coefficient": 0},
+    },
 }
 """The usual values of a choice, those of its YAML: the name of an arm leaves them out."""
 WITHOUT_DELAY = ("ema_nesterov",)
