@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pipegap.sweeps.cluster.notices import Notices
 from pipegap.sweeps.tracking.choice import Tracking
+from pipegap.trainer.base.cli import stopping
 from pipegap.trainer.base.status import Status
-from pipegap.trainer.base.stopping import stopping
 from pipegap.trainer.store.store import SweepStore
 
 SAYS = "running trials save a checkpoint and stop"

@@ -20,7 +20,6 @@ from pipegap.trainer.compiled.passes import (
 from pipegap.trainer.compiled.step import Step
 from pipegap.trainer.compiled.versions import Blocks, StackedParts, StackedVersions
 from pipegap.trainer.corrections.none import NoCorrection
-from pipegap.trainer.optimizers.averaging import evaluated
 from pipegap.trainer.optimizers.routing import Kind, Parameters
 from pipegap.trainer.schedules.operations import Op
 from pipegap.trainer.stages.stage import Stage
@@ -140,13 +139,14 @@ class CompiledStage(Stage):
             super().update(batch, gradients)
         else:
             self._step(self._start_update(batch), gradients.blocks)
+            self._look_ahead(batch)
 
     @override
     @torch.no_grad()
     def evaluate(self, x: Tensor) -> Any:
         self._evaluated = self._evaluated or x.shape
         weights = self._stacks.master
-        pairs = zip(evaluated(self.optimizer, weights), weights, strict=True)
+        pairs = zip(self.evaluated(), weights, strict=True)
         are_newest = all(shown is weight for shown, weight in pairs)
         if x.shape != self._evaluated or not are_newest:
             return super().evaluate(x)
