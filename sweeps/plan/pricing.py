@@ -18,7 +18,7 @@ from pipegap.trainer.base.cores import num_cores
 from pipegap.trainer.base.errors import some
 from pipegap.trainer.config.memory import peak_bytes
 from pipegap.trainer.config.names import data_place, names
-from pipegap.trainer.config.plan import Plan, which_optimizer
+from pipegap.trainer.config.plan import which_optimizer
 from pipegap.trainer.data.shards import Source
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ CONTEXT = 1e9
 """Bytes of a GPU that its context and libraries take beside a trial (bench/README.md)."""
 NO_MEMORY = {"seed", "choices", "num_updates", "tokens_per_parameter", "lr_schedule", "data"}
 """Keys that do not change the memory of an update."""
-EVEN = 0.8
-"""The share of the speed-up of p equal ranks below which a plan says how the model is cut."""
 HALF_WIDTH = 0.01
 """Nats per token: a plan says how many seeds give this precision, as small as the gaps of robust
 optimizers."""
@@ -89,7 +87,6 @@ def _lines(now: Round) -> Iterator[str]:
     yield _models(trials)
     yield _memory(trials, now.request.gpus_per_trial)
     yield _storage(trials, todo)
-    yield from dict.fromkeys(filter(None, (_uneven_cut(t.plan) for t in trials)))
     yield from _warnings(trials)
 
 
@@ -253,14 +250,14 @@ def _models(trials: Sequence[Trial]) -> str:
 def _memory(trials: Sequence[Trial], gpus_per_trial: float) -> str:
     """Return the line on the memory of a rank, and whether that fits its GPU."""
     states = in_bytes(max(trial.plan.memory_bytes for trial in trials))
-    most = peak(trials)
+    most = _peak(trials)
     of_trial = f"memory    up to {in_bytes(most)} per rank in an update, of it {states} weights and"
     on_gpus = [trial for trial in trials if unit(trial) == "GPU"]
     if not on_gpus:
         return f"{of_trial} states"
     device = device_of(on_gpus[0].config)
     sharing = int(1 / bundles(on_gpus[0], gpus_per_trial)[-1]["GPU"])
-    needed = sharing * (peak(on_gpus) + CONTEXT)
+    needed = sharing * (_peak(on_gpus) + CONTEXT)
     of_gpu = f"{sharing} trials share a GPU: " * (sharing > 1)
     fits = "fit" if needed <= device.memory else "do not fit"
     return (
@@ -269,7 +266,7 @@ def _memory(trials: Sequence[Trial], gpus_per_trial: float) -> str:
     )
 
 
-def peak(trials: Sequence[Trial]) -> int:
+def _peak(trials: Sequence[Trial]) -> int:
     """Return the most memory that an update of these trials needs on one rank."""
     kinds: dict[str, Trial] = {}
     for trial in trials:
@@ -279,28 +276,15 @@ def peak(trials: Sequence[Trial]) -> int:
 
 
 def _storage(trials: Sequence[Trial], todo: Sequence[Trial]) -> str:
-    """Return the line on storage, and on the host's memory.
-
-    A trial in one process on a GPU copies its whole state there, and writes it in the background.
-    """
+    """Return the line on storage. A true pipeline also writes what its ranks have sent."""
     kept = f"about {in_bytes(sum(trial.plan.kept_bytes for trial in trials))} kept of all trials"
     if not todo:
         return f"storage   {kept}"
-    on_gpus = (t for t in todo if unit(t) == "GPU" and t.config["runner"] == "emulated")
-    copied = max((trial.plan.checkpoint_bytes for trial in on_gpus), default=0)
-    in_host = f"; {in_bytes(copied)} of the host's memory while one is written" * bool(copied)
+    most = max((2 + (t.config["runner"] != "emulated")) * t.plan.checkpoint_bytes for t in todo)
     return (
-        f"storage   {kept}, and up to {in_bytes(max(map(while_it_runs, todo)))} for each that runs "
-        f"(two checkpoints, estimated from its parameters; a third while ranks write){in_host}"
+        f"storage   {kept}, and up to {in_bytes(most)} for each that runs "
+        "(two checkpoints, estimated from its parameters; a third while ranks write)"
     )
-
-
-def while_it_runs(trial: Trial) -> int:
-    """Return the bytes of disk that a running trial takes at most.
-
-    It has a checkpoint and one that is written; of a true pipeline also what the ranks have sent.
-    """
-    return (2 + (trial.config["runner"] != "emulated")) * trial.plan.checkpoint_bytes
 
 
 def in_bytes(number: float) -> str:
@@ -310,16 +294,3 @@ def in_bytes(number: float) -> str:
             return f"{number:.3g} {name}"
         number /= 1000
     return f"{number:.3g} TB"
-
-
-def _uneven_cut(plan: Plan) -> str | None:
-    """Return the line on how the model is cut; None if the ranks are nearly equal."""
-    work = plan.work_by_rank
-    speed_up = sum(work) / max(work)
-    if speed_up >= EVEN * len(work):
-        return None
-    layers = ", ".join(map(str, plan.layers_by_stage))
-    return (
-        f"split     stages of {layers} layers: {len(work)} ranks are at most {speed_up:.3g} times "
-        "as fast as one"
-    )
