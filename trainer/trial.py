@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipegap.trainer.base.compiler import compiling, require_compiler
 from pipegap.trainer.base.errors import BadInput, LeaseLost, Stopped
 from pipegap.trainer.base.resources import (
     device_name,
@@ -21,6 +20,7 @@ from pipegap.trainer.base.resources import (
     reset_peak_memory,
     stream_seed,
 )
+from pipegap.trainer.base.scratch import compiling, require_compiler
 from pipegap.trainer.base.status import Status
 from pipegap.trainer.config.identity import made_by
 from pipegap.trainer.config.plan import Plan, plan_trial

@@ -17,8 +17,8 @@ import yaml
 from pipegap.sweeps.plan.cores import COMPILED, PLAIN, Rates, measured
 from pipegap.sweeps.request.expand import Trial
 from pipegap.trainer.base.build import build
+from pipegap.trainer.base.children import num_cores
 from pipegap.trainer.base.code import use_code
-from pipegap.trainer.base.cores import num_cores
 from pipegap.trainer.config.plan import FORWARD, Plan, which_optimizer
 from pipegap.trainer.config.work import StageWork, to_compile, work
 from pipegap.trainer.models.recipe import Recipe

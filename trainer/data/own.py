@@ -15,7 +15,7 @@ from annotated_types import Gt, Interval
 from tokenizers import Tokenizer
 from typing_extensions import override
 
-from pipegap.trainer.base.cores import num_cores
+from pipegap.trainer.base.children import num_cores
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.ranges import Place, Positive
 from pipegap.trainer.data.chosen import chosen

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipegap.trainer.base.compiler import compiling
 from pipegap.trainer.base.errors import Stopped
+from pipegap.trainer.base.scratch import compiling
 from tests.support.processes import holding
 
 ADD = """
@@ -19,7 +19,7 @@ import os
 import signal
 from pathlib import Path
 import torch
-from pipegap.trainer.base.compiler import compiling
+from pipegap.trainer.base.scratch import compiling
 with compiling():
     assert torch.compile(lambda x: x.sin() + 1)(torch.zeros(8)).equal(torch.ones(8))
 """
@@ -33,7 +33,7 @@ AND_CUT = """
 """
 MARKED = """
 import time
-from pipegap.trainer.base.compiler import compiling
+from pipegap.trainer.base.scratch import compiling
 with compiling():
     print("marked", flush=True)
     time.sleep(600)
