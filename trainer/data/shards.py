@@ -141,11 +141,8 @@ class Prepared:
 
     def __init__(self, *, path: Place) -> None:
         self._path = Path(path)
-
-    @property
-    def remedy(self) -> str:
+        self.remedy = f"`make data-{self._path.name}`"
         """The command that prepares them."""
-        return f"`make data-{self._path.name}`"
 
     @property
     def hash(self) -> str | None:
