@@ -34,7 +34,7 @@ from pipegap.trainer.progress import outcome
 from pipegap.trainer.ranks.groups import Heartbeat, joined
 from pipegap.trainer.ranks.spawn import run_gang
 from pipegap.trainer.ranks.supervisor import AskedToStop, Launch, Parent
-from pipegap.trainer.training import Job, Report, Training, never, nowhere, restored_other
+from pipegap.trainer.training import Job, Report, Training, nowhere, restored_other
 
 Config = Mapping[str, Any]
 
@@ -42,7 +42,7 @@ Config = Mapping[str, Any]
 def run_trial(
     config: Config,
     report: Report = nowhere,
-    asked_to_stop: AskedToStop = never,
+    asked_to_stop: AskedToStop = lambda: False,
     launch: Launch = run_gang,
 ) -> Row:
     """Runs or resumes the trial of a resolved config; returns its result.

@@ -11,7 +11,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from pipegap.trainer.base.atomic import clean, partials, write_atomically, write_json
+from pipegap.trainer.base.atomic import clean, delete, partials, write_atomically, write_json
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.status import Status
 from pipegap.trainer.folder import checkpoint, metrics
@@ -167,7 +167,7 @@ class TrialFolder:
         self._saved()
         self._metrics.sync()
         whole = self._write(result)
-        _delete(_strays(self.path))
+        delete(_strays(self.path))
         return whole
 
     def fail(self, result: Row) -> None:
@@ -189,16 +189,11 @@ def tidy(folder: Path) -> None:
     # Listed before the look at the holder: a process that takes the trial now may write new ones.
     if (left := _strays(folder)) and holder(folder) is None:
         with suppress(OSError):
-            _delete(left)
+            delete(left)
 
 
 def _strays(folder: Path) -> list[Path]:
     return [*partials(folder), *(saved.path for saved in checkpoint.newest_first(folder))]
-
-
-def _delete(files: list[Path]) -> None:
-    for path in files:
-        path.unlink(missing_ok=True)
 
 
 class ReadOnlyFolder(TrialFolder):
