@@ -24,8 +24,8 @@ import yaml
 from pipegap.sweeps.request.expand import Trial
 from pipegap.trainer.base.atomic import write_json
 from pipegap.trainer.base.build import build
+from pipegap.trainer.base.children import num_cores
 from pipegap.trainer.base.code import use_code
-from pipegap.trainer.base.cores import num_cores
 from pipegap.trainer.base.places import cache_folder
 from pipegap.trainer.config.plan import FORWARD, Plan, which_optimizer
 from pipegap.trainer.config.work import StageWork, to_compile, work

@@ -13,8 +13,8 @@ from pipegap.sweeps.plan.round import Round
 from pipegap.sweeps.plan.sweep_plan import SweepPlan
 from pipegap.sweeps.request.expand import Trial, unique
 from pipegap.trainer.base.build import made
+from pipegap.trainer.base.children import num_cores
 from pipegap.trainer.base.cli import duration
-from pipegap.trainer.base.cores import num_cores
 from pipegap.trainer.base.errors import some
 from pipegap.trainer.config.memory import peak_bytes
 from pipegap.trainer.config.names import data_place, names

@@ -99,24 +99,12 @@ def reproducible(seed: int, num_threads: int, deterministic: bool = True) -> Ite
     threads = torch.get_num_threads()
     was_deterministic = torch.are_deterministic_algorithms_enabled()
     fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    torch.set_num_threads(num_threads)
-    torch.use_deterministic_algorithms(deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    try:
-        with _seeded(seed):
-            yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(was_deterministic)
-        torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """torch's generators start at `seed`, and go on from where they were at exit."""
     cpu_state = torch.get_rng_state()
     # `torch.random.fork_rng` would start CUDA in a process that does not use it.
     gpu_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    torch.set_num_threads(num_threads)
+    torch.use_deterministic_algorithms(deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.manual_seed(seed)
     try:
         yield
@@ -126,6 +114,9 @@ def _seeded(seed: int) -> Iterator[None]:
             torch.cuda.manual_seed_all(torch.initial_seed())
         else:
             torch.cuda.set_rng_state_all(gpu_states)
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(was_deterministic)
+        torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
 
 
 def reset_peak_memory(device: torch.device) -> None:

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.metadata import distributions, version
 from pathlib import Path
 from subprocess import CalledProcessError, run
 from typing import Any
@@ -167,16 +167,9 @@ def made_by(device_name: str) -> dict[str, Any]:
 
 
 @cache
-def _versions() -> Mapping[str, str | None]:
+def _versions() -> Mapping[str, str]:
     packages = ("torch", "numpy", "pytorch_optimizer")
-    return {"python": platform.python_version()} | {name: _version(name) for name in packages}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    return {"python": platform.python_version()} | {name: version(name) for name in packages}
 
 
 def code_version() -> str | None:

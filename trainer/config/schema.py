@@ -18,7 +18,6 @@ from pydantic_core import ErrorDetails
 
 from pipegap.trainer.base.build import locate, published
 from pipegap.trainer.base.code import in_short, refuse_hidden, use_code
-from pipegap.trainer.base.cores import resolved_dtype
 from pipegap.trainer.base.errors import BadInput, closest_first
 from pipegap.trainer.base.former import is_dropped, refuse_dropped_node
 from pipegap.trainer.base.places import require_folder
@@ -27,6 +26,8 @@ from pipegap.trainer.config.combinations import check_combinations
 from pipegap.trainer.config.names import GROUPS, YOUNGER, names
 
 Choice = dict[str, Any]
+BF16_PRODUCTS = ("avx512_bf16", "amx_bf16")
+"""Instructions of processors, by torch's names, with which its products in bfloat16 are faster."""
 
 
 def _compile(value: object) -> bool | str:
@@ -110,7 +111,7 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
     if checked["choices"] is not None:
         _check(ChoiceNames, checked["choices"], prefix="choices.")
     checked["choices"] = names(checked)
-    checked["dtype"] = resolved_dtype(
+    checked["dtype"] = _resolved_dtype(
         checked["dtype"], checked["device"], has_experts="num_experts" in checked["model"]
     )
     # A trial in an object store has a URL as `results`, and runs in the folder `out`.
@@ -120,6 +121,25 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
     _check_batch(checked)
     check_combinations(checked)
     return checked
+
+
+def _resolved_dtype(name: str, device: str, *, has_experts: bool) -> str:
+    """Returns the dtype `name`, or for auto the dtype of the fastest products.
+
+    They are in bfloat16 on a GPU, and on a CPU that has instructions for bfloat16. On other CPUs
+    bfloat16 is slower than float32. So it is for experts on any CPU, because torch compiles a
+    product for each number of tokens that an expert gets.
+    """
+    if name != "auto":
+        return name
+    if device != "cpu":
+        return "bfloat16"
+    if has_experts:
+        return "float32"
+    import torch  # slow, and a command that only reads a store asks for no dtype
+
+    has: Mapping[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()  # of newer torch
+    return "bfloat16" if any(has.get(name) for name in BF16_PRODUCTS) else "float32"
 
 
 def check_choice(key: str, node: Choice, code: str | None = None) -> Choice:

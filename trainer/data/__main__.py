@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipegap.trainer.base.children import num_cores
 from pipegap.trainer.base.cli import (
     DONE,
     Parser,
@@ -22,7 +23,6 @@ from pipegap.trainer.base.cli import (
     refuse_others,
     split_word,
 )
-from pipegap.trainer.base.cores import num_cores
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.places import require_folder
 from pipegap.trainer.data import benchmarks

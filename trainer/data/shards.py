@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -71,14 +71,6 @@ class Source(Protocol):
 
     def open(self) -> Dataset:
         """Verifies and opens the data; raises BadInput (key data.path) if missing or altered."""
-
-
-@runtime_checkable
-class KnowsTokenizer(Protocol):
-    """A source that knows what made its tokens."""
-
-    def read_tokenizer(self) -> Tokenizer:
-        """The tokenizer; raises BadInput if it is lost."""
 
 
 MANIFEST = "manifest.json"
@@ -149,11 +141,8 @@ class Prepared:
 
     def __init__(self, *, path: Place) -> None:
         self._path = Path(path)
-
-    @property
-    def remedy(self) -> str:
+        self.remedy = f"`make data-{self._path.name}`"
         """The command that prepares them."""
-        return f"`make data-{self._path.name}`"
 
     @property
     def hash(self) -> str | None:

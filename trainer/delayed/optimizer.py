@@ -30,7 +30,7 @@ from pipegap.trainer.delayed.settings import Settings
 from pipegap.trainer.optimizers import state as optimizer_state
 from pipegap.trainer.optimizers.averaging import HasModes, averages, evaluated
 from pipegap.trainer.stages.in_parts import CorrectionInParts
-from pipegap.trainer.stages.update import corrected_update, look_ahead, stepping
+from pipegap.trainer.stages.update import corrected_update, look_ahead, step
 
 SAME = ("delay", "keep", "pipeline", "correction")
 """Attributes that a state must have been saved with."""
@@ -266,8 +266,8 @@ class DelayedOptimizer(Around):
         self._correction.gradient_of_some(tensors, weights, delays)  # in place, as the clip
         clip(tensors, self._clip_norm)
         with _scaled(self.optimizer, self._correction.lr_factor(batch, delay)):
-            step = stepping(self.optimizer, weights, tensors)
-            ahead = corrected_update(step, self._correction, weights, delays)
+            made = partial(step, self.optimizer, weights, tensors)
+            ahead = corrected_update(made, self._correction, weights, delays)
         if self._correction.looks_ahead:
             look_ahead(self.optimizer, self._correction, weights, batch, _rate(self.optimizer))
         return ahead

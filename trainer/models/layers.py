@@ -4,7 +4,6 @@ and initial weights, which a module may know itself."""
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -21,17 +20,10 @@ SHORT = 256
 not use the processor's bf16 products (bench/README.md)."""
 
 
-@runtime_checkable
-class InitialisesItself(Protocol):
-    """A module that knows the initial values of its own parameters."""
-
-    def initial(self, name: str, shape: torch.Size, std: float, streams: Streams) -> Tensor:
-        """Initial values of the parameter `name`; `std` is the model's standard deviation."""
-
-
 @torch.no_grad()
 def initialise(module: nn.Module, std: float, seed: int) -> None:
-    """Normal(0, std) for matrices and 1 for vectors, unless their module says otherwise.
+    """Normal(0, std) for matrices and 1 for vectors, unless their module knows better: if it has a
+    method `initial(name, shape, std, streams)`, that makes the values of its parameter `name`.
 
     Each parameter is drawn on the CPU from a stream of its own name, so that its values depend on
     neither the stages nor the device.
@@ -39,8 +31,8 @@ def initialise(module: nn.Module, std: float, seed: int) -> None:
     for path, submodule in module.named_modules():
         for name, parameter in submodule.named_parameters(recurse=False):
             streams = partial(stream, seed, "init", f"{path}.{name}".lstrip("."))
-            if isinstance(submodule, InitialisesItself):
-                parameter.copy_(submodule.initial(name, parameter.shape, std, streams))
+            if (initial := getattr(submodule, "initial", None)) is not None:
+                parameter.copy_(initial(name, parameter.shape, std, streams))
             elif parameter.ndim == 1:
                 parameter.fill_(1.0)
             else:

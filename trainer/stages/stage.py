@@ -4,6 +4,7 @@ All that docs/semantics.md asks of a stage is here, once; executors only order t
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from pipegap.trainer.schedules.operations import Op
 from pipegap.trainer.stages.backward import Microbatch, Sums
 from pipegap.trainer.stages.in_parts import correction_in_parts
 from pipegap.trainer.stages.probe import Comparison, NoProbe, Probe
-from pipegap.trainer.stages.update import corrected_update, dry_update, look_ahead, stepping
+from pipegap.trainer.stages.update import corrected_update, dry_update, look_ahead, step
 from pipegap.trainer.stages.versions import Versions
 
 
@@ -137,8 +138,8 @@ class Stage:
         delays = self._start_update(batch)
         # The master is stepped where version t + 1 will be read: version t stays as it was.
         weights = self.versions.open()
-        step = stepping(self.optimizer, weights, gradients)
-        ahead = corrected_update(step, self._correction, weights, delays, probe=self._probe)
+        made = partial(step, self.optimizer, weights, gradients)
+        ahead = corrected_update(made, self._correction, weights, delays, probe=self._probe)
         self._look_ahead(batch)
         self.versions.close(ahead)
 

@@ -17,7 +17,7 @@ from pipegap.sweeps.__main__ import main
 from pipegap.sweeps.cluster import connection, gang, stop_flag
 from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from pipegap.sweeps.request.command_line import parse_request
-from pipegap.trainer.base.cores import num_cores
+from pipegap.trainer.base.children import num_cores
 from pipegap.trainer.base.errors import GangFailed
 from pipegap.trainer.ranks.supervisor import Parent
 from tests.support import small

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipegap.trainer.base.cores import num_cores
+from pipegap.trainer.base.children import num_cores
 
 OWN = {"cgroup": "1:name=systemd:/x\n0::/job/step\n"}
 

@@ -17,7 +17,7 @@ from pipegap.trainer.compiled import passes, step
 
 
 def _forget() -> None:
-    passes._graph.cache_clear()
+    passes.graph_of_stage.cache_clear()
     step.update_graph.cache_clear()
     step.feedback_graph.cache_clear()
 

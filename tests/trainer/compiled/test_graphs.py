@@ -36,12 +36,12 @@ def test_short_attention_is_two_products_and_a_softmax(
 
     monkeypatch.setattr("pipegap.trainer.compiled.passes.compiled", as_it_is)
     monkeypatch.setattr("pipegap.trainer.compiled.passes.SHORT", SHORT)  # see `graphs`
-    passes._graph.cache_clear()
+    passes.graph_of_stage.cache_clear()
     with reproducible(0, 1):
         for way, updates in made.items():
             words = (f"compile={way}", f"dtype={dtype}")
             trainer(*DENSE, *words).run(0, 1, updates.append)
-    passes._graph.cache_clear()
+    passes.graph_of_stage.cache_clear()
     [code] = codes
     assert "aten.mm" in code
     assert "scaled_dot_product" not in code
