@@ -36,7 +36,6 @@ PIPELINES = {
     "paci": "PACI",
     "pipedream": "PipeDream",
     "pipedream_2bw": "delay",
-    "sync": "sync",
     "wpipe": "WPipe",
 }
 CORRECTIONS = {
@@ -48,7 +47,6 @@ CORRECTIONS = {
     "matched_error_feedback": "EF matched to the delay",
     "none": "",
     "taylor": "Taylor",
-    "weight_prediction": "weight prediction",
 }
 REPORTED_ARMS = {
     "delay": "delay",
@@ -69,14 +67,11 @@ KEYS = {
     "lr_schedule.warmup": "share of warm-up",
     "num_updates": "updates",
     "optimizer.lr": "learning rate",
-    "optimizer.momentum": "momentum",
     "optimizer.variance_decay": "β₂",
     "seq_len": "sequence length",
 }
 HEADS = {
     "accuracy_norm": "normalized accuracy",
-    "arm_diverged": "arm diverged",
-    "bits_per_byte": "bits per byte",
     "converted": "how converted",
     "cosine": "cosine of late and fresh update",
     "detectable": "detectable difference",
@@ -108,7 +103,6 @@ HEADS = {
     "speed ratio": "speed, over sync's",
     "switch": "update of the switch",
     "tax": "token tax",
-    "tax_from": "tax from",
     "tax_why": "why no tax",
     "time ratio": "time, over sync's",
     "trial_id": "trial",

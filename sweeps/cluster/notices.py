@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from urllib.error import HTTPError
 
+from typing_extensions import override
+
 from pipegap.sweeps.plan.round import Round
 from pipegap.sweeps.plan.sweep_record import FOLDER
 from pipegap.trainer.base.status import Status
@@ -40,7 +42,23 @@ def post(url: str, content: Mapping[str, object]) -> None:
         pass
 
 
-class Notices:
+class Ends:
+    """Follows the trials that end here: stops a sweep of which `fail_fast` failed; 0: never."""
+
+    def __init__(self, fail_fast: int = 0) -> None:
+        self._fail_fast, self._failed = fail_fast, set[str]()
+
+    def has_failed(self) -> bool:
+        """Whether so many failed that the sweep stops."""
+        return 0 < self._fail_fast <= len(self._failed)
+
+    def __call__(self, trial_id: str, name: str, status: Status, error: str, share: float) -> None:
+        """Take the end of a trial, after which a share of the sweep's work is done."""
+        if status == Status.FAILED:
+            self._failed.add(trial_id)
+
+
+class Notices(Ends):
     """A context in which notices are posted, by a thread that nobody waits for until the end.
 
     A notice has a kind and a key, and is told once: keys that were delivered stand in a file of the
@@ -49,6 +67,7 @@ class Notices:
     """
 
     def __init__(self, url: str, now: Round, every: float = EVERY) -> None:
+        super().__init__(now.request.fail_fast)
         self._url, self._store, self._every = url, now.store, every
         self.title = now.title
         self._trials = _digest([trial.trial_id for trial in now.planned])
@@ -77,6 +96,13 @@ class Notices:
             self._end.set()
             self._thread.join(TIMEOUT + 2 * LOOK_EVERY)
 
+    @override
+    def __call__(self, trial_id: str, name: str, status: Status, error: str, share: float) -> None:
+        super().__call__(trial_id, name, status, error, share)
+        self._ended(trial_id, name, status, error)
+        if share >= 0.5:
+            self.tell("half", f"half {self._trials}", "half of the work is done")
+
     def tell(self, kind: str, key: str, line: str) -> None:
         """Have a line told soon, unless its key was told before."""
         with self._lock:
@@ -84,7 +110,7 @@ class Notices:
                 self._known.add(key)
                 self._due.setdefault(kind, {})[key] = line
 
-    def ended(self, trial_id: str, name: str, status: Status, error: str) -> None:
+    def _ended(self, trial_id: str, name: str, status: Status, error: str) -> None:
         """Have told that a trial failed for good or diverged; of others nothing."""
         if status == Status.FAILED:
             why = why_failed(error)
@@ -93,16 +119,12 @@ class Notices:
         elif status == Status.DIVERGED:
             self.tell("diverged", f"diverged {trial_id}", f"{trial_id} {name} diverged")
 
-    def half(self) -> None:
-        """Have told that half of the work is done."""
-        self.tell("half", f"half {self._trials}", "half of the work is done")
-
     def look(self, now: Round) -> None:
         """Have told what the store says of trials, and nobody told."""
         for trial in now.planned:
             if (result := now.seen.result(trial.folder)) is not None:
                 error = result.get("error") or ""
-                self.ended(trial.trial_id, trial.name, Status(result["status"]), error)
+                self._ended(trial.trial_id, trial.name, Status(result["status"]), error)
 
     def end(self, now: Round, *, stopped: bool, has_run: bool) -> None:
         """Have told that the sweep was stopped, or how it ended: if trials ran, or nobody did."""

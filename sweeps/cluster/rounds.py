@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from pipegap.sweeps.cluster.notices import Ends
 from pipegap.sweeps.cluster.queue import WorkList
-from pipegap.sweeps.cluster.session import Ends, session
+from pipegap.sweeps.cluster.session import session
 from pipegap.sweeps.plan import sweep_record
 from pipegap.sweeps.plan.round import Round
 from pipegap.sweeps.request.expand import Trial

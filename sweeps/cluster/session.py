@@ -5,41 +5,16 @@ Ray and Tune are imported when a session begins: a sweep with nothing to do need
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from pipegap.sweeps.cluster.notices import Notices
+from pipegap.sweeps.cluster.notices import Ends
 from pipegap.sweeps.tracking.choice import Tracking
 from pipegap.trainer.base.cli import stopping
-from pipegap.trainer.base.status import Status
 from pipegap.trainer.store.store import SweepStore
 
 SAYS = "running trials save a checkpoint and stop"
 """What a driver says when a signal asks it to stop."""
-
-
-@dataclass
-class Ends:
-    """Follows the trials that end here: tells of them, and stops a sweep that fails."""
-
-    fail_fast: int = 0
-    """After how many trials that failed for good; 0: never."""
-    notices: Notices | None = None
-    failed: set[str] = field(default_factory=set)
-    """Ids of trials that failed for good."""
-
-    def has_failed(self) -> bool:
-        """Whether so many failed that the sweep stops."""
-        return 0 < self.fail_fast <= len(self.failed)
-
-    def __call__(self, trial_id: str, name: str, status: Status, error: str, share: float) -> None:
-        """Take the end of a trial, after which a share of the sweep's work is done."""
-        if status == Status.FAILED:
-            self.failed.add(trial_id)
-        if self.notices is not None:
-            self.notices.ended(trial_id, name, status, error)
-            if share >= 0.5:
-                self.notices.half()
 
 
 @dataclass(frozen=True)

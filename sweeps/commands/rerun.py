@@ -4,9 +4,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipegap.sweeps.cluster.notices import Ends
 from pipegap.sweeps.cluster.queue import WorkList
 from pipegap.sweeps.cluster.rounds import require_ready
-from pipegap.sweeps.cluster.session import Ends, Session, session
+from pipegap.sweeps.cluster.session import Session, session
 from pipegap.sweeps.commands.list import KEYS, select
 from pipegap.sweeps.request.command_line import CHOICES, parse_gpus
 from pipegap.sweeps.request.expand import Trial, placed

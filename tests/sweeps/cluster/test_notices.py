@@ -15,7 +15,6 @@ import pytest
 
 from pipegap.sweeps.__main__ import main
 from pipegap.sweeps.cluster.notices import Notices
-from pipegap.sweeps.cluster.session import Ends
 from pipegap.sweeps.plan.round import Round
 from pipegap.sweeps.request.command_line import parse_request, take_url
 from pipegap.trainer.base.errors import BadInput
@@ -61,9 +60,9 @@ def server() -> Iterator[Server]:
         http.shutdown()
 
 
-def at(folder: Path) -> Round:
+def at(folder: Path, *words: str) -> Round:
     """A sweep of adamw: sync, delay and delay with Error Feedback, as the store has them now."""
-    request = parse_request([*SWEEP, "advice=null", f"results={folder}"])
+    request = parse_request([*SWEEP, "advice=null", f"results={folder}", *words])
     return Round.first(request, open_store(str(folder)))
 
 
@@ -75,9 +74,8 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def test_a_kind_is_posted_at_once_and_then_in_one(tmp_path: Path, server: Server) -> None:
-    now = at(tmp_path)
-    with Notices(server.url, now, every=3600) as notices:
-        ends = Ends(fail_fast=3, notices=notices)
+    now = at(tmp_path, "fail_fast=3")
+    with Notices(server.url, now, every=3600) as ends:
         ends("a", "adamw sync", Status.COMPLETED, "", 0.1)
         ends("b", "adamw delay", Status.FAILED, "ValueError: no matrix\nrow 3", 0.2)
         ends("c", "muon delay", Status.DIVERGED, "", 0.6)
@@ -85,7 +83,7 @@ def test_a_kind_is_posted_at_once_and_then_in_one(tmp_path: Path, server: Server
         ends("d", "soap delay", Status.FAILED, "KeyError: 'x'", 0.7)
         ends("b", "adamw delay", Status.FAILED, "ValueError: no matrix\nrow 3", 0.7)
         assert not ends.has_failed()
-        notices.end(now, stopped=False, has_run=True)
+        ends.end(now, stopped=False, has_run=True)
     assert len(server.posts) == 4
     [failed] = [post for post in server.posts if post["kind"] == "failed"]
     assert failed == {
@@ -105,8 +103,8 @@ def test_the_next_driver_tells_what_a_killed_one_did_not(tmp_path: Path, server:
     leave_finished(delay.folder, delay.config, status="diverged", final_val_loss=None)
     failed = {"status": "failed", "error": "OSError: disk", "final_val_loss": None}
     leave_finished(feedback.folder, feedback.config, **failed)
-    with Notices(server.url, at(tmp_path)) as notices:  # it delivered one, and was killed
-        Ends(notices=notices)(feedback.trial_id, feedback.name, Status.FAILED, "OSError: disk", 0)
+    with Notices(server.url, at(tmp_path)) as ends:  # it delivered one, and was killed
+        ends(feedback.trial_id, feedback.name, Status.FAILED, "OSError: disk", 0)
         until(lambda: bool(server.posts))
     path = tmp_path / "sweeps" / "told.jsonl"
     path.write_text(path.read_text() + '\n"half of a li')
