@@ -8,6 +8,7 @@ from functools import cache, wraps
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import settings
 
 from pipegap import sweeps  # noqa: F401  before Ray, which reads variables that it sets when it is imported
@@ -16,7 +17,7 @@ from pipegap.trainer.config.compose import Node
 from pipegap.trainer.config.words import ParsedWords
 from pipegap.trainer.ranks import spawn
 
-pytest_plugins = ["tests.support.one_rank", "tests.support.refusals"]
+pytest_plugins = ["tests.support.refusals"]
 
 settings.register_profile("no deadline", deadline=None)  # a slow machine fails no test
 settings.load_profile("no deadline")
@@ -80,6 +81,14 @@ def imported_once() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    """This process is the only rank of a process group, of gloo."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 def pytest_terminal_summary(

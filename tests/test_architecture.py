@@ -96,10 +96,16 @@ def name(path: Path) -> str:
 
 
 @cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """The syntax of a file, at whatever depth."""
+    return tuple(ast.walk(ast.parse(path.read_text())))
+
+
+@cache
 def imports(path: Path) -> frozenset[str]:
     """The modules that a file imports; ours without `pipegap.`."""
     modules = set[str]()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -185,7 +191,7 @@ def test_what_a_test_imports_is_there() -> None:
     """mypy reads no test, and a slow one may not run for long after a name has moved."""
     lost = []
     for path in (ROOT / "tests").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.ImportFrom) and node.module:
                 asked = {alias.name for alias in node.names}
                 known = names_in(node.module)
@@ -230,7 +236,7 @@ def dotted(path: Path) -> str:
 def modules_used(path: Path, known: Collection[str]) -> set[str]:
     """The modules that a module imports, at whatever depth; of a package its __init__ alone."""
     used = set[str]()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             used |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -260,7 +266,7 @@ def test_nothing_dispatches_on_the_name_of_a_choice() -> None:
     choices = {p.stem for group in groups for p in (ROOT / "conf" / group).glob("*.yaml")}
     choices -= {"sync", "text"}  # the name of an arm too, and a key of a register
     for path in (path for path in CODE if "analysis" not in path.parts):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.Compare):
                 constants = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant)]
                 compared = set(map(str, constants)) & choices

@@ -1,5 +1,6 @@
 """A trial that takes a second: a small corpus and a small config in a folder of the test's own."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,18 @@ def corpus(folder: Path) -> Path:
     return folder / "corpus"
 
 
+def later_wins(words: Iterable[str]) -> list[str]:
+    """Of words with one key the last one."""
+    return [*{word.partition("=")[0]: word for word in words}.values()]
+
+
 def overrides(folder: Path, *more: str) -> list[str]:
     """Later words win."""
     if not (folder / "corpus").exists():
         corpus(folder)
-    words = [f"data.path={folder / 'corpus'}", f"results={folder / 'results'}", *SMALL, *more]
-    return list({word.split("=")[0]: word for word in words}.values())
+    return later_wins(
+        [f"data.path={folder / 'corpus'}", f"results={folder / 'results'}", *SMALL, *more]
+    )
 
 
 def config(folder: Path, *more: str) -> dict[str, Any]:

@@ -16,11 +16,17 @@ from pipegap.trainer.config.compose import compose
 from pipegap.trainer.executors.emulated import Emulated
 from pipegap.trainer.models.llama import Llama
 from pipegap.trainer.parts import Parts, build_emulated
+from tests.support.small import later_wins
 
 UPDATES = 100_000
 """More than any benchmark makes: the schedule has to know how many will come."""
 DIFFERENT = 4
 """Batches that take turns."""
+DENSE = (
+    *("model=nano", "model.num_layers=1", "model.hidden_size=16", "model.intermediate_size=24"),
+    *("model.vocab_size=30", "batch_size=4", "seq_len=8"),
+)
+"""A model whose update takes milliseconds."""
 
 
 class RandomTokens:
@@ -43,12 +49,13 @@ class RandomTokens:
 
 def words_of_scale(scale: str, *words: str) -> list[str]:
     """The words of a scale, then `words`; of two words with one key the later one wins."""
-    return [*{word.partition("=")[0]: word for word in (*scale_file(scale), *words)}.values()]
+    return later_wins((*scale_file(scale), *words))
 
 
 def resolved(words: Sequence[str]) -> dict[str, Any]:
-    """The config of these words, long enough for any benchmark."""
-    return compose([*words, f"num_updates={UPDATES}", "tokens_per_parameter=null"])
+    """The config of these words, long enough for any benchmark; of two with one key the later
+    one wins."""
+    return compose(later_wins([*words, f"num_updates={UPDATES}", "tokens_per_parameter=null"]))
 
 
 def executor(config: Mapping[str, Any]) -> Emulated:

@@ -13,6 +13,7 @@ import torch
 
 from pipegap.trainer.base.places import CONF
 from tests.support.fake_cuda.library import compiler
+from tests.support.small import later_wins
 
 ROOT = Path(__file__).parents[3]
 needed = pytest.mark.skipif(
@@ -32,7 +33,7 @@ def choices(group: str) -> list[str]:
 
 def small(*words: str) -> list[str]:
     """The words of a small trial with a delay; of two with one key the later one wins."""
-    return [*{word.partition("=")[0]: word for word in (*SMALL, *words)}.values()]
+    return later_wins((*SMALL, *words))
 
 
 def answers(config: pytest.Config, questions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -16,8 +16,7 @@ from pipegap.trainer.compiled.versions import StackedVersions
 from pipegap.trainer.corrections.error_feedback import ErrorFeedback, MatchedErrorFeedback
 from pipegap.trainer.executors.emulated import Emulated
 from pipegap.trainer.executors.gradients import Update
-from tests.support import smallest
-from tests.support.smallest import DENSE
+from tests.support.steps import DENSE, executor, resolved
 
 DELAYED = ("pipeline=pipedream_2bw", "correction=error_feedback")
 RULED = ("adamw", "adan", "lion", "mars", "muon", "normuon", "soap")
@@ -28,7 +27,7 @@ Weights = dict[str, Tensor]
 
 
 def trainer(*words: str) -> Emulated:
-    return smallest.trainer(*DENSE, "optimizer.lr=0.01", *words)
+    return executor(resolved([*DENSE, "optimizer.lr=0.01", *words]))
 
 
 def trained(*words: str, updates: int = 8) -> Weights:
@@ -232,7 +231,7 @@ def test_an_evaluation_is_a_plain_stages(words: tuple[str, ...], graphs: list[An
     batches = torch.randint(30, (11, 9), generator=torch.Generator().manual_seed(0)).split(5)
     with reproducible(0, 1):
         plain, compiled = (
-            smallest.trainer(*words, *DELAYED, f"compile={way}") for way in ("false", "update")
+            executor(resolved([*words, *DELAYED, f"compile={way}"])) for way in ("false", "update")
         )
         expected, num_graphs = plain.evaluate(batches), len(graphs)
         assert compiled.evaluate(batches) == expected
@@ -248,7 +247,7 @@ def test_averages_are_not_evaluated_as_the_newest_weights(graphs: list[Any]) -> 
     batches = torch.randint(30, (8, 9), generator=torch.Generator().manual_seed(0)).split(4)
     found = []
     for way in ("false", "update"):
-        run = smallest.trainer(*DENSE, "optimizer=schedule_free_adamw", f"compile={way}")
+        run = executor(resolved([*DENSE, "optimizer=schedule_free_adamw", f"compile={way}"]))
         with reproducible(0, 1):
             run.run(0, 3, lambda update: None)
             found.append(run.evaluate(batches))

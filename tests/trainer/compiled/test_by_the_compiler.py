@@ -11,8 +11,7 @@ from torch import Tensor
 
 from pipegap.trainer.base.resources import reproducible
 from pipegap.trainer.executors.emulated import Emulated
-from tests.support import smallest
-from tests.support.smallest import DENSE
+from tests.support.steps import DENSE, executor, resolved
 
 DELAYED = ("optimizer.lr=0.01", "pipeline=pipedream_2bw", "correction=error_feedback")
 pytestmark = [
@@ -26,7 +25,7 @@ pytestmark = [
 
 def trainer(*words: str) -> Emulated:
     with reproducible(0, 1):
-        return smallest.trainer(*DENSE, *DELAYED, *words)
+        return executor(resolved([*DENSE, *DELAYED, *words]))
 
 
 def trained(run: Emulated, first: int, last: int) -> dict[str, Tensor]:

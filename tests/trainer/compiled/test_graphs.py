@@ -17,7 +17,7 @@ from pipegap.trainer.compiled.stage import CompiledStage
 from pipegap.trainer.config.combinations import require_graphs
 from pipegap.trainer.executors.gradients import Update
 from tests.support.every_optimizer import NAMES
-from tests.support.smallest import DENSE, config, trainer
+from tests.support.steps import DENSE, executor, resolved
 
 SHORT = passes.SHORT
 
@@ -40,7 +40,7 @@ def test_short_attention_is_two_products_and_a_softmax(
     with reproducible(0, 1):
         for way, updates in made.items():
             words = (f"compile={way}", f"dtype={dtype}")
-            trainer(*DENSE, *words).run(0, 1, updates.append)
+            executor(resolved([*DENSE, *words])).run(0, 1, updates.append)
     passes.graph_of_stage.cache_clear()
     [code] = codes
     assert "aten.mm" in code
@@ -94,10 +94,11 @@ CHOICES = [
 @pytest.mark.parametrize("words", CHOICES, ids=" ".join)
 def test_a_plan_and_a_stage_agree(words: tuple[str, ...]) -> None:
     given = (*DENSE, "pipeline=pipedream_2bw", *words, "compile=update")
-    [stage] = trainer(*given).stages
+    config = resolved(given)
+    [stage] = executor(config).stages
     assert isinstance(stage, CompiledStage)
     try:
-        require_graphs(config(*given))
+        require_graphs(config)
         is_whole = True
     except BadInput:
         is_whole = False

@@ -65,8 +65,7 @@ def by_stage(*words: str) -> dict[str, Any]:
     """The config of two stages that clip by themselves."""
     shape = ("model=nano", "model.hidden_size=32", "model.num_layers=4", "batch_size=4")
     clip = ("seq_len=8", "clip_norm=0.1", "clip_scope=stage", "pipeline.num_stages=2")
-    given = {word.partition("=")[0]: word for word in (*shape, *clip, *words)}
-    return resolved([*given.values()])
+    return resolved([*shape, *clip, *words])
 
 
 def trained(config: dict[str, Any]) -> Emulated:

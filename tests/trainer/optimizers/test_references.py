@@ -1,6 +1,5 @@
 """Every optimizer of conf/optimizer/ equals its published equations over ten updates."""
 
-from copy import deepcopy
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from pipegap.trainer.optimizers.averaging import evaluated
-from pipegap.trainer.optimizers.chained import Chained
 from tests.oracles import hyperball
 from tests.oracles import matrix_optimizers as of_matrices
 from tests.oracles import optimizers as references
@@ -208,30 +206,6 @@ def test_schedule_free_is_evaluated_at_its_average() -> None:
     for name in set(NAMES) - {"schedule_free_adamw"}:
         ours, optimizer = trained(name, {})
         assert all(a is b for a, b in zip(evaluated(optimizer, ours), ours, strict=True))
-
-
-def test_together_is_one_after_the_other() -> None:
-    """To the last bit, and after a checkpoint too: the parts then step the loaded state."""
-
-    def two() -> tuple[list[nn.Parameter], list[torch.optim.Optimizer]]:
-        torch.manual_seed(0)
-        a, b = nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(3))
-        return [a, b], [torch.optim.AdamW([a], lr=0.1), torch.optim.SGD([b], lr=0.2, momentum=0.9)]
-
-    (ours, parts), (theirs, apart) = two(), two()
-    together = Chained(parts)
-    for t in range(6):
-        for p, q in zip(ours, theirs, strict=True):
-            p.grad = torch.full_like(p, t + 1.0)
-            q.grad = p.grad.clone()
-        for group in [*together.param_groups, *(g for part in apart for g in part.param_groups)]:
-            group["lr"] *= 0.9
-        together.step()
-        for part in apart:
-            part.step()
-        if t == 2:
-            together.load_state_dict(deepcopy(together.state_dict()))
-    assert all(map(torch.equal, ours, theirs))
 
 
 @pytest.mark.parametrize("scale", [0.1, 1e-3])

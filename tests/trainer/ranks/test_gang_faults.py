@@ -59,7 +59,7 @@ def fault(folder: Path, rank: int, how: signal.Signals, *words: str) -> Path:
 def test_a_killed_rank_ends_the_gang_which_goes_on_as_if_nothing_had_been(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = (*GANG, "num_updates=100")
+    words = (*GANG, "num_updates=60")
     out = fault(tmp_path, 1, signal.SIGKILL, *words)
     assert "rank 1 was killed by SIGKILL" in capsys.readouterr().err
     assert json.loads((out / "result.json").read_text())["status"] == "failed"

@@ -16,6 +16,7 @@ from pipegap.trainer.schedules.operations import Schedule
 from tests.oracles.corrections import PLAIN
 from tests.support.delayed import T, counted
 from tests.support.every_correction import Setting, error
+from tests.support.small import later_wins
 
 NAMES = sorted(path.stem for path in (CONF / "pipeline").glob("*.yaml"))
 STAGES, START, COOLDOWN = 4, 3, 2
@@ -58,8 +59,8 @@ def schedule(name: str, m: int) -> Schedule:
     node = _node(name)
     words = [f"{key}={value}" for key, value in phases.items() if key.split(".")[1] in node]
     words = [f"pipeline={name}", "pipeline.num_stages=4", f"pipeline.num_microbatches={m}", *words]
-    words = {word.split("=")[0]: word for word in [*words, *WORDS.get(name, [])]}.values()
-    made: Schedule = build(compose([*words, "batch_size=12"])["pipeline"], T)
+    words = later_wins([*words, *WORDS.get(name, []), "batch_size=12"])
+    made: Schedule = build(compose(words)["pipeline"], T)
     assert made.num_stages == STAGES
     return made
 

@@ -136,11 +136,6 @@ def test_at_most_one_update_is_pending(p: int, m: int) -> None:
             updated += op.kind == "U"
 
 
-def test_without_a_delay_there_is_one_phase() -> None:
-    """Every phase ends with a drain."""
-    assert sync(T, num_stages=2, num_microbatches=2).phases == (0, T)
-
-
 @pytest.mark.parametrize("start", [0.25, 3])
 def test_a_float_is_a_share_and_an_int_a_number_of_updates(start: float) -> None:
     phases = PHASES | {"synchronous_start": start}

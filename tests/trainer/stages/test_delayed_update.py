@@ -85,16 +85,6 @@ def test_stages_and_microbatches_change_no_semantics(num_stages: int, coefficien
     torch.testing.assert_close([u.loss for u in updates], losses, rtol=1e-14, atol=0)
 
 
-def test_the_order_of_forwards_and_backwards_changes_no_number() -> None:
-    shape = {"num_stages": 4, "num_microbatches": 3}
-    whole, other = (
-        toy.emulated(make(T, **shape), ADAMW, clip_norm=0.5)
-        for make in (schedules.sync, schedules.gpipe)
-    )
-    assert toy.run(whole, (0, T)) == toy.run(other, (0, T))
-    assert_equal(whole, toy.weights(other))
-
-
 def test_phases_switch_the_delay_on_and_off() -> None:
     def version(t: int) -> int:
         return max(3, t - 1) if 3 <= t < 8 else t
