@@ -37,11 +37,20 @@ def test_an_evaluation_is_a_plain_stages(words: tuple[str, ...], graphs: list[An
             assert compiled.evaluate(batches) == expected
 
 
-def test_averages_are_not_evaluated_as_the_newest_weights(graphs: list[Any]) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("optimizer=schedule_free_adamw",),
+        ("correction=ema_nesterov", "correction.start=0", "correction.look_ahead=50"),
+    ],
+)
+def test_averages_are_not_evaluated_as_the_newest_weights(
+    words: tuple[str, ...], graphs: list[Any]
+) -> None:
     batches = torch.randint(30, (8, 9), generator=torch.Generator().manual_seed(0)).split(4)
     found = []
     for way in ("false", "update"):
-        run = trainer(*DENSE, "optimizer=schedule_free_adamw", f"compile={way}")
+        run = trainer(*DENSE, *words, f"compile={way}")
         with reproducible(0, 1):
             run.run(0, 3, lambda update: None)
             found.append(run.evaluate(batches))
