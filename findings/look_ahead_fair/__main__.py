@@ -7,6 +7,7 @@ import warnings
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from findings.front import filled
@@ -14,7 +15,7 @@ from pipegap.analysis import gaps, load
 from pipegap.analysis.figures import BY_NAME
 from pipegap.analysis.figures.figure import plot, whole
 from pipegap.analysis.figures.files import picture, with_font
-from pipegap.analysis.statistics.intervals import mean_interval
+from pipegap.analysis.statistics.intervals import mean_interval, moments
 from pipegap.analysis.table import names
 from pipegap.trainer.base.atomic import write_atomically
 
@@ -37,7 +38,7 @@ def losses(trials: pd.DataFrame) -> dict[str, pd.DataFrame]:
     arm."""
     done = trials[trials["final_val_loss"].notna()]
     return {
-        optimizer: of.pivot_table("final_val_loss", "seed", "arm").dropna()
+        str(optimizer): of.pivot_table("final_val_loss", "seed", "arm").dropna()
         for optimizer, of in done.groupby("optimizer")
     }
 
@@ -62,7 +63,7 @@ def result(trials: pd.DataFrame) -> str:
     """The tables between the marks of the page."""
     by_arm, of_all = names.arms(trials), losses(trials)
     error = max(
-        float((of[arm] - of[sync]).sem())
+        moments((of[arm] - of[sync]).to_numpy()).std / np.sqrt(len(of))
         for of in of_all.values()
         for arm, sync in product(DELAYED, SYNC)
     )
