@@ -41,6 +41,7 @@ PIPELINES = {
 }
 CORRECTIONS = {
     "adaptive_error_feedback": "adaptive EF",
+    "ema_nesterov": "EMA-Nesterov",
     "error_feedback": "EF",
     "error_feedback_gradient": "EF on gradients",
     "learning_rate": "smaller learning rate",
@@ -241,7 +242,7 @@ def _arm(row: Mapping[Any, Any], *, with_coefficient: bool) -> str:
 
 def _options(row: Mapping[Any, Any], with_coefficient: bool) -> str:
     coefficient, lag = row["coefficient"], row["lag"]
-    usual = 1 if row["method"] != "taylor" else None
+    usual = {"taylor": None, "ema_nesterov": 0}.get(str(row["method"]), 1)
     parts = []
     if with_coefficient and pd.notna(coefficient) and coefficient != usual:
         parts.append(f"λ = {coefficient:,g}")

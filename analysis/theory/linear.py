@@ -318,6 +318,9 @@ NOT_LINEAR: Mapping[str, str] = {
     f"{_COR}.adaptive_error_feedback.AdaptiveErrorFeedback": (
         "is not linear: its coefficient follows the updates"
     ),
+    f"{_COR}.ema_nesterov.EmaNesterov": (
+        "has no fixed recursion: its look ahead follows the learning rate"
+    ),
     f"{_COR}.learning_rate.LearningRate": (
         "has no fixed recursion: its factor changes during the run"
     ),

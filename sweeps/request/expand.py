@@ -125,16 +125,17 @@ def points(
 
 def _check_arms(points: Iterable[GridPoint]) -> None:
     """Raises BadInput for an arm that differs from sync in more than staleness, or never in it."""
-    late: dict[str, bool] = {}
+    acts: dict[str, bool] = {}
     for point in points:
         sync = point.configs["sync"]
         for arm, config in point.configs.items():
             if other := sorted(k for k in config if config[k] != sync[k] and k not in OF_ARMS):
                 allowed = f"must be that of sync, {sync[other[0]]}: arms differ in staleness only"
                 raise BadInput(f"sweep.arms.{arm}", f"{other[0]}={config[other[0]]}", allowed)
-            late[arm] = late.get(arm, False) or point.plan(config).is_delayed
-    for arm, is_late in late.items():
-        if arm != "sync" and not is_late:
+            plan = point.plan(config)
+            acts[arm] = acts.get(arm, False) or plan.is_delayed or plan.looks_ahead
+    for arm, does_act in acts.items():
+        if arm != "sync" and not does_act:
             allowed = "must have a late gradient at some point: this is sync again"
             raise BadInput("sweep.arms", arm, allowed)
 

@@ -21,6 +21,7 @@ from pipegap.trainer.compiled.rules import (
     TorchAdam,
 )
 from pipegap.trainer.compiled.rules_of_matrices import Muon, NorMuon, Soap
+from pipegap.trainer.corrections.ema_nesterov import EmaNesterov
 from pipegap.trainer.corrections.error_feedback import ErrorFeedback, MatchedErrorFeedback
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.optimizers.chained import Chained
@@ -59,6 +60,7 @@ RULES: Mapping[str, Callable[[Group], Rule | None]] = {
 
 FEEDBACK: Mapping[type[NoCorrection], Callable[[int], float]] = {
     ErrorFeedback: lambda delay: float(delay > 0),
+    EmaNesterov: lambda delay: float(delay > 0),
     MatchedErrorFeedback: float,
 }
 """Correction that the graph makes → multiple of its coefficient at a delay."""

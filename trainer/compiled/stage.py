@@ -14,7 +14,6 @@ from pipegap.trainer.compiled.passes import AwaitsTargets, Signature, StagePlace
 from pipegap.trainer.compiled.step import Step
 from pipegap.trainer.compiled.versions import Blocks, StackedParts, StackedVersions
 from pipegap.trainer.corrections.none import NoCorrection
-from pipegap.trainer.optimizers.averaging import evaluated
 from pipegap.trainer.optimizers.routing import Kind, Parameters
 from pipegap.trainer.schedules.operations import Op
 from pipegap.trainer.stages.stage import Stage
@@ -133,6 +132,7 @@ class CompiledStage(Stage):
             super().update(batch, gradients)
         else:
             self._step(self._start_update(batch), gradients.blocks)
+            self._look_ahead(batch)
 
     @override
     @torch.no_grad()
@@ -148,8 +148,7 @@ class CompiledStage(Stage):
         return AwaitsTargets(lambda targets: graph(x, targets.contiguous(), *blocks))
 
     def _evaluates_newest(self) -> bool:
-        weights = self._stacks.master
-        pairs = zip(evaluated(self.optimizer, weights), weights, strict=True)
+        pairs = zip(self.evaluated(), self._stacks.master, strict=True)
         return all(shown is weight for shown, weight in pairs)
 
     @override

@@ -82,7 +82,8 @@ class Step:
         """Lets go of the stacks: the correction gets its u_{t−1} back."""
         if self._held is not None and self._feedback is not None:
             updates = self._layout.tensors(self._held.earlier)
-            self._correction.restore([{"update_1": update} for update in updates])
+            pairs = zip(self._correction.state(), updates, strict=True)
+            self._correction.restore([{**state, "update_1": update} for state, update in pairs])
         self._held = None
 
     @torch.no_grad()

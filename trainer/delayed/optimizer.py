@@ -22,7 +22,7 @@ from pipegap.trainer.delayed.settings import Settings
 from pipegap.trainer.optimizers import state as optimizer_state
 from pipegap.trainer.optimizers.averaging import HasModes, averages, evaluated
 from pipegap.trainer.stages.in_parts import CorrectionInParts
-from pipegap.trainer.stages.update import corrected_update, stepping
+from pipegap.trainer.stages.update import corrected_update, look_ahead, stepping
 
 SAME = ("delay", "keep", "pipeline", "correction")
 """Attributes that a state must have been saved with."""
@@ -37,7 +37,7 @@ class DelayedOptimizer(Around):
     `optimizer` makes of W(t) with the gradient of batch t at W(max(0, t − delay)), and λ is
     `error_feedback`: the update of a trial (docs/semantics.md), by the same code. The loop stays as
     it is: `zero_grad`, forward, backward, clip, `step`, schedulers. A `delay` of 0 is the bare
-    optimizer, for the synchronous run of a comparison.
+    optimizer, for the synchronous run of a comparison; but a `correction` that looks ahead acts.
 
     It is the wrapped optimizer to everybody who looks: groups, state and defaults are the same
     objects, the weights that it steps are the loop's own, and hooks, copies, pickles, closures and
@@ -87,12 +87,14 @@ class DelayedOptimizer(Around):
         self.delay, self.keep = delay, keep
         self.pipeline = arm.pipeline_node(delay, synchronous_start, synchronous_cooldown)
         self.correction = arm.correction_node(error_feedback, correction)
-        if delay == 0:  # nothing to correct, so nothing to remember
-            self.correction = arm.correction_node(0, None)
         self.num_updates, self._clip_norm = num_updates, clip_norm
         self._schedule = arm.schedule_of(self.pipeline, num_updates)
-        made, coefficient = self._make_correction([delay]), self.correction.get("coefficient")
-        arm.require_fitting(made, optimizer, keep, coefficient)
+        made = self._make_correction([delay])
+        self._is_plain = delay == 0 and not made.looks_ahead
+        if self._is_plain:  # nothing to correct, so nothing to remember
+            self.correction = arm.correction_node(0, None)
+            made = self._make_correction([delay])
+        arm.require_fitting(made, optimizer, keep, self.correction.get("coefficient"))
         self.largest_delay = 0
         """The largest delay of an update so far, counted."""
         self._keeper: Keeper | None = None
@@ -115,12 +117,12 @@ class DelayedOptimizer(Around):
         if self.num_updates is not None and self.num_taken >= self.num_updates:
             raise RuntimeError(f"num_updates={self.num_updates} are made: the training was longer")
         keeper = self._begin()
-        is_bare = self.delay == 0 and self._clip_norm is None
+        is_bare = self._is_plain and self._clip_norm is None
         with torch.enable_grad():
             result = None if closure is None or is_bare else closure()
         if is_bare:
             result = self.optimizer.step(*([] if closure is None else [closure]))
-        elif self.delay == 0:
+        elif self._is_plain:
             clip([weight.grad for weight in keeper.weights], self._clip_norm)
             self.optimizer.step()
         else:
@@ -142,6 +144,7 @@ class DelayedOptimizer(Around):
         with keeper.at_newest():
             num_made = self.num_taken - self.num_waiting
             weights = to_evaluate(self.optimizer, keeper.weights, num_made)
+            weights = self._correction.evaluated(weights)
         keeper.show(weights)
         self._is_shown = True
 
@@ -272,7 +275,16 @@ def make_update(
     clip(tensors, clip_norm)
     with _scaled(optimizer, correction.lr_factor(batch, delay)):
         step = stepping(optimizer, weights, tensors)
-        return corrected_update(step, correction, weights, delays)
+        ahead = corrected_update(step, correction, weights, delays)
+    if correction.looks_ahead:
+        look_ahead(optimizer, correction, weights, batch, _rate(optimizer))
+    return ahead
+
+
+def _rate(optimizer: Optimizer) -> float:
+    """The learning rate of the first group as a share of its scheduler's base; 1 without one."""
+    group = optimizer.param_groups[0]
+    return float(group["lr"] / group["initial_lr"]) if "initial_lr" in group else 1.0
 
 
 def has_average(optimizer: Optimizer) -> bool:

@@ -53,6 +53,19 @@ def corrected_update(
         return correction.ahead(weights, update)
 
 
+@torch.no_grad()
+def look_ahead(
+    optimizer: Optimizer, correction: NoCorrection, weights: Weights, update: int, rate: float
+) -> None:
+    """Lets the correction turn W(t + 1), made by `update`, into what is read and stepped from next.
+
+    The rate was `rate` times its peak.
+    """
+    if correction.looks_ahead:
+        with on_spheres([optimizer]):
+            correction.look_ahead(weights, update, rate)
+
+
 def change(before: Sequence[Tensor], weights: Weights, *, in_place: bool) -> Sequence[Tensor]:
     """u, one tensor per weight: what was subtracted. It may be made `in_place` of W(t)."""
     old, new = wholes(before, weights)

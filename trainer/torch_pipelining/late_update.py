@@ -41,8 +41,10 @@ class LateUpdate:
         num_updates: int | None,
     ) -> None:
         self._make = partial(build, correction, num_updates or MAX_COUNT)
-        self._coefficient = correction.get("coefficient")
-        self.versions = TwoVersions(stage.submod, twins, reads_ahead=self._make([1]).reads_ahead)
+        self._coefficient, made = correction.get("coefficient"), self._make([1])
+        allowed = "must not look ahead: the module has weights to evaluate while it is drained"
+        refusals.require(not made.looks_ahead, "correction", type(made).__name__, allowed)
+        self.versions = TwoVersions(stage.submod, twins, reads_ahead=made.reads_ahead)
         self.sums = LateSums.connected(stage, tied)
         self._norm: Tensor | None = None  # of the batch whose `update` runs
         self._begun = -1  # the last batch whose norm

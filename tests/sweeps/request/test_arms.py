@@ -45,6 +45,15 @@ def test_an_arm_may_be_sync_at_some_point_and_run_otherwise(tmp_path: Path) -> N
     assert len(points(sweep, tmp_path)) == 2
 
 
+def test_a_second_synchronous_arm_may_look_ahead(tmp_path: Path) -> None:
+    arms = {"sync": SYNC, "sync_ema_nesterov": [*SYNC, "correction=ema_nesterov"]}
+    sweep = check_sweep({"base": [], "grid": {}, "arms": arms, "seeds": [0], "verdict": "none"})
+    assert len(points(sweep, tmp_path)) == 1
+    arms["sync_ema_nesterov"] = [*SYNC, "correction=error_feedback"]
+    with pytest.raises(BadInput, match="sync again"):
+        points(sweep.model_copy(update={"arms": arms}), tmp_path)
+
+
 @pytest.mark.parametrize("values", ["[1,'1']", "[1,1.0]", "['1.0',1]", "['0.1','1e-1']"])
 def test_a_value_that_is_written_twice_is_refused(values: str, refused: Refused) -> None:
     words = ["sweep=main", "grid.optimizer=[adamw]", f"grid.optimizer.lr={values}"]

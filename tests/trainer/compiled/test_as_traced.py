@@ -85,6 +85,8 @@ WAYS = [
     ),
     (*DELAYED, "pipeline.synchronous_start=4", "correction.coefficient=0.5"),
     (*DELAYED, "clip_scope=stage", "clip_norm=0.1"),
+    ("correction=ema_nesterov", "correction.start=0", "correction.look_ahead=2"),
+    (*DELAY, "correction=ema_nesterov", "correction.start=0", "correction.coefficient=0.7"),
     (*DELAYED, "model.loss_chunk=5"),
     (*DELAYED, "dtype=bfloat16", "pipeline.num_microbatches=2"),
     (*DELAYED, "dtype=bfloat16", "model.num_layers=2", "pipeline.num_stages=2"),
