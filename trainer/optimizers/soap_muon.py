@@ -69,7 +69,7 @@ class SoapMuon(MatrixOptimizer):
         step = int(state["step"][0])  # matrices of a shape are always stepped together
         state["step"] += 1
         if step > 0:
-            ahead = self._whitened(group, ahead, state)
+            ahead = self.whitened(group, gradient, ahead, state)
             state["left"].lerp_(gradient @ gradient.mT, 1 - group["variance_decay"])
             state["right"].lerp_(gradient.mT @ gradient, 1 - group["variance_decay"])
             if step % group["precondition_every"] == 0:
@@ -78,7 +78,10 @@ class SoapMuon(MatrixOptimizer):
         update = driven(ahead, lambda x: fourth_norms(x).clamp_min(SMALLEST), coefficients)
         return update * max(1.0, update.shape[-2] / update.shape[-1]) ** 0.5
 
-    def _whitened(self, group: Group, ahead: Tensor, state: dict[str, Tensor]) -> Tensor:
+    def whitened(
+        self, group: Group, gradient: Tensor, ahead: Tensor, state: dict[str, Tensor]
+    ) -> Tensor:
+        """What is orthogonalised in place of the momentum `ahead`, of the gradient's shape."""
         rows, columns, decay = state["rows"], state["columns"], group["variance_decay"]
         rotated = rows.mT @ ahead @ columns
         variance = state["variance"].mul_(decay).addcmul_(rotated, rotated, value=1 - decay)
