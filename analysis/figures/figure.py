@@ -104,7 +104,8 @@ def thin(specs: Sequence[Spec]) -> Iterator[str]:
     share = MOST_POINTS / before
     for of, name in seeds:
         of[name] = _thinned(of[name], share)
-    yield f"{sum(len(of[name]) for of, name in seeds):,} of {before:,} points of seeds: the CSV has all"
+    after = sum(len(of[name]) for of, name in seeds)
+    yield f"{after:,} of {before:,} points of seeds: the CSV has all"
 
 
 def _thinned(rows: Sequence[Row], share: float) -> Sequence[Row]:

@@ -270,9 +270,7 @@ class _LineFrame(NamedTuple):
         return chart.encode(y=self.y, color=self.look.color)
 
 
-def _drawn(
-    panel: Panel, column: str, y: alt.Y, styles: Mapping[str, Style], many: bool
-) -> Chart:
+def _drawn(panel: Panel, column: str, y: alt.Y, styles: Mapping[str, Style], many: bool) -> Chart:
     rows = panel.rows
     zero = alt.Chart(pd.DataFrame({column: [0.0]})).mark_rule(color=INK)
     labels = {str(series): _label(of_series) for series, of_series in rows.groupby("series")}
