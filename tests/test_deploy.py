@@ -73,15 +73,11 @@ def test_the_rayjobs_pods_live_until_the_sweep_has_stopped() -> None:
 @pytest.mark.parametrize("wrong", [{}, {"restartPolic": "Never"}])
 def test_the_rayjobs_pods_fit_kubernetes_schema(wrong: dict[str, str]) -> None:
     refused = pytest.raises(kubernetes_validate.ValidationError) if wrong else nullcontext()
+    kind = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "ray"}}
     for pod in pods():
-        whole = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": "ray"},
-            "spec": pod | wrong,
-        }
+        whole = {**kind, "spec": pod | wrong}
         with refused:
-            kubernetes_validate.validate({**kind, "spec": pod | wrong}, LATEST, strict=True)
+            kubernetes_validate.validate(whole, LATEST, strict=True)
 
 
 def test_every_volume_of_the_rayjob_is_mounted_and_holds_the_store() -> None:
