@@ -12,7 +12,7 @@ from examples.nanogpt.gpt import GPT
 from examples.nanogpt.nanogpt import NanoGPT
 from pipegap.trainer.base.build import build
 from pipegap.trainer.base.code import use_code
-from pipegap.trainer.config.compose import compose_node
+from pipegap.trainer.config.compose import Composer
 from pipegap.trainer.config.identity import version_of
 from pipegap.trainer.models.loss import cross_entropy
 from tests.support import gangs, small
@@ -48,7 +48,7 @@ WORDS = (
 def own() -> Any:
     """The recipe of the YAML."""
     use_code(str(ROOT / "examples" / "nanogpt"))
-    return build(compose_node([CODE, "model=nanogpt"])["model"])
+    return build(Composer().node([CODE, "model=nanogpt"])["model"])
 
 
 def moved() -> nn.Module:
