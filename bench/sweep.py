@@ -50,6 +50,7 @@ LARGE_SWEEP = {
     "verdict": "none: only its plan is timed",
 }
 POLL_EVERY = 0.02
+ROWS = "trials/*/metrics.jsonl"
 SMALL = ("model.hidden_size=24", "model.intermediate_size=32", "model.num_layers=2")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
 
@@ -76,16 +77,12 @@ def first_update(folder: Path, words: Sequence[str]) -> None:
         started = time.perf_counter()
         with subprocess.Popen((*COMMAND, *asked), stdout=subprocess.DEVNULL) as driver:
             try:
-                while not _has_rows(results):
+                while not any(path.stat().st_size for path in results.glob(ROWS)):
                     assert driver.poll() is None, driver.returncode
                     time.sleep(POLL_EVERY)
                 print(f"{time.perf_counter() - started:.1f} s", flush=True)
             finally:
                 driver.terminate()
-
-
-def _has_rows(results: Path) -> bool:
-    return any(path.stat().st_size for path in results.glob("trials/*/metrics.jsonl"))
 
 
 def kills(folder: Path, words: Sequence[str]) -> None:

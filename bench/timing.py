@@ -33,26 +33,16 @@ def seconds_of(run: Call) -> float:
     return time.perf_counter() - started
 
 
-def in_turn(
-    contenders: Mapping[str, Call], rounds: int, clock: Callable[[Call], float] = seconds_of
-) -> dict[str, list[float]]:
-    """Seconds of every call, by contender: in each of `rounds` rounds all have a turn, and each
-    round begins with another one. `clock` times a call."""
+def medians(contenders: Mapping[str, Call], rounds: int) -> dict[str, float]:
+    """Median seconds of each contender over `rounds` rounds, two warm-ups first: in each round all
+    have a turn, and each round begins with another one."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     names = list(contenders)
-    for turn in range(rounds):
+    for turn in range(rounds + WARM_UPS):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
-            seconds[name].append(clock(contenders[name]))
-    return seconds
-
-
-def medians(
-    contenders: Mapping[str, Call], rounds: int, clock: Callable[[Call], float] = seconds_of
-) -> dict[str, float]:
-    """Median seconds of each contender over `rounds` alternating rounds, two warm-ups first."""
-    calls = in_turn(contenders, rounds + WARM_UPS, clock)
-    return {name: median(seconds[WARM_UPS:]) for name, seconds in calls.items()}
+            seconds[name].append(seconds_of(contenders[name]))
+    return {name: median(of_all[WARM_UPS:]) for name, of_all in seconds.items()}
 
 
 def medians_of_all(gang: Gang, runs: Mapping[str, Call], rounds: int) -> dict[str, float]:

@@ -24,7 +24,7 @@ from pipegap.analysis.report.answer import MICROBATCHES, STAGES
 from pipegap.analysis.statistics.text import gap_table
 from pipegap.analysis.table.names import minus
 from pipegap.analysis.table.names import optimizer as name
-from pipegap.sweeps.plan.pricing import PricedSweeps
+from pipegap.sweeps.plan.pricing import costs
 from pipegap.sweeps.plan.round import Round
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.trainer.base.atomic import write_atomically
@@ -102,12 +102,10 @@ def gpu_hours(scales: Sequence[str] = PAPER) -> str:
     for scale in scales:
         store = str(ROOT / "nowhere")
         request = parse_request(["sweep=main", f"scale={scale}", f"results={store}"])
-        priced = PricedSweeps(Round.first(request, FileStore(request.results)))
-        [cost] = priced.costs(priced.todo)
-        hours = [
-            f"{seconds / 3600:,.0f}" for seconds in (cost.total, cost.total / len(priced.todo))
-        ]
-        rows.append((f"`{scale}`", str(len(priced.todo)), *hours))
+        now = Round.first(request, FileStore(request.results))
+        [cost] = costs(now, now.todo)
+        hours = [f"{seconds / 3600:,.0f}" for seconds in (cost.total, cost.total / len(now.todo))]
+        rows.append((f"`{scale}`", str(len(now.todo)), *hours))
     heads = ("scale", "trials", "GPU-hours", "of a trial, on the mean")
     return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ("---",) * len(heads), *rows))
 

@@ -1,7 +1,7 @@
-"""The public names of pipegap, each imported from its package when it is first used.
+"""The public names of pipegap, each imported from its module when it is first used.
 
 `from pipegap import DelayedOptimizer` needs no pandas, and `from pipegap import load` needs no
-torch. The names are those of pipegap.trainer and pipegap.analysis, which say what each does.
+torch. What is there says what it does.
 """
 
 from importlib import import_module
@@ -9,20 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipegap.analysis import advise, gaps, load
-    from pipegap.trainer import DelayedOptimizer, Schedule2BW, record, run_trial
+    from pipegap.trainer.delayed import DelayedOptimizer, record
+    from pipegap.trainer.torch_pipelining import Schedule2BW
+    from pipegap.trainer.trial import run_trial
 
 __all__ = ["DelayedOptimizer", "Schedule2BW", "advise", "gaps", "load", "record", "run_trial"]
 
 _HOMES = {
-    "DelayedOptimizer": "pipegap.trainer",
-    "Schedule2BW": "pipegap.trainer",
+    "DelayedOptimizer": "pipegap.trainer.delayed",
+    "Schedule2BW": "pipegap.trainer.torch_pipelining",
     "advise": "pipegap.analysis",
     "gaps": "pipegap.analysis",
     "load": "pipegap.analysis",
-    "record": "pipegap.trainer",
-    "run_trial": "pipegap.trainer",
+    "record": "pipegap.trainer.delayed",
+    "run_trial": "pipegap.trainer.trial",
 }
-"""Name → its package."""
+"""Name → its module."""
 
 
 def __getattr__(name: str) -> Any:

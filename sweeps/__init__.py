@@ -8,19 +8,12 @@ if __name__ == "sweeps":  # found beside the package, in a checkout
     raise ImportError("pipegap: its packages have one name: import pipegap.sweeps")
 
 if TYPE_CHECKING:
-    from pipegap.sweeps.__main__ import main
-    from pipegap.sweeps.plan.sweep_plan import SweepPlan, plan_sweeps
+    from pipegap.sweeps.plan.sweep_plan import plan_sweeps
     from pipegap.sweeps.request.command_line import parse_request
-    from pipegap.sweeps.request.expand import Trial
-    from pipegap.sweeps.request.schema import Sweep
 
-__all__ = ["Sweep", "SweepPlan", "Trial", "main", "parse_request", "plan_sweeps"]
+__all__ = ["parse_request", "plan_sweeps"]
 
 MODULES = {
-    "Sweep": "pipegap.sweeps.request.schema",
-    "SweepPlan": "pipegap.sweeps.plan.sweep_plan",
-    "Trial": "pipegap.sweeps.request.expand",
-    "main": "pipegap.sweeps.__main__",
     "parse_request": "pipegap.sweeps.request.command_line",
     "plan_sweeps": "pipegap.sweeps.plan.sweep_plan",
 }

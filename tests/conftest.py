@@ -52,11 +52,11 @@ def composed_once() -> Iterator[None]:
 
     @cache
     def alone(*choice: tuple[str, str]) -> tuple[Node, Node]:
-        return whole(ParsedWords((), dict(choice), []))
+        return whole(ParsedWords(None, dict(choice), []))
 
     @wraps(whole)
     def composed(parsed: ParsedWords) -> tuple[Node, Node]:
-        if parsed.searchpath:  # to files of the test's own
+        if parsed.code is not None:  # files of the test's own
             return whole(parsed)
         node, names = alone()
         for group, name in parsed.choices.items():

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("pipegap", "trainer", "sweeps", "analysis")
 CODE = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
-TRACKERS = {"wandb", "wandb_workspaces", "tensorboard"}
+TRACKERS = {"wandb", "wandb_workspaces", "tensorboard", "trackio"}
 FORBIDDEN = {
     "pipegap": {"ray", "hydra", "torch", "pandas", *TRACKERS},
     "trainer": {"ray", "pandas", "sweeps", "analysis", *TRACKERS},
@@ -65,7 +65,6 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             *("base", "corrections", "delayed", "executors", "optimizers", "schedules", "stages"),
             "tracing",
         },
-        "__init__": {"base", "config", "delayed", "torch_pipelining", "trial"},
         "__main__": {"base", "config", "folder", "trial"},
     },
     "sweeps": {
@@ -133,7 +132,7 @@ def test_trials_and_plans_wait_for_no_import_that_they_do_not_use(tmp_path: Path
         "import pipegap.sweeps.__main__ as entry; "
         "import pipegap.sweeps.request.command_line as asked; "
         "[asked.parse_request(['sweep=main', f'tracking={name}']) "
-        "for name in ('none', 'wandb', 'tensorboard')]; "
+        "for name in ('none', 'wandb', 'tensorboard', 'trackio')]; "
         f"assert not {TRACKERS | {'scipy'}} & {{name.split('.')[0] for name in sys.modules}}; "
         f"assert entry.main({words}) == 0; "
         "assert 'torch._dynamo' not in sys.modules"

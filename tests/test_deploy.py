@@ -6,6 +6,7 @@ import shlex
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,17 @@ def test_the_rayjobs_pods_live_until_the_sweep_has_stopped() -> None:
     [asks], [waits] = (pod["containers"] for pod in (head, worker))
     assert asks["lifecycle"]["preStop"]["exec"]["command"][-1] == spec["jobId"]
     assert int(waits["lifecycle"]["preStop"]["exec"]["command"][1]) >= STOP_WAIT
+
+
+@pytest.mark.parametrize("wrong", [{}, {"restartPolic": "Never"}])
+def test_the_rayjobs_pods_fit_kubernetes_schema(wrong: dict[str, str]) -> None:
+    kubernetes = pytest.importorskip("kubernetes_validate")
+    refused = pytest.raises(kubernetes.ValidationError) if wrong else nullcontext()
+    kind = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "ray"}}
+    for pod in pods():
+        whole = {**kind, "spec": pod | wrong}
+        with refused:
+            kubernetes.validate(whole, kubernetes.latest_version(), strict=True)
 
 
 def test_every_volume_of_the_rayjob_is_mounted_and_holds_the_store() -> None:

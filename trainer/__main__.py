@@ -145,7 +145,7 @@ def main(words: Sequence[str]) -> int:
         if arguments.cfg:
             print(json.dumps(config, indent=1))
             return DONE
-        from pipegap.trainer.base.stopping import stopping
+        from pipegap.trainer.base.cli import stopping
         from pipegap.trainer.trial import finished_result, run_trial
 
         before = finished_result(config)

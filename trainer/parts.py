@@ -17,7 +17,7 @@ from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.compiled.passes import StagePlace, loss_of
 from pipegap.trainer.compiled.stage import CompiledStage
 from pipegap.trainer.data.batches import Batches, Prefetched, Windows
-from pipegap.trainer.data.shards import Dataset, KnowsVocabulary
+from pipegap.trainer.data.shards import Dataset
 from pipegap.trainer.executors.emulated import Emulated
 from pipegap.trainer.executors.executor import Loss, practise
 from pipegap.trainer.executors.gradients import Clip
@@ -142,7 +142,8 @@ def open_data(config: Config) -> tuple[Batches, Windows]:
     model's.
     """
     source = build(config["data"])
-    if isinstance(source, KnowsVocabulary) and (known := source.known_vocab_size) is not None:
+    # Of a source that may say it before it is opened, which can take hours.
+    if (known := getattr(source, "known_vocab_size", None)) is not None:
         _require_vocabulary(config, known)
     dataset: Dataset = source.open()
     _require_vocabulary(config, dataset.vocab_size)
@@ -180,7 +181,8 @@ def build_stages(
     by_entry = is_entrywise(locate(config["optimizer"]["_target_"]))
     arrange = flattened if by_entry and config["compile"] != "update" else lambda make: make
     split = model.split(schedule.num_stages, config["seq_len"])
-    first, last = (_names(empty_stage(model, index, split)) for index in (0, len(split) - 1))
+    ends = (empty_stage(model, index, split).named_parameters() for index in (0, len(split) - 1))
+    first, last = (frozenset(name for name, _ in named) for named in ends)
     tied = first & last if len(split) > 1 else frozenset()
     start = start_from(config.get("from_pretrained"))
     make = _stages_of(config, model, split)
@@ -223,10 +225,6 @@ def empty_stage(model: Recipe, index: int, split: Split) -> nn.Module:
     """Returns a stage on the meta device, so that no weights are drawn that nobody uses."""
     with torch.device("meta"):
         return model.stage(index, split)
-
-
-def _names(module: nn.Module) -> frozenset[str]:
-    return frozenset(name for name, _ in module.named_parameters())
 
 
 def optimizer_of(node: Mapping[str, Any]) -> Callable[[Parameters], torch.optim.Optimizer]:

@@ -42,11 +42,6 @@ def nowhere(row: Row) -> None:
     """Ignores every row."""
 
 
-def never() -> bool:
-    """Returns False: nobody asks the trial to stop."""
-    return False
-
-
 def restored_other(config: Config, executor: Executor) -> Row | None:
     """Restores the executor from the checkpoint of another trial; returns the checkpoint's state.
 
@@ -71,7 +66,7 @@ class Job(NamedTuple):
     config: Config
     plan: Plan
     report: Report = nowhere
-    asked_to_stop: AskedToStop = never
+    asked_to_stop: AskedToStop = lambda: False
 
     def folder(self, kind: type[TrialFolder] = TrialFolder) -> TrialFolder:
         """The trial's folder, for a process that writes its record or only reads it."""

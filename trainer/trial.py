@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipegap.trainer.base.compiler import compiling, require_compiler
 from pipegap.trainer.base.errors import BadInput, LeaseLost, Stopped
 from pipegap.trainer.base.resources import (
     device_name,
@@ -21,10 +20,11 @@ from pipegap.trainer.base.resources import (
     reset_peak_memory,
     stream_seed,
 )
+from pipegap.trainer.base.scratch import compiling, require_compiler
 from pipegap.trainer.base.status import Status
-from pipegap.trainer.config.graphs import note_compiled
 from pipegap.trainer.config.identity import made_by
 from pipegap.trainer.config.plan import Plan, plan_trial
+from pipegap.trainer.config.work import note_compiled
 from pipegap.trainer.executors.executor import Executor
 from pipegap.trainer.folder import checkpoint
 from pipegap.trainer.folder.record import ReadOnlyFolder, TrialFolder, tidy
@@ -34,7 +34,7 @@ from pipegap.trainer.progress import outcome
 from pipegap.trainer.ranks.groups import Heartbeat, joined
 from pipegap.trainer.ranks.spawn import run_gang
 from pipegap.trainer.ranks.supervisor import AskedToStop, Launch, Parent
-from pipegap.trainer.training import Job, Report, Training, never, nowhere, restored_other
+from pipegap.trainer.training import Job, Report, Training, nowhere, restored_other
 
 Config = Mapping[str, Any]
 
@@ -42,7 +42,7 @@ Config = Mapping[str, Any]
 def run_trial(
     config: Config,
     report: Report = nowhere,
-    asked_to_stop: AskedToStop = never,
+    asked_to_stop: AskedToStop = lambda: False,
     launch: Launch = run_gang,
 ) -> Row:
     """Runs or resumes the trial of a resolved config; returns its result.
@@ -165,11 +165,9 @@ def _as_rank(
 def _as_elastic_rank(job: Job) -> Row:
     config, rank, world = job.config, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world != job.plan.num_processes:
-        raise BadInput(
-            "pipeline.num_stages",
-            config["pipeline"]["num_stages"],
-            f"times num_replicas={config['num_replicas']} must be torchrun's {world} processes",
-        )
+        times = f"times num_replicas={config['num_replicas']}"
+        allowed = f"{times} must be torchrun's {world} processes"
+        raise BadInput("pipeline.num_stages", config["pipeline"]["num_stages"], allowed)
     return _train_rank(job, Heartbeat([0.0] * world, rank, [0]), None, config["timeout"])
 
 

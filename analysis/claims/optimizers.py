@@ -20,7 +20,6 @@ from pipegap.analysis.claims.measure import (
     of_points,
     removes,
     row,
-    share_removed,
 )
 from pipegap.analysis.claims.rule import ClaimRule, Comparison
 
@@ -65,11 +64,13 @@ def _shares(trials: pd.DataFrame, rule: ClaimRule) -> list[Comparison]:
     """One per optimizer and point with Error Feedback."""
     # Of all columns of a large store, each of its many groups would take a copy.
     rows = measured(trials)[["optimizer", "setting", "point", "arm", "seed", "value"]]
-    at = dict(iter(rows[rows["arm"].isin(["delay", "delay_ef"])].groupby("point")))
-    return [
-        share_removed(name, at[with_feedback["point"].iloc[0]], rule, optimizer)
-        for optimizer, name, with_feedback in of_points(rows[rows["arm"] == "delay_ef"])
-    ]
+    plain = dict(iter(rows[rows["arm"] == "delay"].groupby("point")))
+    compared = []
+    for optimizer, name, left in of_points(rows[rows["arm"] == "delay_ef"]):
+        of_plain = plain.get(left["point"].iloc[0], rows[:0])
+        arms = row("delay", of_plain), row("delay_ef", left)
+        compared.append(Comparison(name, arms, rule, optimizer in PAPER))
+    return compared
 
 
 CLAIMS = (

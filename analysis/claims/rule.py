@@ -149,8 +149,8 @@ class Comparison:
     @cached_property
     def values(self) -> Values:
         """Shape (rows, seeds): the seeds that all rows have."""
-        table = pd.concat([row.by_seed for row in self.rows], axis=1, join="inner")
-        return table.sort_index().to_numpy(dtype=float).T
+        shared = sorted(set.intersection(*({*row.by_seed.index} for row in self.rows)))
+        return np.array([row.by_seed.loc[shared].to_numpy(dtype=float) for row in self.rows])
 
     @cached_property
     def flaw(self) -> str:
@@ -218,23 +218,32 @@ class Audit(NamedTuple):
 def audit(parts: Sequence[Comparison], confidence: float, seed: int, stores: int = ERRORS) -> Audit:
     """How often the rules of a claim's parts decide; `confidence`: of a contradiction."""
 
-    def of_claim(means: Sequence[Means], num_stores: int, num_seeds: int | None = None) -> Rate:
+    def of_claim(
+        means: Sequence[Means],
+        num_stores: int,
+        num_seeds: int | None = None,
+        enough: float = np.inf,
+    ) -> Rate:
         """The decided ones of so many stores, at these means of each part; by default with as many
-        seeds as there are."""
-        codes = []
+        seeds as there are. Of a share of `enough` or more, some part may be left out."""
+        shown, refuted = np.ones(num_stores, bool), np.zeros(num_stores, bool)
         for index, (part, of_part) in enumerate(zip(parts, means, strict=True)):
             shape = num_stores, num_seeds or part.values.shape[1]
             rng = np.random.default_rng([seed, index])
             values = part.rule.draw(of_part[None], part.values, shape, rng)
-            codes.append(part.rule.decide(values, confidence)[0])
-        return Rate(int(np.count_nonzero(_together(codes))), num_stores)
+            codes = part.rule.decide(values, confidence)[0]
+            shown &= codes == REPRODUCED
+            refuted |= codes == CONTRADICTED
+            if refuted.mean() >= enough:  # which no other part takes back
+                break
+        return Rate(int(np.count_nonzero(shown | refuted)), num_stores)
 
     observed = [part.values.mean(axis=1) for part in parts]
     placebo = [part.rule.placebo(means) for part, means in zip(parts, observed, strict=True)]
     return Audit(
         of_claim(placebo, stores),
         of_claim(observed, SEARCH),
-        _seeds(lambda num_seeds: of_claim(observed, SEARCH, num_seeds).share >= POWER),
+        _seeds(lambda num_seeds: of_claim(observed, SEARCH, num_seeds, POWER).share >= POWER),
     )
 
 
@@ -250,10 +259,3 @@ def _seeds(decides: Callable[[int], bool]) -> int | None:
         middle = (low + high) // 2
         low, high = (low, middle) if decides(middle) else (middle, high)
     return high
-
-
-def _together(of_parts: Sequence[Codes]) -> Codes:
-    """Codes of a claim from those of its parts, each of shape (stores,)."""
-    codes = np.array(of_parts)
-    reproduced = np.where((codes == REPRODUCED).all(axis=0), REPRODUCED, 0)
-    return np.where((codes == CONTRADICTED).any(axis=0), CONTRADICTED, reproduced)

@@ -12,7 +12,7 @@ import altair as alt
 import pandas as pd
 
 from pipegap.analysis.figures.colors import INK, readable
-from pipegap.analysis.figures.figure import Chart, Figure
+from pipegap.analysis.figures.figure import FEWEST, Chart, Figure
 from pipegap.analysis.figures.multiples import Panel, panels_of
 from pipegap.analysis.figures.rows import OF_SEED, PANEL, SERIES, best_points
 from pipegap.analysis.figures.scales import column_of, far_apart, gap_axis, linear, token_axis
@@ -134,8 +134,6 @@ STAGES = "pipeline.num_stages"
 POINTS = 100
 """A curve of training losses has about that many points: each is the mean of a hundredth of the
 run."""
-FEWEST = 16
-"""Evaluations of a curve of validation losses; with fewer, training losses are shown instead."""
 TITLES = {
     "val_loss": ["validation loss (nats per token)"],
     "train_loss": [

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from textwrap import wrap
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import altair as alt
 import pandas as pd
 
 from pipegap.analysis.figures.style import CONFIG
+from pipegap.analysis.table.metrics import spaced
 from pipegap.analysis.table.names import signed
 from pipegap.trainer.base.errors import BadInput
 
@@ -22,6 +23,12 @@ OF_WHOLE = ("$schema", "config", "datasets")
 """Parts of a specification that panels beside each other share."""
 MOST_MEANS = 40
 """More numbers are not read out: the CSV has all of them."""
+MOST_POINTS = 3_000
+"""Rows of seeds in a picture; the CSV has all. More could not be told apart."""
+FEWEST = 16
+"""Points of a curve over training that a picture shows, or more."""
+OVER_TRAINING = "tokens"
+"""The column that rows of a curve over training have."""
 NAMES_A_MEAN = ("panel", "subtitle", "quantity", "group", "row", "series", "value")
 """Columns that say what a mean is of."""
 
@@ -60,17 +67,60 @@ class Plot(NamedTuple):
     specs: Sequence[Spec]
 
 
+Row = dict[str, Any]
+_T = TypeVar("_T")
+
+
 def plot(figure: Figure, data: pd.DataFrame) -> Plot:
     """Draw a figure once for its files and the page, since altair is slow.
 
-    Raises BadInput for data without a row.
+    Of many seeds MOST_POINTS or a few more are drawn, which the caption says. A chart whose
+    `usermeta` has a `caption` needs other words than those of its figure. Raises BadInput for data
+    without a row.
     """
     if data.empty:
         raise BadInput("figure", figure.name, "must have a row of data: nothing is to be shown")
     # Altair's limit of rows is meant for notebooks. Tests hold every figure to Vega-Lite's schema.
     with alt.data_transformers.enable("default", max_rows=None):
         specs = [chart.to_dict(validate=False) for chart in figure.charts(data)]
+    words = [spec.pop("usermeta", {}).get("caption", figure.caption) for spec in specs]
+    caption = *dict.fromkeys(line for lines in words for line in lines), *thin(specs)
+    figure = figure._replace(caption=caption)
     return Plot(figure, data, [{**spec, "config": CONFIG} for spec in specs])
+
+
+def thin(specs: Sequence[Spec]) -> Iterator[str]:
+    """Keep about MOST_POINTS rows of seeds in the panels' data sets together, and say so.
+
+    Of curves over training the first and the last point stay, and FEWEST or more; if these are too
+    many, some curves go. What stays is evenly spaced. Means and intervals stay: they are rows
+    without a trial, made of all seeds.
+    """
+    sets = [(spec["datasets"], name) for spec in specs for name in spec["datasets"]]
+    seeds = [(of, name) for of, name in sets if any("trial_id" in row for row in of[name][:1])]
+    before = sum(len(of[name]) for of, name in seeds)
+    if before <= MOST_POINTS:
+        return
+    share = MOST_POINTS / before
+    for of, name in seeds:
+        of[name] = _thinned(of[name], share)
+    after = sum(len(of[name]) for of, name in seeds)
+    yield f"{after:,} of {before:,} points of seeds: the CSV has all"
+
+
+def _thinned(rows: Sequence[Row], share: float) -> Sequence[Row]:
+    if OVER_TRAINING not in rows[0]:
+        return _part(rows, share)
+    curves: dict[Any, list[Row]] = {}
+    for row in rows:
+        curves.setdefault((row["trial_id"], row["series"]), []).append(row)
+    shown = _part([*curves.values()], share * len(rows) / (FEWEST * len(curves)))
+    of_curve = share * len(rows) / sum(map(len, shown))
+    return [row for curve in shown for row in _part(curve, of_curve, FEWEST)]
+
+
+def _part(items: Sequence[_T], share: float, fewest: int = 2) -> Sequence[_T]:
+    return spaced(items, max(fewest, int(share * len(items))))
 
 
 def whole(drawn: Plot) -> Spec:

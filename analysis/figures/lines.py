@@ -188,6 +188,16 @@ CAPTION = (
 )
 BAND = "band: the plain delay"
 MOVED = alt.expr("datum.dodge")
+MOST_VALUES = 12
+"""With more values on its axis a panel has bands: whiskers and seeds would be a grey field."""
+MANY = (
+    "lines: means over n seeds; bands: 95 % intervals, the widest cut off; the values are too many "
+    "for seeds and counts: the CSV has them",
+    "gap: minus sync's final loss at the same seed; ×: at some seed the arm diverged",
+)
+MOST_ENDS = 0.95
+"""Share of the ends of such bands that the axis holds: one interval of two seeds would flatten all
+lines."""
 MARK_HEIGHT = 0.07
 """Share of the axis that the mark of a diverged arm takes."""
 LINE_HEIGHT = 14  # pixels of that mark
@@ -197,27 +207,40 @@ WITH_MEAN = ["low", "high", "n", "diverged", "pairs"]
 
 def gap_lines(data: pd.DataFrame, styles: Styles = arm_styles) -> list[Chart]:
     """Draw one chart per panel of rows of OF_GAPS; a series without values is a band."""
-    looks, y = styles(data), _gap_axis(data)
-    return [_drawn(panel, "gap", y, looks) for panel in panels_of(data, looks)]
+    looks, y, many = styles(data), _gap_axis(data), _many(data)
+    return [_drawn(panel, "gap", y, looks, many) for panel in panels_of(data, looks)]
 
 
 def loss_and_gap_lines(data: pd.DataFrame, styles: Styles = arm_styles) -> list[Chart]:
     """Draw two charts per panel of rows of OF_LOSSES: the loss, and the gap beside it."""
     is_loss, looks = data["loss"].notna() | data["gap"].isna(), styles(data)
-    values = data.loc[is_loss, ["loss", "low", "high", "mean"]].melt()["value"]
-    y = loss_axis(alt.Y("loss:Q"), values, _room(data[is_loss]))
+    y = loss_axis(alt.Y("loss:Q"), _values(data[is_loss], "loss"), _room(data[is_loss]))
+    many = _many(data)
     of_gap = _gap_axis(data.dropna(subset="gap"))
     charts: list[Chart] = []
     for panel in panels_of(data, looks):
         rows = panel.rows
-        charts.append(_drawn(panel.of(rows[is_loss[rows.index]]), "loss", y, looks))
+        charts.append(_drawn(panel.of(rows[is_loss[rows.index]]), "loss", y, looks, many))
         if len(paired := rows.dropna(subset="gap")):
-            charts.append(_drawn(panel.of(paired, ", gap"), "gap", of_gap, looks))
+            charts.append(_drawn(panel.of(paired, ", gap"), "gap", of_gap, looks, many))
     return charts
 
 
+def _many(data: pd.DataFrame) -> bool:
+    """Return whether some panel has too many values on its axis to show each of them."""
+    return bool(data.groupby(PANEL)["value"].nunique().max() > MOST_VALUES)
+
+
+def _values(data: pd.DataFrame, column: str) -> pd.Series:
+    """Return the values that the axis of a column holds; of MANY all means."""
+    if not _many(data):
+        return data[[column, "low", "high", "mean"]].melt()["value"]
+    low, high = data["low"].quantile(1 - MOST_ENDS), data["high"].quantile(MOST_ENDS)
+    return pd.concat([data["mean"], pd.Series([low, high])])
+
+
 def _gap_axis(data: pd.DataFrame) -> alt.Y:
-    values = pd.concat([data["gap"], data["low"], data["high"], data["mean"]])
+    values = _values(data, "gap")
     return gap_axis(alt.Y("gap:Q"), values, _room(data), symlog=far_apart(values))
 
 
@@ -247,24 +270,23 @@ class _LineFrame(NamedTuple):
         return chart.encode(y=self.y, color=self.look.color)
 
 
-def _drawn(panel: Panel, column: str, y: alt.Y, styles: Mapping[str, Style]) -> Chart:
+def _drawn(panel: Panel, column: str, y: alt.Y, styles: Mapping[str, Style], many: bool) -> Chart:
     rows = panel.rows
     zero = alt.Chart(pd.DataFrame({column: [0.0]})).mark_rule(color=INK)
     labels = {str(series): _label(of_series) for series, of_series in rows.groupby("series")}
     swept = rows.dropna(subset="value")
     x = number_axis("value", names.key(rows["key"].iloc[0]), panel.alike["value"].dropna())
     shown = frozenset(map(str, swept["series"])) or frozenset(labels)
-    frame = _LineFrame(x, y, column, legend(labels, styles), styles, shown | {*labels})
-    bands = _bands(frame, rows[rows["value"].isna()])
-    marks = _diverged(frame, swept, [name for name in styles if name in labels])
+    frame = _LineFrame(x, y, column, legend(labels, styles, lines=many), styles, shown | {*labels})
     layers = [
         *([zero.encode(y=y)] if column == "gap" else []),
-        *bands,
-        *_means(frame, swept),
-        _points(frame, swept).encode(x=x),
-        *marks,
+        *_bands(frame, rows[rows["value"].isna()]),
+        *(_ribbons(frame, swept) if many else _means(frame, swept)),
+        *([] if many else [_points(frame, swept).encode(x=x)]),
+        *_diverged(frame, swept, [name for name in styles if name in labels], counts=not many),
     ]
-    return alt.layer(*layers, title=panel.title)
+    said = {"usermeta": {"caption": MANY}} if many else {}
+    return alt.layer(*layers, title=panel.title, **said)
 
 
 def _bands(frame: _LineFrame, rows: pd.DataFrame) -> list[alt.Chart]:
@@ -298,6 +320,18 @@ def _means(frame: _LineFrame, rows: pd.DataFrame) -> list[alt.Chart]:
     ]
 
 
+def _ribbons(frame: _LineFrame, rows: pd.DataFrame) -> list[alt.Chart]:
+    means = rows.drop_duplicates(["series", "value"]).dropna(subset="mean")
+    line = frame.layer(means, "mean", *WITH_MEAN).encode(x=frame.x)
+    band = frame.layer(means.dropna(subset="low"), "low", "high").encode(x=frame.x)
+    tooltip = tooltips(["series", "value", frame.column, *WITH_MEAN])
+    return [
+        band.mark_area(opacity=0.18, clip=True).encode(y2=alt.Y2("high:Q")),
+        line.mark_line(strokeWidth=1.4).encode(strokeDash=frame.look.dash),
+        line.mark_point(opacity=0, size=40).encode(tooltip=tooltip),
+    ]
+
+
 def _points(frame: _LineFrame, rows: pd.DataFrame) -> alt.Chart:
     tooltip = tooltips(["series", "value", frame.column, *OF_SEED])
     points = frame.layer(rows.dropna(subset=frame.column), frame.column, *OF_SEED)
@@ -305,10 +339,13 @@ def _points(frame: _LineFrame, rows: pd.DataFrame) -> alt.Chart:
     return marks.encode(shape=frame.look.shape, tooltip=tooltip)
 
 
-def _diverged(frame: _LineFrame, rows: pd.DataFrame, order: Sequence[str]) -> list[alt.Chart]:
+def _diverged(
+    frame: _LineFrame, rows: pd.DataFrame, order: Sequence[str], *, counts: bool
+) -> list[alt.Chart]:
     """Draw one line of text per series at the top of the panel: there is no gap to draw."""
     lost = rows[rows["diverged"] > 0].drop_duplicates(["series", "value"])
-    words = [f"× {k}/{n}" for k, n in zip(lost["diverged"], lost["pairs"], strict=True)]
+    of_pairs = zip(lost["diverged"], lost["pairs"], strict=True)
+    words = [f"× {k}/{n}" if counts else "×" for k, n in of_pairs]
     marks = lost[["series", "value"]].assign(words=words)
     return [
         alt.Chart(of_series)

@@ -3,11 +3,15 @@
 from functools import partial
 from typing import Any
 
+import pandas as pd
+from pandas.api.types import is_numeric_dtype
+
 from pipegap.analysis.figures import curves, diagnostics, heatmaps, lines
 from pipegap.analysis.figures.curves import OVER_TRAINING
 from pipegap.analysis.figures.dots import BY_OPTIMIZER, CAPTION, DOWNSTREAM, by_value, value_rows
-from pipegap.analysis.figures.figure import Figure
-from pipegap.analysis.figures.lines import GAPS, LOSSES
+from pipegap.analysis.figures.figure import Chart, Figure
+from pipegap.analysis.figures.lines import GAPS, LOSSES, MOST_VALUES
+from pipegap.analysis.figures.rows import PANEL
 from pipegap.analysis.figures.style import optimizer_styles, size_styles
 from pipegap.analysis.table import names
 
@@ -29,6 +33,22 @@ STALENESS = (
 BY_OPTIMIZERS = GAPS._replace(charts=partial(lines.gap_lines, styles=optimizer_styles))
 BY_SIZE = LOSSES._replace(charts=partial(lines.loss_and_gap_lines, styles=size_styles))
 BY_RATE = partial(lines.losses_along, key="optimizer.lr")
+
+
+def swept(trials: pd.DataFrame, gaps: pd.DataFrame, key: str) -> pd.DataFrame:
+    """Return rows of `by_value`, or of `losses_along` where that were rows of more than MOST_VALUES
+    numbers."""
+    is_number = key in trials and is_numeric_dtype(trials[key])
+    if is_number and trials[key].nunique() > MOST_VALUES:
+        along = lines.losses_along(trials, gaps, key, part_of=key)
+        if along.groupby(PANEL)["value"].nunique().max() > MOST_VALUES:
+            return along
+    return by_value(trials, gaps, key)
+
+
+def swept_charts(data: pd.DataFrame, title: str) -> list[Chart]:
+    """Draw either; `title` names the key."""
+    return lines.loss_and_gap_lines(data) if "loss" in data else value_rows(data, title)
 
 
 def _of_paper(base: Figure, number: str, name: str, model: str, **changes: Any) -> Figure:
@@ -75,12 +95,12 @@ FIGURES = (
         _of_paper(
             BY_OPTIMIZER,
             *(number, sweep, "135M"),
-            title=f"Gap and final loss by {swept}",
-            data=partial(by_value, key=key),
-            charts=partial(value_rows, title=names.key(key)),
+            title=f"Gap and final loss by {words}",
+            data=partial(swept, key=key),
+            charts=partial(swept_charts, title=names.key(key)),
             caption=CAPTION,
         )
-        for number, sweep, swept, key in SWEPT
+        for number, sweep, words, key in SWEPT
     ),
     _of_paper(heatmaps.BATCH_SIZE, "13", "batch_size", "135M"),
     _of_paper(

@@ -102,10 +102,7 @@ def _details(row: Row, store: str) -> dict[str, Any]:
         "summary": {words: shown_value(value) for words, value in known.items()},
         "command": f"pipegap rerun {shlex.join(again)}",
         "config": config,
-        "curve": [
-            *((*point, "training") for point in losses.train),
-            *((*point, "validation") for point in losses.validation),
-        ],
+        "curves": {"training": losses.train, "validation": losses.validation},
         "shown": losses.words,
         "log": [_attempt(read(path)) for path in attempts(folder)],
         "error": "" if pd.isna(row["error"]) else row["error"],

@@ -49,6 +49,8 @@ MOST_PRINTED = 4
 """Remarks in the terminal: the page and gaps.md have all."""
 MOST_LINES = 12
 """Lines of gaps in the terminal where there are several sweeps."""
+MOST_GAPS = 200
+"""Rows of gaps.md: gaps.csv has all."""
 MANY = 50
 """Trials whose pictures and files take longer to make than a process takes to start."""
 MOST_TRIALS = 10_000
@@ -211,7 +213,10 @@ def _answer(contents: _Contents, left: pd.DataFrame, word: str) -> StoreAnswer:
 
 def _write_tables(tables: Mapping[str, pd.DataFrame], remarks: Sequence[str], out: Path) -> None:
     lines = "".join(f"- {remark}\n" for remark in remarks)
-    (out / "gaps.md").write_text(f"{gap_table(tables['gaps'])}\n\n{LEGEND}\n\n{lines}", "utf-8")
+    paired = tables["gaps"][tables["gaps"]["pairs"] > 0]
+    table, num_left = gap_table(paired[:MOST_GAPS]), len(paired) - MOST_GAPS
+    more = f"\n\n{num_left} more rows: gaps.csv" if num_left > 0 else ""
+    (out / "gaps.md").write_text(f"{table}{more}\n\n{LEGEND}\n\n{lines}", "utf-8")
     for name, content in tables.items():
         content.to_csv(out / f"{name}.csv", index=False)
 

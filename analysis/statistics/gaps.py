@@ -53,8 +53,6 @@ class Spread(NamedTuple):
     sd: float
     """Nats per token."""
     num_pairs: int
-    num_means: int
-    """How many points and arms have two pairs or more."""
 
 
 def gaps(df: pd.DataFrame) -> pd.DataFrame:
@@ -243,7 +241,6 @@ def spreads(results: Path, trial_ids: Collection[str]) -> dict[str, Spread]:
         str(optimizer): Spread(
             float(np.sqrt(np.average(own["var"], weights=own["count"] - 1))),
             int(own["count"].sum()),
-            len(own),
         )
         for optimizer, own in several.groupby("optimizer")
         if (own["count"] - 1).sum() >= LEAST_FREEDOM

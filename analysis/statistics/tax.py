@@ -259,22 +259,7 @@ def token_tax(sync: Finals, delayed: Finals, updates: int) -> Tax:
 
 def by_lengths(sync: Finals, delayed: Finals, updates: int) -> Tax:
     """From delayed runs of several lengths; each seed has both arms at `updates`."""
-    seeds, lengths = _several(delayed)
-    if not seeds:
-        return Tax(tax_why=ONE_LENGTH)
-    losses = [{length: delayed[seed][length] for length in lengths} for seed in seeds]
-    diverged = sum(np.isnan([*of_seed.values()]).any() for of_seed in losses)
-    if diverged:
-        return Tax(tax_why=f"{diverged} of {len(seeds)} longer or shorter delayed runs diverged")
-    levels = np.array([sync[seed][updates] for seed in seeds])
-    ends = bracket(losses, float(levels.mean()))
-    if not isinstance(ends, tuple):
-        above, limit = ("above", lengths[-1]) if ends else ("below", lengths[0])
-        lower = "higher" if ends else "lower"
-        why = f"{above} {limit / updates:.3g}: all delayed runs end {lower} than sync"
-        return Tax(tax_why=why)
-    at = _crossing(losses, levels, ends, CONFIDENCE)
-    return _tax(at.length / updates, at.low / updates, at.high / updates, len(seeds), LENGTHS)
+    return _read_off(delayed, sync, updates, CONFIDENCE, LENGTHS)
 
 
 def by_slope(sync: Finals, delayed: Finals, updates: int, confidence: float = CONFIDENCE) -> Tax:
@@ -284,21 +269,35 @@ def by_slope(sync: Finals, delayed: Finals, updates: int, confidence: float = CO
         seed: {length: loss for length, loss in finals.items() if np.isfinite(loss)}
         for seed, finals in sync.items()
     }
-    seeds, lengths = _several(known)
+    return _read_off(known, delayed, updates, confidence, SLOPE)
+
+
+def _read_off(runs: Finals, others: Finals, updates: int, confidence: float, source: str) -> Tax:
+    """The tax by the length at which runs of several lengths end as the others do at `updates`: the
+    delayed ones as sync, over its length, or sync's as the delayed ones, and the inverse of it."""
+    seeds, lengths = _several(runs)
     if not seeds:
         return Tax(tax_why=ONE_LENGTH)
-    losses = [{length: known[seed][length] for length in lengths} for seed in seeds]
-    levels = np.array([delayed[seed][updates] for seed in seeds])
+    losses = [{length: runs[seed][length] for length in lengths} for seed in seeds]
+    diverged = sum(np.isnan([*of_seed.values()]).any() for of_seed in losses)
+    if diverged:
+        return Tax(tax_why=f"{diverged} of {len(seeds)} longer or shorter delayed runs diverged")
+    levels = np.array([others[seed][updates] for seed in seeds])
     ends = bracket(losses, float(levels.mean()))
+    is_delayed = source == LENGTHS
     if not isinstance(ends, tuple):
-        above, limit = ("below", lengths[-1]) if ends else ("above", lengths[0])
-        higher = "higher" if ends else "lower"
-        why = f"{above} {updates / limit:.3g}: all runs of sync end {higher} than the delayed runs"
-        return Tax(tax_why=why)
-    at = _crossing(losses, levels, ends, confidence)
+        limit, higher = (lengths[-1], "higher") if ends else (lengths[0], "lower")
+        side = "above" if bool(ends) == is_delayed else "below"
+        ratio = limit / updates if is_delayed else updates / limit
+        whose = "delayed runs" if is_delayed else "runs of sync"
+        than = "sync" if is_delayed else "the delayed runs"
+        return Tax(tax_why=f"{side} {ratio:.3g}: all {whose} end {higher} than {than}")
+    above, below = (np.array([of_seed[length] for of_seed in losses]) for length in ends)
+    at = crossing(above, below, levels, ends, confidence)
     with np.errstate(divide="ignore"):
-        low, high = updates / np.array([at.high, at.low])
-    return _tax(updates / at.length, float(low), float(high), len(seeds), SLOPE)
+        taxes = np.array(at) / updates if is_delayed else updates / np.array(at)
+    tax, *interval = map(float, taxes)
+    return _tax(tax, min(interval), max(interval), len(seeds), source)
 
 
 def _several(finals: Finals) -> tuple[list[int], list[int]]:
@@ -307,13 +306,6 @@ def _several(finals: Finals) -> tuple[list[int], list[int]]:
     seeds = [seed for seed, losses in finals.items() if len(losses) > 1]
     lengths = sorted(set.intersection(*({*finals[seed]} for seed in seeds))) if seeds else []
     return (seeds, lengths) if len(lengths) > 1 else ([], [])
-
-
-def _crossing(
-    losses: Sequence[ByLength], levels: Values, ends: tuple[int, int], confidence: float
-) -> Crossing:
-    above, below = (np.array([of_seed[length] for of_seed in losses]) for length in ends)
-    return crossing(above, below, levels, ends, confidence)
 
 
 ONE_LENGTH = "runs of one length only"

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from pipegap.analysis.table.rows import Row
-from pipegap.trainer.folder.metrics import row_of
+from pipegap.trainer.folder.metrics import row_of, rows_of
 from pipegap.trainer.folder.wellformed import CONFIG, read
 
 MOST = 100
@@ -115,11 +115,9 @@ def curves(folder: Path) -> Curves:
     parsed; a damaged one is left out."""
     lines = _content(folder / "metrics.jsonl").splitlines(keepends=True)
     evaluated = [line for line in lines if EVALUATED in line]
-    shown = spaced(lines, MOST), spaced(evaluated, MOST)
-    rows = {line: row_of(line) for line in {*shown[0], *shown[1]}}
     return Curves(
-        _points(map(rows.get, shown[0]), "train_loss"),
-        _points(map(rows.get, shown[1]), "val_loss"),
+        _points(rows_of(spaced(lines, MOST)), "train_loss"),
+        _points(rows_of(spaced(evaluated, MOST)), "val_loss"),
         len(lines),
         len(evaluated),
     )

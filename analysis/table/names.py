@@ -36,18 +36,17 @@ PIPELINES = {
     "paci": "PACI",
     "pipedream": "PipeDream",
     "pipedream_2bw": "delay",
-    "sync": "sync",
     "wpipe": "WPipe",
 }
 CORRECTIONS = {
     "adaptive_error_feedback": "adaptive EF",
+    "ema_nesterov": "EMA-Nesterov",
     "error_feedback": "EF",
     "error_feedback_gradient": "EF on gradients",
     "learning_rate": "smaller learning rate",
     "matched_error_feedback": "EF matched to the delay",
     "none": "",
     "taylor": "Taylor",
-    "weight_prediction": "weight prediction",
 }
 REPORTED_ARMS = {
     "delay": "delay",
@@ -68,14 +67,11 @@ KEYS = {
     "lr_schedule.warmup": "share of warm-up",
     "num_updates": "updates",
     "optimizer.lr": "learning rate",
-    "optimizer.momentum": "momentum",
     "optimizer.variance_decay": "β₂",
     "seq_len": "sequence length",
 }
 HEADS = {
     "accuracy_norm": "normalized accuracy",
-    "arm_diverged": "arm diverged",
-    "bits_per_byte": "bits per byte",
     "converted": "how converted",
     "cosine": "cosine of late and fresh update",
     "detectable": "detectable difference",
@@ -107,7 +103,6 @@ HEADS = {
     "speed ratio": "speed, over sync's",
     "switch": "update of the switch",
     "tax": "token tax",
-    "tax_from": "tax from",
     "tax_why": "why no tax",
     "time ratio": "time, over sync's",
     "trial_id": "trial",
@@ -241,7 +236,7 @@ def _arm(row: Mapping[Any, Any], *, with_coefficient: bool) -> str:
 
 def _options(row: Mapping[Any, Any], with_coefficient: bool) -> str:
     coefficient, lag = row["coefficient"], row["lag"]
-    usual = 1 if row["method"] != "taylor" else None
+    usual = {"taylor": None, "ema_nesterov": 0}.get(str(row["method"]), 1)
     parts = []
     if with_coefficient and pd.notna(coefficient) and coefficient != usual:
         parts.append(f"λ = {coefficient:,g}")

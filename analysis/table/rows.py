@@ -38,8 +38,13 @@ USUAL: Mapping[str, Config] = {
     "taylor": {"decay": 0},
     "weight_prediction": {"horizon": 1},
     "learning_rate": {"anneal": 0.25},
+    "ema_nesterov": {
+        **{"look_ahead": 0.6, "decay": 0.99, "start": 0.16, "rest": 0.24, "coefficient": 0},
+    },
 }
 """The usual values of a choice, those of its YAML: the name of an arm leaves them out."""
+WITHOUT_DELAY = ("ema_nesterov",)
+"""Corrections that act where nothing is late, too."""
 PRINCIPAL = ("coefficient", "delay")
 """Options that need no name: `constant_delay(3)`, `delay_ef(0.5)`, `delay_taylor(1000)`."""
 OF_BOTH = ("seed", "num_updates")
@@ -109,13 +114,15 @@ def arm_columns(config: Config, result: Config) -> dict[str, Any]:
 
 
 def arm(config: Config, result: Config) -> str:
-    """Return `sync` if every counted delay is 0, else pipeline, correction and phases of `config`.
+    """Return `sync` if every counted delay is 0 and nothing acts without one, else pipeline,
+    correction and phases of `config`.
 
     2BW is `delay`: `delay`, `delay_ef`, `delay_ef(0.5)`, `delay_ef_gradient`, `pipedream`,
     `constant_delay(3)_ef(lag=delay)`, `delay+start(0.1)`. A trial without a count
     (unfinished, failed) is named by its config.
     """
-    if _is_sync(config, result):
+    looks_ahead = label(config["correction"]) in WITHOUT_DELAY
+    if _is_sync(config, result) and not looks_ahead:
         return "sync"
     correction = _named(config["correction"])
     suffix = "" if correction == "none" else f"_{correction}"

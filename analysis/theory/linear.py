@@ -289,6 +289,7 @@ OPTIMIZERS: Mapping[str, Callable[[Settings, float], Filter]] = {
     f"{_OPT}.hyperball.normuonh": _look_ahead,
     f"{_OPT}.hyperball.adamh": _averaged,
     f"{_OPT}.nanochat.nanochat": _look_ahead,
+    f"{_OPT}.soap_muon.soap_muon": _look_ahead,
     f"{_OPT}.soap": _averaged,
     f"{_OPT}.kl_soap.kl_soap": _averaged,
     f"{_OPT}.basis_rotation.basis_rotation": _averaged,
@@ -312,9 +313,13 @@ NOT_LINEAR: Mapping[str, str] = {
     f"{_OPT}.dion2.dion2": "is not linear: its momentum forgets only the part that it applied",
     f"{_OPT}.dion2.dion3": "is not linear: its momentum forgets only the rows that it applied",
     f"{_OPT}.kron": "is not linear: random vectors change its preconditioner at every update",
+    f"{_OPT}.muon.muown": "is not linear: a row's length and its direction have rules of their own",
     f"{_OPT}.schedule_free_adamw": "has no fixed recursion: it averages over the whole run",
     f"{_COR}.adaptive_error_feedback.AdaptiveErrorFeedback": (
         "is not linear: its coefficient follows the updates"
+    ),
+    f"{_COR}.ema_nesterov.EmaNesterov": (
+        "has no fixed recursion: its look ahead follows the learning rate"
     ),
     f"{_COR}.learning_rate.LearningRate": (
         "has no fixed recursion: its factor changes during the run"

@@ -7,8 +7,9 @@ ceilings, a whole update by optimizer and arm beside the same step of transforme
 checkpoints, whole trials, two ranks on two GPUs, and an update beside what a fake GPU counted of
 it.
 
-Each row is appended to `out`/measured.jsonl when it is measured. `out`/README.md has all rows
-there, those of earlier commands too; of two with one name it has the later. A part that fails
+Each row is appended to `out`/measured.jsonl when it is measured, in seconds, bytes and what is made
+of them. `out`/README.md has all rows there, those of earlier commands too; of two with one name it
+has the later. A part that fails
 leaves a row with its error, and the next part begins. With `device=cpu scale=micro` it is a dry
 run: all that needs no GPU runs, and its times say nothing.
 """
@@ -22,84 +23,17 @@ from typing import Any
 
 import torch
 
-from bench.gpu import pair, steps, trials
-from bench.gpu.device import GPUSetting, Row, ceilings
+from bench.gpu import trials
+from bench.gpu.device import GPUSetting, Row, beside_fake, ceilings, evaluation, whole
 from pipegap.analysis.table.text import markdown
 from pipegap.trainer.base.cli import DONE, FAILED, end_with, exit_code, split_word
 from pipegap.trainer.base.errors import BadInput, one_line
-from pipegap.trainer.base.machine import look
-from pipegap.trainer.base.resources import device_name, reproducible, require_device
+from pipegap.trainer.base.resources import device_name, look, reproducible, require_device
 
 Measured = dict[str, dict[str, Row]]
 """Part → name → row."""
-Cell = Callable[[Any], str]
-Column = tuple[str, str, Cell]
-"""A key of a row, the head of its column, and how a value is written."""
 PEER = "transformers, compiled"
 """The step that ours are compared with."""
-
-
-def scaled(factor: float, digits: int) -> Cell:
-    """Writes a number times a factor with so many digits behind the point."""
-    return lambda value: f"{factor * value:,.{digits}f}"
-
-
-MS, GB, WHOLE = scaled(1e3, 0), scaled(1e-9, 1), scaled(1, 0)
-COLUMNS: Mapping[str, Sequence[Column]] = {
-    "preflight": (("found", "", str),),
-    "rehearsals": (
-        ("status", "status", str),
-        ("stopped_after", "stopped after", str),
-        ("difference", "what a resume changed", str),
-        ("seconds", "s in all", WHOLE),
-        ("peak_bytes", "peak, GB", GB),
-    ),
-    "limits": (
-        ("flops_per_second", "TFLOP/s", scaled(1e-12, 0)),
-        ("bytes_per_second", "TB/s, read and written", scaled(1e-12, 2)),
-    ),
-    "steps": (
-        ("seconds", "ms per update", MS),
-        ("least", "least", MS),
-        ("most", "most", MS),
-        ("busy", "of it kernels, ms", MS),
-        ("launches", "kernels", WHOLE),
-        ("tokens_per_second", "tokens/s", WHOLE),
-        ("share_of_product", "of the product's FLOP/s, %", scaled(100, 1)),
-        ("ratio", f"{PEER} / this", scaled(1, 2)),
-        ("peak", "peak, GB", GB),
-        ("first", "first update, s", WHOLE),
-        ("graphs", "graphs", str),
-        ("breaks", "breaks", str),
-    ),
-    "evaluation": (("tokens_per_second", "tokens/s", WHOLE),),
-    "checkpoints": (
-        ("bytes", "GB", scaled(1e-9, 2)),
-        ("copy", "copy to the host, s", scaled(1, 2)),
-        ("write", "write, s", scaled(1, 2)),
-        ("read", "read, s", scaled(1, 2)),
-        ("restore", "restore, s", scaled(1, 2)),
-    ),
-    "trials": (
-        ("seconds", "process, s", WHOLE),
-        ("wall_seconds", "trial, s", WHOLE),
-        ("first_update", "first update, s", WHOLE),
-        ("tokens_per_second", "tokens/s", WHOLE),
-        ("later_tokens_per_second", "tokens/s without the first updates", WHOLE),
-        ("beside_updates", "beside updates, s", scaled(1, 1)),
-        ("peak_bytes", "peak, GB", GB),
-        ("final_val_loss", "final loss", scaled(1, 4)),
-    ),
-    "pair": (
-        ("seconds", "ms", scaled(1e3, 3)),
-        ("bytes_per_second", "GB/s", scaled(1e-9, 2)),
-    ),
-    "fake": (
-        ("peak", "peak, GB", scaled(1e-9, 2)),
-        ("fake_peak", "peak of the fake GPU, GB", scaled(1e-9, 2)),
-    ),
-}
-"""Part → the columns of its table, beside the name of what was measured."""
 
 
 def preflight(setting: GPUSetting, out: Path) -> Iterator[Row]:
@@ -144,12 +78,12 @@ def _parts(
         "preflight": lambda: preflight(setting, out),
         "rehearsals": lambda: trials.rehearsals(setting),
         "limits": lambda: ceilings(setting),
-        "steps": lambda: steps.whole(setting, _flops(measured)),
-        "evaluation": lambda: steps.evaluation(setting),
+        "steps": lambda: whole(setting, _flops(measured)),
+        "evaluation": lambda: evaluation(setting),
         "checkpoints": lambda: trials.checkpoints(setting),
         "trials": lambda: trials.trials(setting),
-        "pair": lambda: pair.pair(setting),
-        "fake": lambda: steps.beside_fake(setting),
+        "pair": lambda: trials.pair(setting),
+        "fake": lambda: beside_fake(setting),
     }
 
 
@@ -210,19 +144,19 @@ def page(head: str, measured: Mapping[str, Mapping[str, Row]]) -> str:
 
 
 def _part(part: str, rows: Sequence[Row]) -> str:
-    done = [row for row in rows if "said" not in row]
+    done = [*_compared([row for row in rows if "said" not in row])]
     lines = [f"{part}: {row['name']}: {row['said']}" for row in rows if "said" in row]
     if done:
-        columns = COLUMNS[part]
-        cells = ((row["name"], *_cells(row, columns)) for row in _compared(done))
-        lines.append(markdown([part, *(head for _, head, _ in columns)], cells))
+        keys = [*dict.fromkeys(key for row in done for key in row if key != "name")]
+        cells = ((row["name"], *(_written(row.get(key)) for key in keys)) for row in done)
+        lines.append(markdown([part, *keys], cells))
     return "\n\n".join(lines)
 
 
-def _cells(row: Row, columns: Sequence[Column]) -> Iterator[str]:
-    for key, _, write in columns:
-        value = row.get(key)
-        yield "" if value is None else write(value)
+def _written(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 
 def _compared(rows: Sequence[Row]) -> Iterator[Row]:

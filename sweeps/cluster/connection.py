@@ -21,10 +21,10 @@ from ray._private.node import Node
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # compiled
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pipegap.trainer.base.cores import num_cores
+from pipegap.trainer.base.children import num_cores
+from pipegap.trainer.base.cli import stopping
 from pipegap.trainer.base.errors import BadInput, Unavailable, one_line
 from pipegap.trainer.base.scratch import scratch
-from pipegap.trainer.base.stopping import stopping
 from pipegap.trainer.store.store import SweepStore
 
 CONNECT_WITHIN = 20.0

@@ -74,8 +74,8 @@ def _run_on_tune(session: Session, work: WorkList, display: Display) -> None:
         tune.with_resources(train, _resources),
         tune_config=TuneConfig(
             search_alg=Offers(
-                work.queue,
-                lambda trial_id: _payload(work[trial_id], needed[trial_id]),
+                work,
+                lambda trial: _payload(trial, needed[trial.trial_id]),
                 lambda: num_slots(smallest),
                 session.asked_to_stop,
             ),

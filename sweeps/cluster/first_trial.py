@@ -1,12 +1,11 @@
-"""A look at the first GPU of a sweep, and the first updates of its largest trial.
+"""The first updates of a sweep's largest trial.
 
 They run where the sweep's trials will run, in processes of their own, before any of these begins.
 """
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,12 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from pipegap.sweeps.cluster.driver import require_resources
 from pipegap.sweeps.cluster.gang import run_gang_on_ray
+from pipegap.sweeps.cluster.session import Session
 from pipegap.sweeps.plan.devices import bundles
-from pipegap.sweeps.plan.pricing import CONTEXT, in_bytes, peak, while_it_runs
+from pipegap.sweeps.plan.pricing import in_bytes
 from pipegap.sweeps.request.expand import Trial
 from pipegap.trainer.base.cli import duration
 from pipegap.trainer.base.errors import Unavailable, one_line
-from pipegap.trainer.base.machine import Machine, look
-from pipegap.trainer.base.resources import require_device
 from pipegap.trainer.base.scratch import scratch
 from pipegap.trainer.ranks.spawn import PRELOAD
 from pipegap.trainer.ranks.supervisor import AskedToStop
@@ -45,57 +43,32 @@ class _Asked(Exception):
     """A signal asks to stop."""
 
 
-def try_first(
-    todo: Sequence[Trial],
-    wanted: bool | None,
-    gpus_per_trial: float,
-    where: str,
-    asked_to_stop: AskedToStop,
-) -> None:
-    """Trains the first updates of the largest trial to do.
+def try_first(session: Session, todo: Sequence[Trial], wanted: bool | None) -> None:
+    """Trains the first updates of the largest trial to do, and says what became of them.
 
-    With `wanted` None only where a trial takes GPUs. `where` names the store. Raises Unavailable in
-    one line if the updates fail.
+    With `wanted` None only where a trial takes GPUs. Ends early once a signal asks to stop. Raises
+    Unavailable, in one line that says what to change, if the updates fail or do not repeat to the
+    bit, and BadInput if the cluster is too small for the trial.
     """
     on_gpus = [trial for trial in todo if trial.config["device"] != "cpu"]
-    if bool(on_gpus) if wanted is None else wanted:
-        for line in _try(on_gpus or todo, gpus_per_trial, where, asked_to_stop):
-            print(line, flush=True)
-
-
-def _try(
-    todo: Sequence[Trial], gpus_per_trial: float, store: str, asked_to_stop: AskedToStop
-) -> Iterator[str]:
-    """Yield lines: what the device is like, what to change, what became of the first updates.
-
-    The lines end early once `asked_to_stop`. Raises Unavailable, in one line that says what to
-    change, if the first updates fail or do not repeat to the bit, and BadInput if the cluster is
-    too small for the trial.
-    """
-    trial, started = largest(todo), time.monotonic()
-    results, needed = Path(trial.config["results"]), bundles(trial, gpus_per_trial)
+    if not (on_gpus if wanted is None else wanted):
+        return
+    trial, started = largest(on_gpus or todo), time.monotonic()
+    needed = bundles(trial, session.gpus_per_trial)
     require_resources(needed)
+    print(
+        f"first     {UPDATES} updates of {trial.name}, straight through and with a stop", flush=True
+    )
     group = placement_group([bundle for bundle in needed if bundle])
-    start = partial(_Process, group, asked_to_stop)
     # The process that supervises a gang takes nothing: its ranks take the bundles. Two processes
-    # that share what a trial takes: the second one imports what it needs while the first one works.
-    first, second = (start(needed[0], share=2) for _ in range(2))
-    looking = first if len(needed) == 1 else start(needed[-1])
+    # share what a trial takes: the second one imports what it needs while the first one works.
+    first, second = (_Process(group, session.asked_to_stop, needed[0]) for _ in range(2))
     try:
-        with scratch(results, ".first-trial-") as folder:
-            machine: Machine = looking.ask(_look, trial.config["device"], results)
-            if looking is not first:
-                looking.end()
-            num_gpus = ray.cluster_resources().get("GPU", 0)
-            yield found(machine, num_gpus, store)
-            on_gpu = int(1 / needed[-1].get("GPU", 1.0)) * peak([trial])
-            for change in changes(machine, todo, on_gpu):
-                yield f"change    {change}"
-            yield f"first     {UPDATES} updates of {trial.name}, straight through and with a stop"
+        with scratch(Path(trial.config["results"]), ".first-trial-") as folder:
             first.ask(_begin, trial.config, folder)
             first.end()
             rehearsed: Rehearsed = second.ask(_resume, trial.config, folder)
-            yield _verdict(rehearsed, trial, time.monotonic() - started)
+            print(_verdict(rehearsed, trial, time.monotonic() - started), flush=True)
     except _Asked:
         return
     finally:
@@ -114,21 +87,17 @@ class _Works:
 
 
 class _Process:
-    """A new process that has a share of these resources of the group, until it is ended."""
+    """A new process that has half of these resources of the group, until it is ended."""
 
     def __init__(
-        self,
-        group: PlacementGroup,
-        asked_to_stop: AskedToStop,
-        resources: Mapping[str, float],
-        share: int = 1,
+        self, group: PlacementGroup, asked_to_stop: AskedToStop, resources: Mapping[str, float]
     ) -> None:
         self._asked_to_stop = asked_to_stop
         self._actor: Any = (
             ray.remote(_Works)
             .options(
-                num_cpus=resources.get("CPU", 0) / share,
-                num_gpus=resources.get("GPU", 0) / share,
+                num_cpus=resources.get("CPU", 0) / 2,
+                num_gpus=resources.get("GPU", 0) / 2,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
             )
             .remote()
@@ -156,10 +125,6 @@ class _Process:
     def end(self) -> None:
         """Ends the process: its resources are free."""
         ray.kill(self._actor)
-
-
-def _look(device: str, results: Path) -> Machine:
-    return look(require_device(device), results)
 
 
 def _begin(config: Config, folder: Path) -> None:
@@ -193,28 +158,6 @@ def _verdict(rehearsed: Rehearsed, trial: Trial, seconds: float) -> str:
         f"first     {rehearsed.status}; {stop}: {same}; {rehearsed.tokens_per_second:,.0f} "
         f"tokens/s, {in_bytes(rehearsed.peak_bytes)} at the peak; {duration(seconds)} in all"
     )
-
-
-def found(machine: Machine, num_gpus: float, store: str) -> str:
-    """Return the line on a machine; `num_gpus` are those of the whole cluster."""
-    free = f"{in_bytes(machine.free)} free of {in_bytes(machine.total)}"
-    return (
-        f"machine   {machine.host}: {machine.device} with {free}; {num_gpus:g} GPUs in the "
-        f"cluster; torch {machine.torch}, CUDA {machine.cuda}; {in_bytes(machine.disk)} free at "
-        f"{store}"
-    )
-
-
-def changes(machine: Machine, todo: Sequence[Trial], needed: int) -> Iterator[str]:
-    """Yield what to change; `needed` are the bytes of its device that a trial takes."""
-    if needed + CONTEXT > machine.free:
-        yield (
-            f"free memory: {in_bytes(needed)} are needed beside {in_bytes(CONTEXT)} of libraries. "
-            "End other processes, or take more pipeline.num_microbatches"
-        )
-    written = sum(trial.plan.kept_bytes for trial in todo) + max(map(while_it_runs, todo))
-    if written > machine.disk:
-        yield f"make room: the sweep writes {in_bytes(written)}; or choose another results="
 
 
 def cause(message: str) -> str:

@@ -7,12 +7,16 @@ import json
 import sys
 import threading
 import time
-import urllib.request
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from urllib.error import HTTPError
+from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+from typing_extensions import override
 
 from pipegap.sweeps.plan.round import Round
 from pipegap.sweeps.plan.sweep_record import FOLDER
@@ -32,15 +36,47 @@ LISTED = 10
 """How many lines one notice shows at most."""
 
 
+class Direct(HTTPRedirectHandler):
+    """Makes an error of a redirect, after which urllib would ask for a page and post nothing."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Follow none."""
+
+
 def post(url: str, content: Mapping[str, object]) -> None:
-    """Send the content as JSON. Raises OSError or HTTPException."""
+    """Send the content as JSON, with the user and password that the URL may have.
+
+    Raises OSError, HTTPException or ValueError.
+    """
     headers = {"Content-Type": "application/json", "User-Agent": "pipegap"}
-    request = urllib.request.Request(url, json.dumps(content).encode(), headers)
-    with urllib.request.urlopen(request, timeout=TIMEOUT):
+    parts = urlsplit(url)
+    _, has_user, host = parts.netloc.rpartition("@")
+    if has_user:
+        login = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
+        headers["Authorization"] = f"Basic {b64encode(login.encode()).decode()}"
+    plain = urlunsplit(parts._replace(netloc=host))
+    request = Request(plain, json.dumps(content).encode(), headers)
+    with build_opener(Direct).open(request, timeout=TIMEOUT):
         pass
 
 
-class Notices:
+class Ends:
+    """Follows the trials that end here: stops a sweep of which `fail_fast` failed; 0: never."""
+
+    def __init__(self, fail_fast: int = 0) -> None:
+        self._fail_fast, self._failed = fail_fast, set[str]()
+
+    def has_failed(self) -> bool:
+        """Whether so many failed that the sweep stops."""
+        return 0 < self._fail_fast <= len(self._failed)
+
+    def __call__(self, trial_id: str, name: str, status: Status, error: str, share: float) -> None:
+        """Take the end of a trial, after which a share of the sweep's work is done."""
+        if status == Status.FAILED:
+            self._failed.add(trial_id)
+
+
+class Notices(Ends):
     """A context in which notices are posted, by a thread that nobody waits for until the end.
 
     A notice has a kind and a key, and is told once: keys that were delivered stand in a file of the
@@ -49,6 +85,7 @@ class Notices:
     """
 
     def __init__(self, url: str, now: Round, every: float = EVERY) -> None:
+        super().__init__(now.request.fail_fast)
         self._url, self._store, self._every = url, now.store, every
         self.title = now.title
         self._trials = _digest([trial.trial_id for trial in now.planned])
@@ -72,10 +109,18 @@ class Notices:
         trace: TracebackType | None,
     ) -> None:
         if error is not None:
-            self.tell("stopped", f"stopped {time.time_ns()}", f"stopped: {type(error).__name__}")
+            why = why_failed(f"{type(error).__name__}: {error}".removesuffix(": "))
+            self.tell("stopped", f"stopped {time.time_ns()}", f"stopped: {why}")
         if self._url:
             self._end.set()
             self._thread.join(TIMEOUT + 2 * LOOK_EVERY)
+
+    @override
+    def __call__(self, trial_id: str, name: str, status: Status, error: str, share: float) -> None:
+        super().__call__(trial_id, name, status, error, share)
+        self._ended(trial_id, name, status, error)
+        if share >= 0.5:
+            self.tell("half", f"half {self._trials}", "half of the work is done")
 
     def tell(self, kind: str, key: str, line: str) -> None:
         """Have a line told soon, unless its key was told before."""
@@ -84,7 +129,7 @@ class Notices:
                 self._known.add(key)
                 self._due.setdefault(kind, {})[key] = line
 
-    def ended(self, trial_id: str, name: str, status: Status, error: str) -> None:
+    def _ended(self, trial_id: str, name: str, status: Status, error: str) -> None:
         """Have told that a trial failed for good or diverged; of others nothing."""
         if status == Status.FAILED:
             why = why_failed(error)
@@ -93,16 +138,12 @@ class Notices:
         elif status == Status.DIVERGED:
             self.tell("diverged", f"diverged {trial_id}", f"{trial_id} {name} diverged")
 
-    def half(self) -> None:
-        """Have told that half of the work is done."""
-        self.tell("half", f"half {self._trials}", "half of the work is done")
-
     def look(self, now: Round) -> None:
         """Have told what the store says of trials, and nobody told."""
         for trial in now.planned:
             if (result := now.seen.result(trial.folder)) is not None:
                 error = result.get("error") or ""
-                self.ended(trial.trial_id, trial.name, Status(result["status"]), error)
+                self._ended(trial.trial_id, trial.name, Status(result["status"]), error)
 
     def end(self, now: Round, *, stopped: bool, has_run: bool) -> None:
         """Have told that the sweep was stopped, or how it ended: if trials ran, or nobody did."""
@@ -112,7 +153,7 @@ class Notices:
         counts = ", ".join(f"{words.count(s)} {s}" for s in dict.fromkeys(Status) if s in words)
         what = "stopped" if stopped else "ended"
         state = [*zip((trial.trial_id for trial in now.planned), words, strict=True)]
-        key = f"{what} {_digest(state)}"
+        key = f"{what} {_digest([self.title, state])}"
         if stopped or has_run:
             self._known.discard(key)
         self.tell(what, key, f"{what}: {counts}")
@@ -138,7 +179,7 @@ class Notices:
             what = {"kind": kind, "sweep": self.title, "store": self._store.name}
             try:
                 post(self._url, {"text": text, **what, "lines": [*lines.values()]})
-            except (OSError, http.client.HTTPException) as error:
+            except (OSError, http.client.HTTPException, ValueError) as error:
                 self._warn(error)
                 with self._lock:  # it is tried again a minute later
                     self._due[kind] = {**lines, **self._due.get(kind, {})}

@@ -1,84 +1,27 @@
-"""The rounds of a driver: it has a cluster, and runs trials of a store there until it is asked to
-stop.
-
-Before it, a driver looks whether store, machine and data fit its trials. Ray and Tune are imported
-when a session begins: a sweep with nothing to do needs neither.
-"""
+"""The rounds of a driver, and what it looks at before: whether store, machine and data fit its
+trials."""
 
 import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
+from pipegap.sweeps.cluster.notices import Ends
 from pipegap.sweeps.cluster.queue import WorkList
-from pipegap.sweeps.cluster.session import Ends, Session
+from pipegap.sweeps.cluster.session import session
 from pipegap.sweeps.plan import sweep_record
 from pipegap.sweeps.plan.round import Round
-from pipegap.sweeps.request.expand import Expected, Trial
-from pipegap.sweeps.tracking.choice import Tracking
-from pipegap.trainer.base.compiler import require_compiler
+from pipegap.sweeps.request.expand import Trial
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.resources import require_device
-from pipegap.trainer.base.stopping import stopping
+from pipegap.trainer.base.scratch import require_compiler
 from pipegap.trainer.parts import open_data
 from pipegap.trainer.store.bucket import StoreAway
 from pipegap.trainer.store.store import SweepStore
 
-SAYS = "running trials save a checkpoint and stop"
-"""What a driver says when a signal asks it to stop."""
 POLL_EVERY = 0.5
 """Seconds between two questions to the queue, which limits the looks into the store itself."""
-
-
-def try_first(session: Session, todo: Sequence[Trial], wanted: bool | None) -> None:
-    """Train the first updates of a trial: see `first_trial.try_first`."""
-    from pipegap.sweeps.cluster import first_trial
-
-    where, asked_to_stop = session.store.name, session.asked_to_stop
-    first_trial.try_first(todo, wanted, session.gpus_per_trial, where, asked_to_stop)
-
-
-def run_trials(
-    session: Session,
-    work: WorkList,
-    planned: Sequence[Trial],
-    expected: Expected | None = None,
-) -> None:
-    """Run trials that nobody else runs: see `driver.run_trials`."""
-    from pipegap.sweeps.cluster import driver
-
-    driver.run_trials(session, work, planned, expected)
-
-
-@contextmanager
-def session(
-    title: str,
-    store: SweepStore,
-    gpus_per_trial: float,
-    tracking: Tracking,
-    ends: Ends | None = None,
-) -> Iterator[Session]:
-    """Yield a session, which a signal asks to stop, and so may its `ends`.
-
-    Raises Unavailable if Ray does not start, and BadInput if a node of the cluster does not see the
-    store.
-    """
-    from pipegap.sweeps.cluster.connection import cluster, require_seen_by_nodes
-
-    # Ray installs its signal handlers when it starts; `stopping` replaces them after that.
-    with cluster() as (folder, asked_before), stopping(SAYS) as asked_since:
-        import pipegap.sweeps.cluster.driver  # noqa: F401  # Tune is large: while Ray's processes start
-
-        require_seen_by_nodes(store)
-
-        followed = ends or Ends()
-
-        def asked_to_stop() -> bool:
-            return asked_before() or asked_since() or followed.has_failed()
-
-        yield Session(title, store, gpus_per_trial, tracking, folder, asked_to_stop, followed)
 
 
 def run_rounds(now: Round, ends: Ends) -> tuple[Round, bool]:
@@ -92,6 +35,9 @@ def run_rounds(now: Round, ends: Ends) -> tuple[Round, bool]:
         return now, False
     print(_what_starts(now.runnable), flush=True)
     with session(now.title, now.store, request.gpus_per_trial, request.tracking, ends) as here:
+        from pipegap.sweeps.cluster.driver import run_trials
+        from pipegap.sweeps.cluster.first_trial import try_first
+
         if len(now.todo) == len(now.planned):
             try_first(here, now.runnable, request.first_trial)
         if note := request.tracking.note(request.results):
@@ -100,7 +46,7 @@ def run_rounds(now: Round, ends: Ends) -> tuple[Round, bool]:
         work.add(now.runnable)
         while len(work) and not here.asked_to_stop():
             num_left = len(work)
-            if work.queue.is_ready():
+            if work.is_ready():
                 run_trials(here, work, now.planned, now.expected)
             else:
                 time.sleep(POLL_EVERY)

@@ -1,37 +1,20 @@
-"""What the trials of a driver run with."""
+"""What the trials of a driver run with, on a cluster that it has until it is asked to stop.
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+Ray and Tune are imported when a session begins: a sweep with nothing to do needs neither.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from pipegap.sweeps.cluster.notices import Notices
+from pipegap.sweeps.cluster.notices import Ends
 from pipegap.sweeps.tracking.choice import Tracking
-from pipegap.trainer.base.status import Status
+from pipegap.trainer.base.cli import stopping
 from pipegap.trainer.store.store import SweepStore
 
-
-@dataclass
-class Ends:
-    """Follows the trials that end here: tells of them, and stops a sweep that fails."""
-
-    fail_fast: int = 0
-    """After how many trials that failed for good; 0: never."""
-    notices: Notices | None = None
-    failed: set[str] = field(default_factory=set)
-    """Ids of trials that failed for good."""
-
-    def has_failed(self) -> bool:
-        """Whether so many failed that the sweep stops."""
-        return 0 < self.fail_fast <= len(self.failed)
-
-    def __call__(self, trial_id: str, name: str, status: Status, error: str, share: float) -> None:
-        """Take the end of a trial, after which a share of the sweep's work is done."""
-        if status == Status.FAILED:
-            self.failed.add(trial_id)
-        if self.notices is not None:
-            self.notices.ended(trial_id, name, status, error)
-            if share >= 0.5:
-                self.notices.half()
+SAYS = "running trials save a checkpoint and stop"
+"""What a driver says when a signal asks it to stop."""
 
 
 @dataclass(frozen=True)
@@ -48,3 +31,24 @@ class Session:
     asked_to_stop: Callable[[], bool]
     ends: Ends
     """Is called at the end of every trial that ran here."""
+
+
+@contextmanager
+def session(
+    title: str, store: SweepStore, gpus_per_trial: float, tracking: Tracking, ends: Ends
+) -> Iterator[Session]:
+    """Yield a session, which a signal asks to stop, and so may its `ends`.
+
+    Raises Unavailable if Ray does not start, and BadInput if a node of the cluster does not see the
+    store.
+    """
+    from pipegap.sweeps.cluster.connection import cluster, require_seen_by_nodes
+
+    # Ray installs its signal handlers when it starts; `stopping` replaces them after that.
+    with cluster() as (folder, asked_before), stopping(SAYS) as asked_since:
+        require_seen_by_nodes(store)
+
+        def asked_to_stop() -> bool:
+            return asked_before() or asked_since() or ends.has_failed()
+
+        yield Session(title, store, gpus_per_trial, tracking, folder, asked_to_stop, ends)

@@ -11,8 +11,9 @@ from ray.tune import Callback, Stopper
 from ray.tune.execution import class_cache
 from ray.tune.search import Searcher
 
-from pipegap.sweeps.cluster.queue import TrialQueue
+from pipegap.sweeps.cluster.queue import WorkList
 from pipegap.sweeps.cluster.stop_flag import StopFlag
+from pipegap.sweeps.request.expand import Trial
 from pipegap.trainer.base.status import Status
 from pipegap.trainer.ranks.supervisor import AskedToStop
 from pipegap.trainer.training import STOP_WITHIN
@@ -45,23 +46,23 @@ def inherited_environment() -> Iterator[None]:
 
 
 class Offers(Searcher):
-    """Suggests the trials of `queue`: see Tune's `Searcher`.
+    """Suggests the trials of `work`: see Tune's `Searcher`.
 
-    `payload` makes of an id what Tune hands to a worker. At most one trial more is suggested than
-    Ray has slots for. Tune's run ends when no trial runs here and the queue has none for now.
+    `payload` makes of a trial what Tune hands to a worker. At most one trial more is suggested than
+    Ray has slots for. Tune's run ends when no trial runs here and `work` has none for now.
     """
 
     def __init__(
         self,
-        queue: TrialQueue,
-        payload: Callable[[str], Payload],
+        work: WorkList,
+        payload: Callable[[Trial], Payload],
         num_slots: Callable[[], int],
         asked_to_stop: Callable[[], bool],
     ) -> None:
         super().__init__()
-        self._queue, self._payload = queue, payload
+        self._work, self._payload = work, payload
         self._num_slots, self._asked_to_stop = num_slots, asked_to_stop
-        self._live: dict[str, str] = {}
+        self._live: dict[str, Trial] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Return nothing: Tune pickles its searcher for a restore that we never make."""
@@ -76,11 +77,11 @@ class Offers(Searcher):
             return Searcher.FINISHED
         if len(self._live) > self._num_slots():
             return None
-        chosen = self._queue.next()
+        chosen = self._work.next()
         if chosen is not None:
             self._live[trial_id] = chosen
             return {"trial": self._payload(chosen)}
-        return None if self._live or self._queue.has_turns else Searcher.FINISHED
+        return None if self._live or self._work.has_turns else Searcher.FINISHED
 
     def on_trial_complete(
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
@@ -88,7 +89,7 @@ class Offers(Searcher):
         """Called by Tune when a trial has ended, for the last time if it failed."""
         chosen = self._live.pop(trial_id)
         if result is not None and result.get("status") == Status.ELSEWHERE and not error:
-            self._queue.put_back(chosen)
+            self._work.put_back(chosen)
 
 
 class StopWhenAsked(Stopper):

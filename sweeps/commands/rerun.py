@@ -4,9 +4,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipegap.sweeps.cluster.notices import Ends
 from pipegap.sweeps.cluster.queue import WorkList
-from pipegap.sweeps.cluster.rounds import require_ready, run_trials, session, try_first
-from pipegap.sweeps.cluster.session import Session
+from pipegap.sweeps.cluster.rounds import require_ready
+from pipegap.sweeps.cluster.session import Session, session
 from pipegap.sweeps.commands.list import KEYS, select
 from pipegap.sweeps.request.command_line import CHOICES, parse_gpus
 from pipegap.sweeps.request.expand import Trial, placed
@@ -58,7 +59,7 @@ def main(words: Sequence[str]) -> int:
         return FAILED if refused else DONE
     seen = Snapshot()
     require_ready(store, [trial for trial in chosen if seen.finished(trial) is None])
-    with store.driven(), session("rerun", store, gpus_per_trial, tracking) as here:
+    with store.driven(), session("rerun", store, gpus_per_trial, tracking, Ends()) as here:
         stopped = _run(chosen, here, first_trial, seen)
     store.pull()
     exit_code = _report(chosen, seen.again())
@@ -101,6 +102,9 @@ def _run(trials: Sequence[Trial], here: Session, first_trial: bool | None, seen:
 
     Trials that had not started by then get the output of their earlier run back.
     """
+    from pipegap.sweeps.cluster.driver import run_trials
+    from pipegap.sweeps.cluster.first_trial import try_first
+
     done = [trial for trial in trials if seen.finished(trial) is not None]
     if not done:
         try_first(here, trials, first_trial)

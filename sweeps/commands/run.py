@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from pipegap.sweeps.cluster.notices import Notices
 from pipegap.sweeps.cluster.rounds import require_ready, run_rounds
-from pipegap.sweeps.cluster.session import Ends
 from pipegap.sweeps.commands import COMMANDS
 from pipegap.sweeps.plan import sweep_record
 from pipegap.sweeps.plan.pricing import summary
@@ -31,11 +30,10 @@ def main(words: Sequence[str]) -> int:
     require_ready(now.store, now.todo)
     with now.store.driven(), Notices(url, now) as notices:
         sweep_record.write(now, now.sweeps)
-        ends = Ends(request.fail_fast, notices)
-        first, (now, stopped) = now, run_rounds(now, ends)
+        first, (now, stopped) = now, run_rounds(now, notices)
         sweep_record.write(now, now.sweeps)  # what is left is priced by what has finished
         notices.end(now, stopped=stopped, has_run=bool(first.runnable))
-        if ends.has_failed():
+        if notices.has_failed():
             print(f"stopped by fail_fast={request.fail_fast}")
         elif stopped:
             return _say_what_is_left(now)

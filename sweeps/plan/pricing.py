@@ -13,13 +13,13 @@ from pipegap.sweeps.plan.round import Round
 from pipegap.sweeps.plan.sweep_plan import SweepPlan
 from pipegap.sweeps.request.expand import Trial, unique
 from pipegap.trainer.base.build import made
+from pipegap.trainer.base.children import num_cores
 from pipegap.trainer.base.cli import duration
-from pipegap.trainer.base.cores import num_cores
 from pipegap.trainer.base.errors import some
 from pipegap.trainer.config.memory import peak_bytes
 from pipegap.trainer.config.names import data_place, names
-from pipegap.trainer.config.plan import Plan, which_optimizer
-from pipegap.trainer.data.shards import KnowsLength, Source
+from pipegap.trainer.config.plan import which_optimizer
+from pipegap.trainer.data.shards import Source
 
 if TYPE_CHECKING:
     from pipegap.analysis.statistics.gaps import Spread
@@ -33,8 +33,6 @@ CONTEXT = 1e9
 """Bytes of a GPU that its context and libraries take beside a trial (bench/README.md)."""
 NO_MEMORY = {"seed", "choices", "num_updates", "tokens_per_parameter", "lr_schedule", "data"}
 """Keys that do not change the memory of an update."""
-EVEN = 0.8
-"""The share of the speed-up of p equal ranks below which a plan says how the model is cut."""
 HALF_WIDTH = 0.01
 """Nats per token: a plan says how many seeds give this precision, as small as the gaps of robust
 optimizers."""
@@ -55,112 +53,102 @@ class Cost:
         return max(self.total / num_units, self.longest)
 
 
-class PricedSweeps:
-    """The trials of a round with their prices."""
+def costs(now: Round, todo: Sequence[Trial]) -> list[Cost]:
+    """Return what these trials take, on cores and on GPUs."""
+    seconds, made = now.expected.seconds, []
+    for name in dict.fromkeys(map(unit, todo)):
+        ids = {t.trial_id: t for t in todo if unit(t) == name}
+        amounts = {key: occupied(t, now.request.gpus_per_trial) for key, t in ids.items()}
+        total = sum(seconds[key] * amount for key, amount in amounts.items())
+        made.append(Cost(name, total, max(seconds[key] for key in ids)))
+    return made
 
-    def __init__(self, now: Round) -> None:
-        self._request, self._sweeps, self._prices = now.request, now.sweeps, now.prices
-        self.trials, self.todo, self._seconds = now.planned, now.todo, now.expected.seconds
 
-    def costs(self, todo: Sequence[Trial]) -> list[Cost]:
-        """Return what these trials take, on cores and on GPUs."""
-        costs = []
-        for name in dict.fromkeys(map(unit, todo)):
-            ids = {t.trial_id: t for t in todo if unit(t) == name}
-            amounts = {key: occupied(t, self._request.gpus_per_trial) for key, t in ids.items()}
-            total = sum(self._seconds[key] * amount for key, amount in amounts.items())
-            costs.append(Cost(name, total, max(self._seconds[key] for key in ids)))
-        return costs
+def _lines(now: Round) -> Iterator[str]:
+    """Yield the plan: what is asked for, what is done, what the rest will cost."""
+    trials, todo = now.planned, now.todo
+    num_asked = sum(len(sweep.planned) for sweep in now.sweeps)
+    counts = f"{len(trials)} unique, {len(trials) - len(todo)} done, {len(todo)} to do"
+    yield f"trials    {num_asked} asked, {counts}"
+    yield from _table(now)
+    yield (
+        f"tokens    {sum(t.plan.tokens for t in todo):.3g} to train on, all trials "
+        f"together; {max(t.plan.tokens for t in trials):.3g} in the longest trial"
+    )
+    flops = sum(trial.plan.flops for trial in todo)
+    yield f"compute   {flops:.3g} floating-point operations (FLOPs) to do"
+    if todo:
+        yield from _time(now, costs(now, todo))
+        if compiler := now.expected.compiler:
+            yield (
+                f"compiler  {duration(compiler)}, once on a machine: the first trials compile "
+                "graphs that all others share"
+            )
+    yield _models(trials)
+    yield _memory(trials, now.request.gpus_per_trial)
+    yield _storage(trials, todo)
+    yield from _warnings(trials)
 
-    def in_lines(self) -> Iterator[str]:
-        """Yield the plan: what is asked for, what is done, what the rest will cost."""
-        num_planned = sum(len(sweep.planned) for sweep in self._sweeps)
-        num_done = len(self.trials) - len(self.todo)
-        counts = f"{len(self.trials)} unique, {num_done} done, {len(self.todo)} to do"
-        yield f"trials    {num_planned} asked, {counts}"
-        yield from self._table()
-        yield (
-            f"tokens    {sum(t.plan.tokens for t in self.todo):.3g} to train on, all trials "
-            f"together; {max(t.plan.tokens for t in self.trials):.3g} in the longest trial"
-        )
-        flops = sum(trial.plan.flops for trial in self.todo)
-        yield f"compute   {flops:.3g} floating-point operations (FLOPs) to do"
-        if self.todo:
-            yield self._time()
-            yield from self._money()
-            if compiler := compiler_seconds(self.todo):
-                yield (
-                    f"compiler  {duration(compiler)}, once on a machine: the first trials compile "
-                    "graphs that all others share"
-                )
-        yield _models(self.trials)
-        yield _memory(self.trials, self._request.gpus_per_trial)
-        yield _storage(self.trials, self.todo)
-        yield from dict.fromkeys(filter(None, (_uneven_cut(t.plan) for t in self.trials)))
-        yield from _warnings(self.trials)
 
-    def _table(self) -> Iterator[str]:
-        """Yield one row per sweep; `shared` are trials that a row above has too."""
-        rows, seen = [], set[str]()
-        for sweep in self._sweeps:
-            own = unique(sweep.planned)
-            new = [trial for trial in own if trial.plan.trial_id not in seen]
-            seen |= {trial.plan.trial_id for trial in new}
-            rows.append(self._row(sweep.label, own, new))
-        if len(rows) > 1:
-            planned = [trial for sweep in self._sweeps for trial in unique(sweep.planned)]
-            rows.append(self._row("together", planned, self.trials))
-        places = ", ".join(dict.fromkeys(f"on {self._where(t)}" for t in self.trials))
-        yield from aligned(
-            [("sweep", "trials", "shared", "done", "to do", places), *rows], str.rjust
-        )
+def _table(now: Round) -> Iterator[str]:
+    """Yield one row per sweep; `shared` are trials that a row above has too."""
+    rows, seen = [], set[str]()
+    for sweep in now.sweeps:
+        own = unique(sweep.planned)
+        new = [trial for trial in own if trial.trial_id not in seen]
+        seen |= {trial.trial_id for trial in new}
+        rows.append(_row(now, sweep.label, own, new))
+    if len(rows) > 1:
+        planned = [trial for sweep in now.sweeps for trial in unique(sweep.planned)]
+        rows.append(_row(now, "together", planned, now.planned))
+    places = ", ".join(dict.fromkeys(f"on {_where(now, t)}" for t in now.planned))
+    yield from aligned([("sweep", "trials", "shared", "done", "to do", places), *rows], str.rjust)
 
-    def _row(self, label: str, own: Sequence[Trial], new: Sequence[Trial]) -> tuple[str, ...]:
-        ids = {trial.trial_id for trial in self.todo}
-        todo = [trial for trial in new if trial.trial_id in ids]
-        counts = len(own), len(own) - len(new), len(new) - len(todo), len(todo)
-        clock = sum(cost.clock(self._num_units(cost.unit)) for cost in self.costs(todo))
-        clock += STARTS + compiler_seconds(todo)
-        return (label, *(f"{count:,}" for count in counts), duration(clock) if todo else "-")
 
-    def _num_units(self, name: str) -> int:
-        """Return the GPUs that the plan counts with, or the cores that this process may use."""
-        if name != "GPU":
-            return num_cores()
-        import torch
+def _row(now: Round, label: str, own: Sequence[Trial], new: Sequence[Trial]) -> tuple[str, ...]:
+    ids = {trial.trial_id for trial in now.todo}
+    todo = [trial for trial in new if trial.trial_id in ids]
+    counts = len(own), len(own) - len(new), len(new) - len(todo), len(todo)
+    clock = sum(cost.clock(_num_units(now, cost.unit)) for cost in costs(now, todo))
+    clock += STARTS + compiler_seconds(todo)
+    return (label, *(f"{count:,}" for count in counts), duration(clock) if todo else "-")
 
-        return self._request.gpus or torch.cuda.device_count() or NODE
 
-    def _where(self, trial: Trial) -> str:
-        number = self._num_units(unit(trial))
-        return f"{number} {unit(trial)}{'s' * (number > 1)}"
+def _num_units(now: Round, name: str) -> int:
+    """Return the GPUs that the plan counts with, or the cores that this process may use."""
+    if name != "GPU":
+        return num_cores()
+    import torch
 
-    def _time(self) -> str:
-        """Return the line on what all of it takes, and what the estimate rests on."""
-        costs = self.costs(self.todo)
-        total = " and ".join(f"{duration(cost.total)} of one {cost.unit}" for cost in costs)
-        longest = max(cost.longest for cost in costs)
-        assumed = [t for t in self.todo if self._prices.measured_seconds(t) is None]
-        sources = (
-            f"{len(self.todo) - len(assumed)} of {len(self.todo)} trials by the time that finished "
-            "ones of their shape took"
-        )
-        if assumed:
-            rates = " and ".join(dict.fromkeys(map(_rates, assumed)))
-            counted = f"by counted FLOPs and bytes, at {rates}"
-            sources += f"; {len(assumed)} {counted}"
-        return (
-            f"time      {total}, longest trial {duration(longest)}, start and evaluation included "
-            f"({sources})"
-        )
+    return now.request.gpus or torch.cuda.device_count() or NODE
 
-    def _money(self) -> Iterator[str]:
-        """Yield the line on the price of the hours, if it was asked for."""
-        hourly = self._request.hourly
-        if hourly:
-            hours = {cost.unit: cost.total / 3600 for cost in self.costs(self.todo)}
-            told = " and ".join(f"{number:,.1f} {name} hours" for name, number in hours.items())
-            yield f"price     {hourly * sum(hours.values()):,.2f}: {told}, {hourly:g} each"
+
+def _where(now: Round, trial: Trial) -> str:
+    number = _num_units(now, unit(trial))
+    return f"{number} {unit(trial)}{'s' * (number > 1)}"
+
+
+def _time(now: Round, taken: Sequence[Cost]) -> Iterator[str]:
+    """Yield the line on what all of it takes, and what the estimate rests on; and the line on the
+    price of the hours, if it was asked for."""
+    total = " and ".join(f"{duration(cost.total)} of one {cost.unit}" for cost in taken)
+    longest = max(cost.longest for cost in taken)
+    assumed = [t for t in now.todo if now.prices.measured_seconds(t) is None]
+    sources = (
+        f"{len(now.todo) - len(assumed)} of {len(now.todo)} trials by the time that finished "
+        "ones of their shape took"
+    )
+    if assumed:
+        rates = " and ".join(dict.fromkeys(map(_rates, assumed)))
+        sources += f"; {len(assumed)} by counted FLOPs and bytes, at {rates}"
+    yield (
+        f"time      {total}, longest trial {duration(longest)}, start and evaluation included "
+        f"({sources})"
+    )
+    if hourly := now.request.hourly:
+        hours = {cost.unit: cost.total / 3600 for cost in taken}
+        told = " and ".join(f"{number:,.1f} {name} hours" for name, number in hours.items())
+        yield f"price     {hourly * sum(hours.values()):,.2f}: {told}, {hourly:g} each"
 
 
 def _rates(trial: Trial) -> str:
@@ -171,7 +159,7 @@ def _rates(trial: Trial) -> str:
 
 def summary(now: Round) -> str:
     """Return the lines of a plan: what the sweeps cost, and which gap their seeds detect."""
-    request, lines = now.request, [*PricedSweeps(now).in_lines()]
+    request, lines = now.request, [*_lines(now)]
     for sweep in now.sweeps:
         open_or_chosen = [*_label(sweep), *sweep.estimate]
         open_or_chosen += sweep.remarks if request.dry_run else []
@@ -244,7 +232,7 @@ def _passes(trials: Sequence[Trial]) -> Iterator[float]:
     nodes = {json.dumps(t.config["data"]): t.config["data"] for t in trials if t.plan.data_hash}
     for key, node in nodes.items():
         source: Source = made("data", node, Source)
-        known = source.num_training_tokens if isinstance(source, KnowsLength) else None
+        known = getattr(source, "num_training_tokens", None)  # None before they are prepared
         longest = max(t.plan.tokens for t in trials if json.dumps(t.config["data"]) == key)
         yield longest / known if known else 0.0
 
@@ -262,14 +250,14 @@ def _models(trials: Sequence[Trial]) -> str:
 def _memory(trials: Sequence[Trial], gpus_per_trial: float) -> str:
     """Return the line on the memory of a rank, and whether that fits its GPU."""
     states = in_bytes(max(trial.plan.memory_bytes for trial in trials))
-    most = peak(trials)
+    most = _peak(trials)
     of_trial = f"memory    up to {in_bytes(most)} per rank in an update, of it {states} weights and"
     on_gpus = [trial for trial in trials if unit(trial) == "GPU"]
     if not on_gpus:
         return f"{of_trial} states"
     device = device_of(on_gpus[0].config)
     sharing = int(1 / bundles(on_gpus[0], gpus_per_trial)[-1]["GPU"])
-    needed = sharing * (peak(on_gpus) + CONTEXT)
+    needed = sharing * (_peak(on_gpus) + CONTEXT)
     of_gpu = f"{sharing} trials share a GPU: " * (sharing > 1)
     fits = "fit" if needed <= device.memory else "do not fit"
     return (
@@ -278,7 +266,7 @@ def _memory(trials: Sequence[Trial], gpus_per_trial: float) -> str:
     )
 
 
-def peak(trials: Sequence[Trial]) -> int:
+def _peak(trials: Sequence[Trial]) -> int:
     """Return the most memory that an update of these trials needs on one rank."""
     kinds: dict[str, Trial] = {}
     for trial in trials:
@@ -288,28 +276,15 @@ def peak(trials: Sequence[Trial]) -> int:
 
 
 def _storage(trials: Sequence[Trial], todo: Sequence[Trial]) -> str:
-    """Return the line on storage, and on the host's memory.
-
-    A trial in one process on a GPU copies its whole state there, and writes it in the background.
-    """
+    """Return the line on storage. A true pipeline also writes what its ranks have sent."""
     kept = f"about {in_bytes(sum(trial.plan.kept_bytes for trial in trials))} kept of all trials"
     if not todo:
         return f"storage   {kept}"
-    on_gpus = (t for t in todo if unit(t) == "GPU" and t.config["runner"] == "emulated")
-    copied = max((trial.plan.checkpoint_bytes for trial in on_gpus), default=0)
-    in_host = f"; {in_bytes(copied)} of the host's memory while one is written" * bool(copied)
+    most = max((2 + (t.config["runner"] != "emulated")) * t.plan.checkpoint_bytes for t in todo)
     return (
-        f"storage   {kept}, and up to {in_bytes(max(map(while_it_runs, todo)))} for each that runs "
-        f"(two checkpoints, estimated from its parameters; a third while ranks write){in_host}"
+        f"storage   {kept}, and up to {in_bytes(most)} for each that runs "
+        "(two checkpoints, estimated from its parameters; a third while ranks write)"
     )
-
-
-def while_it_runs(trial: Trial) -> int:
-    """Return the bytes of disk that a running trial takes at most.
-
-    It has a checkpoint and one that is written; of a true pipeline also what the ranks have sent.
-    """
-    return (2 + (trial.config["runner"] != "emulated")) * trial.plan.checkpoint_bytes
 
 
 def in_bytes(number: float) -> str:
@@ -319,16 +294,3 @@ def in_bytes(number: float) -> str:
             return f"{number:.3g} {name}"
         number /= 1000
     return f"{number:.3g} TB"
-
-
-def _uneven_cut(plan: Plan) -> str | None:
-    """Return the line on how the model is cut; None if the ranks are nearly equal."""
-    work = plan.work_by_rank
-    speed_up = sum(work) / max(work)
-    if speed_up >= EVEN * len(work):
-        return None
-    layers = ", ".join(map(str, plan.layers_by_stage))
-    return (
-        f"split     stages of {layers} layers: {len(work)} ranks are at most {speed_up:.3g} times "
-        "as fast as one"
-    )

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from pipegap.sweeps.plan.tried import Choice, TriedSetting, at, mean_losses, value_of
-from pipegap.sweeps.request.expand import GridPoint
+from pipegap.sweeps.plan.tried import Choice, TriedSetting, try_at
+from pipegap.sweeps.request.expand import GridPoint, value_of
 from pipegap.sweeps.request.schema import Axis, Search, Sweep
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.store.snapshot import Snapshot
@@ -65,7 +65,7 @@ def check_space(search: Search, points: Iterable[GridPoint]) -> None:
     """Raise BadInput for a key that no arm of a point has, or a value that no trial can have."""
     for point in points:
         for corner in _corners(_space_at(point, search)):
-            at(point, corner).trials(search.seeds[:1])
+            point.at(corner).trials(search.seeds[:1])
 
 
 def try_settings(sweep: Sweep, search: Search, point: GridPoint, seen: Snapshot) -> Choice:
@@ -76,13 +76,11 @@ def try_settings(sweep: Sweep, search: Search, point: GridPoint, seen: Snapshot)
     while len(tried) < search.budget:
         number = min(search.at_once, search.budget - len(tried))
         proposed = [study.ask(axes) for _ in range(number)]
-        settings = [
-            _setting(point, _rounded(space, p.params), search.seeds, seen) for p in proposed
-        ]
+        settings = [try_at(point, _rounded(space, p.params), search.seeds, seen) for p in proposed]
         tried += settings
         losses = [setting.losses for setting in settings]
         if None in losses:  # Optuna hears of all that it proposed together, or of none
-            return Choice(point, tried, False, {}, point.trials(sweep.seeds))
+            return Choice(point, tried, arms=point.trials(sweep.seeds))
         for one, of_arms in zip(proposed, losses, strict=True):
             study.tell(one, fmean((of_arms or {}).values()))
     chosen = best(tried)
@@ -140,11 +138,3 @@ def _corners(space: Space) -> list[dict[str, Any]]:
     return [
         {key: axis[min(i, len(axis) - 1)] for key, axis in axes.items()} for i in range(longest)
     ]
-
-
-def _setting(
-    point: GridPoint, values: Mapping[str, Any], seeds: Sequence[int], seen: Snapshot
-) -> TriedSetting:
-    there = at(point, values)
-    trials = there.trials(seeds)
-    return TriedSetting(dict(values), there, trials, mean_losses(trials, seen))

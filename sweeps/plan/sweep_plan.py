@@ -22,7 +22,7 @@ from typing import Any
 from pipegap.sweeps.plan import tried
 from pipegap.sweeps.plan.labels import Asked
 from pipegap.sweeps.plan.searching import check_space, try_settings
-from pipegap.sweeps.plan.tried import Choice, untried
+from pipegap.sweeps.plan.tried import Choice
 from pipegap.sweeps.plan.tuning import check_reach, tune_all
 from pipegap.sweeps.request.command_line import Request
 from pipegap.sweeps.request.expand import Trial, points, unique
@@ -42,15 +42,15 @@ class JudgedPoint:
     """A point, and whether early stopping leaves it out."""
 
     choice: Choice
-    first: list[Trial]
+    settled: bool
+    first: Sequence[Trial] = ()
     """The sync trial of the first seed, which decides. Empty without early stopping, until tuning
     is settled, and if it left the point out."""
-    settled: bool
-    stopped: str | None
+    stopped: str | None = None
     """Why the point does not run further; None if it does, or may."""
 
     @property
-    def arms(self) -> list[Trial]:
+    def arms(self) -> Sequence[Trial]:
         """The trials of all arms and seeds; none if the point is stopped."""
         return [] if self.stopped else self.choice.arms
 
@@ -152,7 +152,7 @@ def _plan_sweep(name: str, request: Request, compose: Composer, seen: Snapshot) 
     else:
         check_space(sweep.search, swept)
     asked = Asked.of(request, name, swept)
-    choices = [untried(replace(point, sweep=asked.label)) for point in swept]
+    choices = [Choice(replace(point, sweep=asked.label)) for point in swept]
     return SweepPlan(asked.label, sweep, _decided(sweep, choices, seen), asked)
 
 
@@ -193,37 +193,28 @@ def _lengthened(trial: Trial, factor: float, choice: Choice) -> Trial:
 
 
 def judge(sweep: Sweep, choices: Sequence[Choice], seen: Snapshot) -> list[JudgedPoint]:
-    """Return every point of the sweep, judged by the results that the store has."""
+    """Return every point of the sweep, judged by the results that the store has.
+
+    Nothing is decided of a group while a point of it has to run.
+    """
     if sweep.early_stop is None:
-        return [JudgedPoint(choice, [], choice.settled, None) for choice in choices]
-    groups: dict[str, list[Choice]] = {}
+        return [JudgedPoint(choice, choice.settled) for choice in choices]
+    losses: dict[str, list[float | None]] = {}
     for choice in choices:
-        groups.setdefault(_group(choice), []).append(choice)
-    best = {key: _best(group, seen) for key, group in groups.items()}
-    margin = sweep.early_stop.margin
-    return [_judged(choice, best[_group(choice)], margin, seen) for choice in choices]
+        of_first = [seen.final_loss(trial) for trial in _first(choice)]
+        losses.setdefault(_group(choice), []).extend(of_first if choice.settled else [None])
+    judged = []
+    for choice in choices:
+        first, group = _first(choice), losses[_group(choice)]
+        known = [loss for loss in group if loss is not None]
+        settled = len(known) == len(group)
+        own = [loss for trial in first if (loss := seen.final_loss(trial)) is not None]
+        why = _why(own[0], min(known), sweep.early_stop.margin) if own and settled else None
+        judged.append(JudgedPoint(choice, settled, first, why))
+    return judged
 
 
-def _left_out(sweep: Sweep, points: Sequence[JudgedPoint]) -> list[str]:
-    """Return the rule, then one line per point that is left out; nothing without early stopping."""
-    if sweep.early_stop is None:
-        return []
-    rule = (
-        f"early stop: a point is left out, in every arm, if its sync arm at seed {sweep.seeds[0]} "
-        f"diverges or ends more than {sweep.early_stop.margin:g} nats above the best point of its "
-        "optimizer, model and data"
-    )
-    return [
-        rule,
-        *(
-            f"{' '.join(point.choice.point.overrides)} is left out: {point.stopped}"
-            for point in points
-            if point.stopped
-        ),
-    ]
-
-
-def _first(choice: Choice) -> list[Trial]:
+def _first(choice: Choice) -> Sequence[Trial]:
     """Return the sync trial of the first seed, once the choice is settled."""
     sync = [trial for trial in choice.arms if trial.arm == "sync"]
     return sync[:1] if choice.settled else []
@@ -236,26 +227,6 @@ def _group(choice: Choice) -> str:
     return json.dumps([label(config["optimizer"]), *comparable], sort_keys=True)
 
 
-def _best(group: Sequence[Choice], seen: Snapshot) -> float | None:
-    """Return the lowest loss of a group; infinite if all of its points diverged.
-
-    None, so that nothing is decided, while a point of the group has to run.
-    """
-    losses = [seen.final_loss(trial) for choice in group for trial in _first(choice)]
-    if None in losses or not all(choice.settled for choice in group):
-        return None
-    return min((loss for loss in losses if loss is not None), default=math.inf)
-
-
-def _judged(choice: Choice, best: float | None, margin: float, seen: Snapshot) -> JudgedPoint:
-    first = _first(choice)
-    if best is None:
-        return JudgedPoint(choice, first, settled=False, stopped=None)
-    losses = [loss for trial in first if (loss := seen.final_loss(trial)) is not None]
-    stopped = _why(losses[0], best, margin) if losses else None
-    return JudgedPoint(choice, first, settled=True, stopped=stopped)
-
-
 def _why(own: float, best: float, margin: float) -> str | None:
     """Return why a point with the loss `own` is left out; None if it is not."""
     if own == math.inf:
@@ -263,3 +234,19 @@ def _why(own: float, best: float, margin: float) -> str | None:
     if own > best + margin:
         return f"its sync arm ended at {own:.4f}, the best at {best:.4f}"
     return None
+
+
+def _left_out(sweep: Sweep, points: Sequence[JudgedPoint]) -> list[str]:
+    """Return the rule, then one line per point that is left out; nothing without early stopping."""
+    if sweep.early_stop is None:
+        return []
+    return [
+        f"early stop: a point is left out, in every arm, if its sync arm at seed {sweep.seeds[0]} "
+        f"diverges or ends more than {sweep.early_stop.margin:g} nats above the best point of its "
+        "optimizer, model and data",
+        *(
+            f"{' '.join(point.choice.point.overrides)} is left out: {point.stopped}"
+            for point in points
+            if point.stopped
+        ),
+    ]

@@ -19,11 +19,9 @@ from typing import Any
 
 from pipegap.sweeps.plan import tried
 from pipegap.sweeps.plan.labels import is_free
-from pipegap.sweeps.plan.paces import Prices
 from pipegap.sweeps.plan.round import Round
 from pipegap.sweeps.plan.sweep_plan import SweepPlan
-from pipegap.sweeps.request.command_line import Request
-from pipegap.sweeps.request.expand import Trial, unique
+from pipegap.sweeps.request.expand import unique
 from pipegap.trainer.base.atomic import clean, create_json, write_json
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.config.identity import code_version
@@ -45,9 +43,16 @@ def write(now: Round, sweeps: Sequence[SweepPlan]) -> None:
     results = now.request.results
     for sweep in sweeps:
         path = results / FOLDER / f"{sweep.label}.json"
+        holds = record(now, sweep)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _write(path, record(now.request, sweep, now.prices), sweep, results)
+            try:
+                create_json(path, holds)
+            except FileExistsError:
+                if not is_free(results, sweep.asked):
+                    allowed = f"was begun with other words just now, as {sweep.label}: run it again"
+                    raise BadInput("sweep", sweep.asked.name, allowed) from None
+                write_json(path, holds)
             clean(path.parent, path.stat().st_mtime_ns - OLD_NS)  # of killed drivers
             now.store.push(path)
         except OSError as error:
@@ -55,27 +60,16 @@ def write(now: Round, sweeps: Sequence[SweepPlan]) -> None:
             raise BadInput("results", results, allowed) from None
 
 
-def _write(path: Path, content: Mapping[str, Any], sweep: SweepPlan, results: Path) -> None:
-    """Write a record: a new one where none is yet, or in place of this request's own."""
-    try:
-        create_json(path, content)
-    except FileExistsError:
-        if not is_free(results, sweep.asked):
-            allowed = f"was begun with other words just now, as {sweep.label}: run it again"
-            raise BadInput("sweep", sweep.asked.name, allowed) from None
-        write_json(path, content)
-
-
-def record(request: Request, sweep: SweepPlan, prices: Prices) -> dict[str, Any]:
+def record(now: Round, sweep: SweepPlan) -> dict[str, Any]:
     """Return what the record of a sweep holds."""
-    added = _of_scale(request, sweep)
+    words, added = now.request.words, _of_scale(now.request.words, sweep)
     return {
         "format": FORMAT,
         "sweep": sweep.asked.name,
-        "scale": request.scale,
+        "scale": now.request.scale,
         "label": sweep.label,
         "request": sweep.asked.request,
-        "words": [*request.words, *added],
+        "words": [*words, *added],
         "added": added,
         "question": sweep.sweep.question or "",
         "verdict": sweep.sweep.verdict or "",
@@ -84,26 +78,25 @@ def record(request: Request, sweep: SweepPlan, prices: Prices) -> dict[str, Any]
         "settled": sweep.settled,
         "remarks": sweep.remarks,
         "compared": sorted(sweep.compared),
-        "trials": {trial.plan.trial_id: _trial(trial, prices) for trial in sweep.planned},
+        "trials": {
+            trial.trial_id: {
+                "arm": trial.arm,
+                "seed": trial.config["seed"],
+                "tokens": trial.plan.tokens,
+                "flops": trial.plan.flops,
+                "seconds": now.prices.measured_seconds(trial),
+            }
+            for trial in sweep.planned
+        },
     }
 
 
-def _of_scale(request: Request, sweep: SweepPlan) -> list[str]:
+def _of_scale(words: Sequence[str], sweep: SweepPlan) -> list[str]:
     """The word by which all trials are compiled where no command says it: a report compares no
     trials that were compiled in other ways."""
-    is_said = any(word.startswith("compile=") for word in request.words)
+    is_said = any(word.startswith("compile=") for word in words)
     ways = {trial.config["compile"] for trial in sweep.planned}
     return ["compile=update"] if ways == {"update"} and not is_said else []
-
-
-def _trial(trial: Trial, prices: Prices) -> dict[str, Any]:
-    return {
-        "arm": trial.arm,
-        "seed": trial.config["seed"],
-        "tokens": trial.plan.tokens,
-        "flops": trial.plan.flops,
-        "seconds": prices.measured_seconds(trial),
-    }
 
 
 def report(now: Round, plan: SweepPlan) -> str:
@@ -113,7 +106,7 @@ def report(now: Round, plan: SweepPlan) -> str:
     """
     request, out = now.request, now.request.results / "reports" / plan.label
     folders = [trial.folder for trial in unique(plan.planned)]
-    made_of = state(record(request, plan, now.prices), folders, code_version())
+    made_of = state(record(now, plan), folders, code_version())
     text = printed(out, made_of)
     if text is not None:
         return f"{text}\nnothing has changed since this report was made"
@@ -125,7 +118,7 @@ def report(now: Round, plan: SweepPlan) -> str:
     lines = [*tried.write(plan.sweep, plan.choices, out)]
     lines += [page.report(request.results, out, plan.label, request.where, asked)]
     text = "\n".join(lines)
-    note(out, made_of, text)
+    write_json(out / MADE_OF, {"state": made_of, "printed": text})
     now.store.push(out)
     return text
 
@@ -157,8 +150,3 @@ def printed(out: Path, now: str) -> str | None:
         if (out / PAGE).is_file() and last["state"] == now:
             return str(last["printed"])
     return None
-
-
-def note(out: Path, now: str, text: str) -> None:
-    """Note what the report in `out` was made of, and what it printed."""
-    write_json(out / MADE_OF, {"state": now, "printed": text})

@@ -4,19 +4,14 @@ are told: in lines for people, and in a table of tried settings."""
 import csv
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from pipegap.sweeps.request.expand import GridPoint, Trial
-from pipegap.sweeps.request.schema import Config, Search, Sweep
-from pipegap.trainer.config.schema import validate
+from pipegap.sweeps.request.schema import Search, Sweep
 from pipegap.trainer.store.snapshot import Snapshot
-
-SIZES = ("batch_size", "seq_len")
-"""Keys of the size of a batch: a point trains on the same number of tokens with any."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +42,14 @@ class Choice:
     """A point, the settings that were tried there, and those that were chosen."""
 
     point: GridPoint
-    tried: list[TriedSetting]
+    tried: Sequence[TriedSetting] = ()
     """Ascending by value where keys are tuned, else in the order in which they were proposed."""
-    settled: bool
+    settled: bool = False
     """Whether nothing is left to try."""
-    chosen: dict[str, TriedSetting]
+    chosen: Mapping[str, TriedSetting] = field(default_factory=dict)
     """Arm → its best setting, once the choice is settled. Tuning chooses by sync alone. Empty if
     sync completed at none of the settings, or if nothing is tried."""
-    arms: list[Trial]
+    arms: Sequence[Trial] = ()
     """The trials of all arms and seeds at the chosen settings; an estimate until these are settled.
     Empty if sync completed at none of the settings."""
     leader: GridPoint | None = None
@@ -66,52 +61,13 @@ class Choice:
         return [trial for setting in self.tried for trial in setting.trials]
 
 
-def untried(point: GridPoint) -> Choice:
-    """Return the choice at a point where nothing has been tried."""
-    return Choice(point, [], settled=False, chosen={}, arms=[])
-
-
-def value_of(config: Config, key: str) -> Any:
-    """Return the value of a dotted key; None if the config has no such key."""
-    node: Any = config
-    for part in key.split("."):
-        node = node.get(part) if isinstance(node, dict) else None
-    return node
-
-
-def at(point: GridPoint, values: Mapping[str, Any]) -> GridPoint:
-    """Return the point with these values of dotted keys, in every arm that has the key.
-
-    Raises BadInput for a value that no trial can have.
-    """
-    others = [word for word in point.overrides if word.split("=")[0] not in values]
-    words = [f"{key}={_word(new)}" for key, new in values.items()]
-    configs = {arm: _with(config, values) for arm, config in point.configs.items()}
-    return replace(point, overrides=[*others, *words], configs=configs)
-
-
-def _word(new: Any) -> str:
-    return f"{new:g}" if isinstance(new, float) else str(new)
-
-
-def _with(config: Config, values: Mapping[str, Any]) -> Config:
-    changed = deepcopy(config)
-    for key, new in values.items():
-        if value_of(config, key) is not None:
-            *path, last = key.split(".")
-            node = changed
-            for part in path:
-                node = node[part]
-            node[last] = new
-    return validate(_with_as_many_tokens(changed, config))
-
-
-def _with_as_many_tokens(changed: Config, before: Config) -> Config:
-    """Return the changed config, trained on as many tokens as `before` whatever its batch size."""
-    if changed["num_updates"] is None or all(changed[key] == before[key] for key in SIZES):
-        return changed
-    old, new = (config["batch_size"] * config["seq_len"] for config in (before, changed))
-    return {**changed, "num_updates": max(1, round(changed["num_updates"] * old / new))}
+def try_at(
+    point: GridPoint, values: Mapping[str, Any], seeds: Sequence[int], seen: Snapshot
+) -> TriedSetting:
+    """Return the values as they are tried at a point, in every arm and at these seeds."""
+    there = point.at(values)
+    trials = there.trials(seeds)
+    return TriedSetting(dict(values), there, trials, mean_losses(trials, seen))
 
 
 def remarks(sweep: Sweep, choices: Sequence[Choice]) -> list[str]:

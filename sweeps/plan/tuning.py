@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
-from pipegap.sweeps.plan.tried import Choice, TriedSetting, at, mean_losses, value_of
-from pipegap.sweeps.request.expand import GridPoint
+from pipegap.sweeps.plan.tried import Choice, TriedSetting, try_at
+from pipegap.sweeps.request.expand import GridPoint, Trial, value_of
 from pipegap.sweeps.request.schema import Sweep, keys, overrides
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.store.snapshot import Snapshot
@@ -38,7 +38,7 @@ def check_reach(sweep: Sweep, points: Iterable[GridPoint]) -> None:
     for point in points:
         start = _start(sweep, point)
         for factors in product(*ends):
-            _at(sweep, point, _times(factors, start)).trials(sweep.seeds[:1])
+            point.at(_by_key(sweep, _times(factors, start))).trials(sweep.seeds[:1])
 
 
 def _ends(factors: Sequence[float]) -> tuple[float, float]:
@@ -84,37 +84,36 @@ def _leaders(sweep: Sweep, points: Sequence[GridPoint]) -> list[int]:
 def _follow(sweep: Sweep, point: GridPoint, leader: Choice) -> Choice:
     """Return the choice at a point that takes the values of another one."""
     settings = [*leader.chosen.values()] if leader.settled else [_middle(leader.tried)]
-    arms = [t for setting in settings for t in at(point, setting.values).trials(sweep.seeds)]
+    arms = [t for setting in settings for t in point.at(setting.values).trials(sweep.seeds)]
     return Choice(point, [], leader.settled, leader.chosen, arms, leader.point)
 
 
 def tune(sweep: Sweep, point: GridPoint, seen: Snapshot) -> Choice:
     """Return what is tried at a point and the best of it, by the store's results."""
     if not sweep.tune:
-        return Choice(point, [], settled=True, chosen={}, arms=point.trials(sweep.seeds))
+        return Choice(point, settled=True, arms=point.trials(sweep.seeds))
+    sync = replace(point, configs={"sync": point.configs["sync"]})
+
+    def arms_at(setting: TriedSetting) -> list[Trial]:
+        return point.at(setting.values).trials(sweep.seeds)
+
     start, sizes = _start(sweep, point), [len(factors) for factors in sweep.tune.values()]
     tried: dict[Values, TriedSetting] = {}
     losses: Losses = {}
     todo = [_times(factors, start) for factors in product(*sweep.tune.values())]
     while todo:
-        tried |= {values: _setting(sweep, point, values, seen) for values in todo}
+        for values in todo:
+            tried[values] = try_at(sync, _by_key(sweep, values), sweep.seeds[:1], seen)
         losses = {values: (setting.losses or {}).get("sync") for values, setting in tried.items()}
         todo = beyond(losses, sizes)
     ascending = [tried[values] for values in sorted(tried)]
     if None in losses.values():
-        estimate = at(point, _middle(ascending).values).trials(sweep.seeds)
-        return Choice(point, ascending, settled=False, chosen={}, arms=estimate)
+        return Choice(point, ascending, arms=arms_at(_middle(ascending)))
     winner = _best(losses)
     if winner is None:
-        return Choice(point, ascending, settled=True, chosen={}, arms=[])
-    arms = _at(sweep, point, winner).trials(sweep.seeds)
-    return Choice(point, ascending, settled=True, chosen={"sync": tried[winner]}, arms=arms)
-
-
-def _setting(sweep: Sweep, point: GridPoint, values: Values, seen: Snapshot) -> TriedSetting:
-    sync = _at(sweep, replace(point, configs={"sync": point.configs["sync"]}), values)
-    trials = sync.trials(sweep.seeds[:1])
-    return TriedSetting(_by_key(sweep, values), sync, trials, mean_losses(trials, seen))
+        return Choice(point, ascending, settled=True)
+    best = tried[winner]
+    return Choice(point, ascending, settled=True, chosen={"sync": best}, arms=arms_at(best))
 
 
 def _middle(tried: Sequence[TriedSetting]) -> TriedSetting:
@@ -180,8 +179,3 @@ def _start(sweep: Sweep, point: GridPoint) -> Values:
 
 def _by_key(sweep: Sweep, values: Values) -> dict[str, float]:
     return dict(zip(sweep.tune, values, strict=True))
-
-
-def _at(sweep: Sweep, point: GridPoint, values: Values) -> GridPoint:
-    """Return the point with these values of the tuned keys in every arm."""
-    return at(point, _by_key(sweep, values))

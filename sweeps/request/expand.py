@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -14,12 +15,15 @@ from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.config.combinations import require_graphs
 from pipegap.trainer.config.compose import Composer
 from pipegap.trainer.config.identity import CHANGES_NO_NUMBER
+from pipegap.trainer.config.schema import validate
 from pipegap.trainer.data.tokenizers import ENCODERS
 from pipegap.trainer.folder.result import trial_folder
 
 if TYPE_CHECKING:
     from pipegap.trainer.config.plan import Plan, Planner
 
+SIZES = ("batch_size", "seq_len")
+"""Keys of the size of a batch: a point trains on the same number of tokens with any."""
 PLACES = ("path", "shards")
 NAMES: Mapping[str, Callable[[str], bool]] = {
     "name": os.path.isdir,
@@ -85,6 +89,19 @@ class GridPoint:
         """The overrides without the optimizer's name."""
         return " ".join(word for word in self.overrides if word.split("=")[0] != "optimizer")
 
+    def at(self, values: Mapping[str, Any]) -> "GridPoint":
+        """Return the point with these values of dotted keys, in every arm that has the key.
+
+        Raises BadInput for a value that no trial can have.
+        """
+        others = [word for word in self.overrides if word.split("=")[0] not in values]
+        words = [
+            f"{key}={new:g}" if isinstance(new, float) else f"{key}={new}"
+            for key, new in values.items()
+        ]
+        configs = {arm: _with(config, values) for arm, config in self.configs.items()}
+        return replace(self, overrides=[*others, *words], configs=configs)
+
     def trials(self, seeds: Sequence[int]) -> list[Trial]:
         """Return every arm at every seed; raises BadInput for an impossible trial."""
         trials = []
@@ -97,13 +114,11 @@ class GridPoint:
         return trials
 
 
-def points(
-    sweep: Sweep, results: Path, compose: Composer | None = None, label: str = ""
-) -> list[GridPoint]:
+def points(sweep: Sweep, results: Path, compose: Composer | None = None) -> list[GridPoint]:
     """Return every combination of the grid's values; raises BadInput for an impossible one.
 
     Paths become absolute: a worker runs in a folder of its own. One `compose` for several sweeps
-    composes what they share once. `label`: the sweep's.
+    composes what they share once.
     """
     from pipegap.trainer.config.plan import Planner  # torch is slow
 
@@ -115,9 +130,10 @@ def points(
         configs = {}
         for arm, arm_words in sweep.arms.items():
             config = compose([*sweep.base, *swept, *arm_words])
-            config = _hold_tokens(compose, config, sweep.base, swept)
+            if {*keys(swept)} & {*SIZES}:
+                config = _with_as_many_tokens(config, compose(sweep.base))
             configs[arm] = placed(config, results)
-        swept_points.append(GridPoint(swept, configs, plan, label))
+        swept_points.append(GridPoint(swept, configs, plan))
     _check_arms(swept_points)
     _check_repeats(swept_points)
     return swept_points
@@ -125,16 +141,17 @@ def points(
 
 def _check_arms(points: Iterable[GridPoint]) -> None:
     """Raises BadInput for an arm that differs from sync in more than staleness, or never in it."""
-    late: dict[str, bool] = {}
+    acts: dict[str, bool] = {}
     for point in points:
         sync = point.configs["sync"]
         for arm, config in point.configs.items():
             if other := sorted(k for k in config if config[k] != sync[k] and k not in OF_ARMS):
                 allowed = f"must be that of sync, {sync[other[0]]}: arms differ in staleness only"
                 raise BadInput(f"sweep.arms.{arm}", f"{other[0]}={config[other[0]]}", allowed)
-            late[arm] = late.get(arm, False) or point.plan(config).is_delayed
-    for arm, is_late in late.items():
-        if arm != "sync" and not is_late:
+            plan = point.plan(config)
+            acts[arm] = acts.get(arm, False) or plan.is_delayed or plan.looks_ahead
+    for arm, does_act in acts.items():
+        if arm != "sync" and not does_act:
             allowed = "must have a late gradient at some point: this is sync again"
             raise BadInput("sweep.arms", arm, allowed)
 
@@ -179,13 +196,29 @@ def unique(trials: Iterable[Trial]) -> list[Trial]:
     return sorted(first.values(), key=lambda trial: -trial.plan.flops)
 
 
-def _hold_tokens(
-    compose: Composer, config: Config, base: Sequence[str], swept: Sequence[str]
-) -> Config:
-    """Return the config of as many tokens as the base trains on, if the batch has another size."""
-    if config["num_updates"] is None or not {*keys(swept)} & {"batch_size", "seq_len"}:
-        return config
-    reference = compose(base)
-    tokens = config["num_updates"] * reference["batch_size"] * reference["seq_len"]
-    num_updates = max(1, round(tokens / (config["batch_size"] * config["seq_len"])))
-    return {**config, "num_updates": num_updates}
+def value_of(config: Config, key: str) -> Any:
+    """Return the value of a dotted key; None if the config has no such key."""
+    node: Any = config
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, dict) else None
+    return node
+
+
+def _with(config: Config, values: Mapping[str, Any]) -> Config:
+    changed = deepcopy(config)
+    for key, new in values.items():
+        if value_of(config, key) is not None:
+            *path, last = key.split(".")
+            node = changed
+            for part in path:
+                node = node[part]
+            node[last] = new
+    return validate(_with_as_many_tokens(changed, config))
+
+
+def _with_as_many_tokens(changed: Config, before: Config) -> Config:
+    """Return the changed config, trained on as many tokens as with the batches of `before`."""
+    if changed["num_updates"] is None or all(changed[key] == before[key] for key in SIZES):
+        return changed
+    old, new = (config["batch_size"] * config["seq_len"] for config in (before, changed))
+    return {**changed, "num_updates": max(1, round(changed["num_updates"] * old / new))}

@@ -8,10 +8,11 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from bench.gpu import steps, trials
+from bench.gpu import __main__ as command
+from bench.gpu import trials
 from bench.gpu.__main__ import main
-from bench.gpu.device import GPUSetting, Row
-from bench.gpu.pair import pair
+from bench.gpu.device import STEPS, GPUSetting, Row
+from bench.gpu.trials import pair
 
 SMALL = (
     *("device=cpu", "scale=micro", "rounds=1", "compile=false", "dtype=bfloat16"),
@@ -37,9 +38,9 @@ def rows(out: Path) -> dict[str, dict[str, Row]]:
 def test_steps_of_every_kind_are_measured(tmp_path: Path) -> None:
     assert run(tmp_path, "parts=preflight,limits,steps,checkpoints,fake", *NARROW) == 0
     found, page = rows(tmp_path), (tmp_path / "README.md").read_text()
-    assert [*found["steps"]] == [*steps.STEPS]
+    assert [*found["steps"]] == [*STEPS]
     assert all(0 < row["least"] <= row["seconds"] <= row["most"] for row in found["steps"].values())
-    assert all(f"| {name} |" in page for name in steps.STEPS)
+    assert all(f"| {name} |" in page for name in STEPS)
     [saved] = found["checkpoints"].values()
     assert min(saved[key] for key in ("bytes", "copy", "write", "read", "restore")) > 0
     assert page.count("\n| --- |") == 5
@@ -55,12 +56,12 @@ def test_a_killed_command_keeps_its_rows_and_a_failed_part_stops_no_other(
     def failing(setting: GPUSetting) -> Iterator[Row]:
         raise RuntimeError("no\nmemory")
 
-    monkeypatch.setattr(steps, "evaluation", killed)
+    monkeypatch.setattr(command, "evaluation", killed)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, "parts=limits,evaluation", *SMALL)
     with (tmp_path / "measured.jsonl").open("a") as file:
         file.write('{"part": "trials", "na')
-    monkeypatch.setattr(steps, "beside_fake", failing)
+    monkeypatch.setattr(command, "beside_fake", failing)
     assert run(tmp_path, "parts=fake,limits", *SMALL) == 1
     page = (tmp_path / "README.md").read_text()
     assert "| first | 1 |" in page

@@ -29,7 +29,8 @@ from tests.support.synthetic_store import write_arms
 
 pytestmark = pytest.mark.filterwarnings("ignore:Pydantic V1 style:DeprecationWarning")  # wandb's
 Words = Sequence[str]
-ELSEWHERE = {"git", "cd", "source", "export", "tensorboard", "wandb", "pip", "python3"}
+ELSEWHERE = {"git", "cd", "source", "export", "tensorboard", "trackio", "wandb", "pip", "python3"}
+ELSEWHERE |= {"kubectl", "ray", "sbatch"}
 """Programs that are not ours."""
 NEED_A_CLUSTER: Mapping[str, Words] = {"jobs": [], "stop": ["ID"]}
 """Commands of sweeps, and the words that the documents may give them."""

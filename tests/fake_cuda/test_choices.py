@@ -11,7 +11,8 @@ from tests.support.fake_cuda.asked import answers, choices, needed, require_soun
 
 pytestmark = [pytest.mark.slow, needed]
 # Between two renewals: LAPACK's routines report to the host whether they converged.
-RENEWING = {name: ["optimizer.precondition_every=100"] for name in ("kl_soap", "shampoo", "soap")}
+RENEWED = ("kl_soap", "shampoo", "soap", "soap_muon")
+RENEWING = {name: ["optimizer.precondition_every=100"] for name in RENEWED}
 STAGES = [
     "batch_size=4",
     "model.num_layers=4",

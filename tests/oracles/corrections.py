@@ -27,6 +27,10 @@ class History:
     """What the optimizer subtracted from W(t)."""
     stepped: list[Tensor] = field(default_factory=list)
     """W(t) − u_t, as the optimizer wrote it."""
+    x: list[Tensor] = field(default_factory=list)
+    """What is evaluated: W(0), then each W(t+1) before a look ahead."""
+    rate: list[float] = field(default_factory=list)
+    """Learning rate of update t as a share of the highest of all."""
 
 
 class Plain:
@@ -50,6 +54,10 @@ class Plain:
     def next(self, h: History, t: int) -> Tensor:
         return h.stepped[t]
 
+    def look_ahead(self, h: History, t: int) -> Tensor:
+        """What is read and stepped from after update t, where x(t+1) is reached."""
+        return h.x[t + 1]
+
 
 PLAIN = Plain(Settings(), 0)
 
@@ -67,6 +75,31 @@ class ErrorFeedback(Plain):
         if h.delay[t] == 0 or not h.u[t - lag].any():
             return h.stepped[t]
         return h.stepped[t] - self.o.coefficient * (h.u[t] - h.u[t - lag])
+
+
+class EmaNesterov(ErrorFeedback):
+    """arXiv 2605.25395: y = x + β m, m(t+1) = γ m(t) + (1 − γ) (x(t+1) − x(t)), m(0) = 0.
+
+    m is written as the sum that it is. β follows the learning rate of the update before, as in the
+    authors' record; it is 0 at first, and at the end.
+    """
+
+    settings = (
+        {"decay": 0.7, "look_ahead": 1.0},
+        {"decay": 0.7, "start": 2, "rest": 0, "coefficient": 0.7},
+        {"decay": 0.0, "look_ahead": 1.5, "start": 0.0, "rest": 3, "coefficient": 2.0},
+    )
+
+    def __init__(self, o: Settings, T: int) -> None:
+        super().__init__(Settings(**vars(o), lag=1), T)
+
+    def look_ahead(self, h: History, t: int) -> Tensor:
+        share = lambda phase: phase * self.T if isinstance(phase, float) else phase  # noqa: E731
+        if not round(share(self.o.start)) <= t + 1 < self.T - round(share(self.o.rest)):
+            return h.x[t + 1]
+        gamma, moves = self.o.decay, zip(h.x[: t + 1], h.x[1 : t + 2], strict=True)
+        m = sum((1 - gamma) * gamma ** (t - s) * (b - a) for s, (a, b) in enumerate(moves))
+        return h.x[t + 1] + self.o.look_ahead * h.rate[t] * m
 
 
 class MatchedErrorFeedback(Plain):
@@ -155,6 +188,7 @@ def _average(values: list[Tensor], decay: float) -> Tensor:
 
 REFERENCES: Mapping[str, type[Plain]] = {
     "adaptive_error_feedback": AdaptiveErrorFeedback,
+    "ema_nesterov": EmaNesterov,
     "error_feedback": ErrorFeedback,
     "error_feedback_gradient": GradientErrorFeedback,
     "learning_rate": LearningRate,

@@ -1,4 +1,5 @@
-"""Published algorithms for matrices of constant norm, and nanochat's, by singular values.
+"""Published algorithms that orthogonalise by singular values: of matrices of constant norm,
+nanochat's, SOAP-Muon and Muown.
 
 See optimizers.py for the arguments.
 """
@@ -31,9 +32,13 @@ SHARES = {
 
 
 def orthogonalised(m: Tensor, o: Settings) -> Tensor:
-    left, values, right = torch.linalg.svd(m, full_matrices=False)
     share, eps = SHARES[o.orthogonalisation]
-    values = values / (share * values.square().sum().sqrt() + eps)
+    return driven(m, o, share * m.square().sum().sqrt() + eps)
+
+
+def driven(m: Tensor, o: Settings, bound: Tensor) -> Tensor:
+    left, values, right = torch.linalg.svd(m, full_matrices=False)
+    values = values / bound
     for a, b, c in POLYNOMIALS[o.orthogonalisation][: o.newton_schulz_steps]:
         values = a * values + b * values**3 + c * values**5
     return left @ torch.diag(values) @ right
@@ -102,10 +107,67 @@ def nanochat(w: Tensor, batches: Batches, o: Settings, place: int) -> Tensor:
     return w
 
 
+def soap_muon(w: Tensor, batches: Batches, o: Settings, place: int) -> Tensor:
+    """The first basis of a null space is arbitrary: the same products as ours, so the same one."""
+    b1, b2 = o.momentum, o.variance_decay
+    m = v = torch.zeros_like(w)
+    left, right = (w.new_zeros(n, n) for n in w.shape)
+    p = q = torch.empty(0)
+    for t, (g, factor) in enumerate(batches):
+        m = b1 * m + (1 - b1) * g
+        x = (1 - b1) * g + b1 * m if o.nesterov else m
+        if t > 0:
+            x = p.T @ x @ q
+            v = b2 * v + (1 - b2) * x**2
+            x = p @ (x / v.sqrt().clamp(min=o.eps)) @ q.T
+        step = driven(x, o, (torch.linalg.svdvals(x) ** 4).sum() ** 0.25)
+        step = max(1, w.shape[0] / w.shape[1]) ** 0.5 * step
+        w = w - o.lr * factor * (step + o.weight_decay * w)
+        left, right = b2 * left + (1 - b2) * (g @ g.T), b2 * right + (1 - b2) * (g.T @ g)
+        if t == 0:
+            p, q = (torch.linalg.eigh(matrix)[1].flip(1) for matrix in (left, right))
+        elif t % o.precondition_every == 0:  # one power iteration, largest eigenvalues first
+            rows = (p.T @ left @ p).diagonal().argsort(descending=True)
+            columns = (q.T @ right @ q).diagonal().argsort(descending=True)
+            v = v[rows][:, columns]
+            p, q = torch.linalg.qr(left @ p[:, rows])[0], torch.linalg.qr(right @ q[:, columns])[0]
+    return w
+
+
+def muown(w: Tensor, batches: Batches, o: Settings, place: int) -> Tensor:
+    """Weight normalisation's two parameters, with the gradients that autograd has for them.
+
+    A decay moves the weight; both are read off it then, and v keeps its length.
+    """
+    b1, b2 = o.auxiliary_momentum, o.variance_decay
+    gain, v = _lengths(w), w
+    m = torch.zeros_like(w)
+    first = second = torch.zeros_like(gain)
+    for t, (g, factor) in enumerate(batches, 1):
+        of_gain, of_v = _of_parameters(gain, v, g)
+        m = o.momentum * m + of_v
+        step = orthogonalised(of_v + o.momentum * m if o.nesterov else m, o)
+        first, second = b1 * first + (1 - b1) * of_gain, b2 * second + (1 - b2) * of_gain**2
+        adam = first / (1 - b1**t) / ((second / (1 - b2**t)).sqrt() + o.eps)
+        v = v - o.lr * factor * 0.2 * max(w.shape) ** 0.5 * step
+        w = (gain - o.lr * factor * adam) * v / _lengths(v) - o.lr * factor * o.weight_decay * w
+        gain, v = _lengths(w), w / _lengths(w) * _lengths(v)
+    return w
+
+
+def _of_parameters(gain: Tensor, v: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
+    gain, v = gain.clone().requires_grad_(), v.clone().requires_grad_()
+    return torch.autograd.grad((gain * v / _lengths(v) * gradient).sum(), [gain, v])
+
+
+def _lengths(rows: Tensor) -> Tensor:
+    return rows.square().sum(1, keepdim=True).sqrt()
+
+
 def cautious(w: Tensor, update: Tensor) -> Tensor:
     """What of a weight decays: entries that the update does not enlarge."""
     return torch.where(w.sign() * update.sign() >= 0, w, 0)
 
 
-OF_MATRICES = [muonh, adamh, normuonh, nanochat]
+OF_MATRICES = [muonh, adamh, normuonh, nanochat, soap_muon, muown]
 """The rest of the weights is AdamW's."""

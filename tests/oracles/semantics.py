@@ -36,12 +36,12 @@ def train(
     model, optimizers = nn.Sequential(*stages), [optimizer_of(stage) for stage in stages]
     weights = list(model.parameters())
     of_stages = [
-        [History(lag, [w.detach().clone()]) for w in stage.parameters()]
+        [History(lag, [w.detach().clone()], x=[w.detach().clone()]) for w in stage.parameters()]
         for stage, lag in zip(stages, lags, strict=True)
     ]
     histories = [h for of_stage in of_stages for h in of_stage]
     _share_lags(histories, tied)
-    losses: list[float] = []
+    peak, losses = max(map(lr, range(len(batches)))), list[float]()
     for t, (x, y) in enumerate(batches):
         for h in histories:
             h.delay.append(t - version(t, h.lag))
@@ -79,9 +79,11 @@ def train(
         for h, w in zip(histories, weights, strict=True):
             h.stepped.append(w.detach().clone())
             h.u.append(h.W[t] - h.stepped[t])
-            h.W.append(correction.next(h, t))
-            if w in on_spheres:
-                h.W[-1] = h.W[-1] * (_norm(h.stepped[t]) / _norm(h.W[-1]))
+            norm = _norm(h.stepped[t]) if w in on_spheres else None
+            h.x.append(_scaled(correction.next(h, t), norm))
+            h.rate.append(lr(t) / peak)
+            ahead = correction.look_ahead(h, t)
+            h.W.append(ahead if ahead is h.x[-1] else _scaled(ahead, norm))
     return [list(version) for version in zip(*(h.W for h in histories), strict=True)], losses
 
 
@@ -105,6 +107,10 @@ def _clipped(
     shared = {weights[i] for pair in tied for i in pair}
     of_stages = [[w for w in stage.parameters() if w not in shared] for stage in stages]
     return [*of_stages, *([weights[first]] for first, _ in tied)]
+
+
+def _scaled(matrix: Tensor, norm: Tensor | None) -> Tensor:
+    return matrix if norm is None else matrix * (norm / _norm(matrix))
 
 
 def _norm(matrix: Tensor) -> Tensor:

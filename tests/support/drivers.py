@@ -8,11 +8,13 @@ does, a driver chooses one trial ahead. Ideal: one queue without any delay.
 
 import heapq
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
-from pipegap.sweeps.cluster.queue import TrialQueue, in_order
+from pipegap.sweeps.cluster.queue import WorkList
 from pipegap.trainer.store.store import TrialState
 
 SECONDS, SPREAD = 55.0, 0.05
@@ -25,7 +27,7 @@ POLL = 0.1
 
 @dataclass
 class Simulation:
-    """The store and the clock: implements the queue's `Store`."""
+    """The store and the clock, as far as a work list asks for them."""
 
     now: float = 0.0
     ends: dict[str, float] = field(default_factory=dict)
@@ -39,13 +41,13 @@ class Simulation:
     _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _count: int = 0
 
-    def started(self) -> Collection[str]:
+    def started(self, trials: object) -> set[str]:
         """The trials that some driver has started."""
-        return self.ends.keys()
+        return {*self.ends}
 
-    def state_of(self, trial_id: str) -> TrialState:
+    def state_of(self, trial: Any) -> TrialState:
         """Whether a started trial is held or has ended now."""
-        if self.ends[trial_id] > self.now:
+        if self.ends[trial.trial_id] > self.now:
             self.num_held += 1
             return TrialState.HELD
         return TrialState.ENDED
@@ -67,9 +69,10 @@ class Driver:
 
     def __init__(self, simulation: Simulation, name: str, seconds: dict[str, float]) -> None:
         self._simulation, self._seconds = simulation, seconds
-        self._queue = TrialQueue(simulation, lambda: simulation.now)
-        self._queue.add(in_order(dict.fromkeys(seconds, 1.0), name))
-        self._chosen: str | None = None
+        store: Any = simulation
+        self._work = WorkList(store, name, lambda: simulation.now)
+        self._work.add([of_flops(trial_id, 1.0) for trial_id in seconds])
+        self._chosen: Any = None
         self._is_busy = self._is_polling = False
         simulation.after(random.Random(name).uniform(0, START), self.fill)
 
@@ -81,31 +84,37 @@ class Driver:
             self._simulation.after(START, partial(self._claim, self._chosen))
             self._chosen = None
             self._choose()
-        if self._chosen is None and len(self._queue) and not self._is_polling:
+        if self._chosen is None and len(self._work) and not self._is_polling:
             self._is_polling = True
             self._simulation.after(POLL, self._poll)
 
     def _choose(self) -> None:
         if self._chosen is None:
-            self._chosen = self._queue.next()
+            self._chosen = self._work.next()
 
     def _poll(self) -> None:
         self._is_polling = False
         self._simulation.waiting += POLL
         self.fill()
 
-    def _claim(self, trial_id: str) -> None:
-        if trial_id in self._simulation.ends:
+    def _claim(self, trial: Any) -> None:
+        if trial.trial_id in self._simulation.ends:
             self._simulation.num_late += 1
-            self._queue.put_back(trial_id)
+            self._work.put_back(trial)
             self._free()
         else:
-            self._simulation.ends[trial_id] = self._simulation.now + self._seconds[trial_id]
-            self._simulation.after(self._seconds[trial_id], self._free)
+            seconds = self._seconds[trial.trial_id]
+            self._simulation.ends[trial.trial_id] = self._simulation.now + seconds
+            self._simulation.after(seconds, self._free)
 
     def _free(self) -> None:
         self._is_busy = False
         self.fill()
+
+
+def of_flops(trial_id: str, flops: float) -> Any:
+    """What a work list asks of a trial."""
+    return SimpleNamespace(trial_id=trial_id, plan=SimpleNamespace(flops=flops))
 
 
 def simulate(num_drivers: int) -> tuple[Simulation, float]:

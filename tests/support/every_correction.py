@@ -13,7 +13,7 @@ from pipegap.trainer.base.places import CONF
 from pipegap.trainer.config.compose import compose
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.schedules.operations import Schedule
-from pipegap.trainer.schedules.recipes import constant_delay, pipedream
+from pipegap.trainer.schedules.recipes import constant_delay, pipedream, sync
 from tests.oracles import corrections as references
 from tests.support import toy
 from tests.support.delayed import PHASES, SGD, T, expected_of_stages
@@ -43,6 +43,12 @@ def located(node: Mapping[str, Any]) -> partial[NoCorrection]:
     return partial(locate(node["_target_"]), **{k: v for k, v in node.items() if k != "_target_"})
 
 
+def looks_ahead(name: str) -> bool:
+    """Whether it acts where nothing is late, too."""
+    made: NoCorrection = build(settings(name), T, [1])
+    return made.looks_ahead
+
+
 def reference(name: str, node: Mapping[str, Any]) -> references.Plain:
     """The reference with such settings."""
     return references.REFERENCES[name](SimpleNamespace(**node), T)
@@ -64,6 +70,7 @@ class Setting:
 ONE_STAGE = {"num_stages": 1, "num_microbatches": 1}
 BETWEEN = {"synchronous_start": 3, "synchronous_cooldown": 2}
 SETTINGS = {
+    "no delay": Setting(sync(T, **ONE_STAGE)),
     "a delay of 1": Setting(constant_delay(T, delay=1, **ONE_STAGE, **PHASES)),
     "a delay of 3": Setting(constant_delay(T, delay=3, **ONE_STAGE, **PHASES)),
     "a delay of 3 between": Setting(constant_delay(T, delay=3, **ONE_STAGE, **BETWEEN), 3, T - 2),

@@ -25,7 +25,6 @@ BAD = {
     "optimizer.lr.more=1": "optimizer.lr.more=1: must be a key of the config",
     "+optimizer.lrr=1": "optimizer.lrr=1: must be a known key (known: lr, ",
     "hydra.run.dir=x": "hydra.run.dir=x: has no effect",
-    "hydra.searchpath=[file://nowhere]": "must be folders that are there",
     "choices.model=tiny": "choices.model=tiny: is recorded, not set",
     "seed=[1,2]": "seed=[1, 2]: must be a valid integer",
     "seed=-1": "seed=-1: must be greater than or equal to 0",

@@ -105,6 +105,12 @@ def partials(folder: Path) -> list[Path]:
     return [path for path in folder.glob(f".*{SUFFIX}") if path.is_file()]
 
 
+def delete(files: Iterable[Path]) -> None:
+    """Deletes files, of which some may be gone."""
+    for path in files:
+        path.unlink(missing_ok=True)
+
+
 def clean(folder: Path, before_ns: int) -> None:
     """Deletes temporary files that were last written before `before_ns`.
 

@@ -104,9 +104,8 @@ def made(group: str, node: Node, kind: type, *parts: object) -> Any:
     except BadInput:
         raise
     except (Exception, SystemExit) as error:
-        raise BadInput(
-            f"{group}._target_", address, f"{allowed} fails: {in_short(error)}"
-        ) from None
+        why = f"{allowed} fails: {in_short(error)}"
+        raise BadInput(f"{group}._target_", address, why) from None
     members = [name for name in vars(kind) if not name.startswith("_") or name == "__call__"]
     # Looked up without being asked for: to hash data takes long.
     if lacking := [name for name in members if getattr_static(built, name, MISSING) is MISSING]:

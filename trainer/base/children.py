@@ -1,4 +1,5 @@
-"""Work beside that of a process: in processes that end with it, and by a thread that repeats it."""
+"""Work beside that of a process: in processes that end with it, and by a thread that repeats it;
+and how many cores there are for it."""
 
 import atexit
 import multiprocessing
@@ -8,8 +9,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, islice
+from pathlib import Path
 from typing import ParamSpec, Self, TypeVar
 
 Arguments = ParamSpec("Arguments")
@@ -19,6 +21,7 @@ ALONE = 2
 """Things that are done in this process before workers are started, which takes a second."""
 AHEAD = 2
 """Things per worker that are read before their turn."""
+GROUPS = Path("/sys/fs/cgroup")
 
 
 def pool(num_workers: int) -> ProcessPoolExecutor:
@@ -101,17 +104,12 @@ def repeated(action: Callable[[], bool], every: float, name: str) -> Iterator[No
         thread.join()
 
 
-def no_size(thing: object) -> int:
-    """Returns 0: the things are small."""
-    return 0
-
-
 def mapped(
     function: Callable[[Thing], Made],
     things: Iterable[Thing],
     num_workers: int,
-    size: Callable[[Thing], int] = no_size,
-    most: int = 0,
+    size: Callable[[Thing], int],
+    most: int,
 ) -> Iterator[Made]:
     """Yields `function` of each thing, in order; few things or one worker need no process.
 
@@ -143,3 +141,30 @@ def _by_workers(
                 yield waiting.popleft()[0].result()
         finally:
             workers.shutdown(cancel_futures=True)
+
+
+def num_cores(groups: Path = GROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
+    """The cores of the process's affinity (taskset, Slurm), or fewer by a quota of a container.
+
+    A quota of less than a core counts as one. `groups` is Linux' tree of control groups, `own`
+    names the process's place in it.
+    """
+    return max(1, min([len(os.sched_getaffinity(0)), *_quotas(groups, own)]))
+
+
+def _quotas(groups: Path, own: Path) -> Iterator[int]:
+    """The quotas, in whole cores, of the process's group and of all above it."""
+    with suppress(OSError, ValueError):  # version 1
+        folder = groups / "cpu"
+        quota, period = (
+            int((folder / f"cpu.cfs_{name}_us").read_text("utf-8")) for name in ("quota", "period")
+        )
+        if quota > 0:
+            yield quota // period
+    with suppress(OSError):
+        for line in own.read_text("utf-8").splitlines():
+            group = groups / line.removeprefix("0::/")
+            for folder in (group, *group.parents) if line.startswith("0::/") else ():
+                with suppress(OSError, ValueError):  # there is none, or it is `max`
+                    limit, length = map(int, (folder / "cpu.max").read_text("utf-8").split())
+                    yield limit // length

@@ -1,8 +1,10 @@
 """Tensors that lie one after another in few vectors: arithmetic on all of them is a few calls.
 
-Entry by entry it gives the same numbers, to the last bit.
+Entry by entry it gives the same numbers, to the last bit. Also copies and exchanges of the content
+of a loop's weights, sharded or not.
 """
 
+import sys
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
@@ -11,8 +13,9 @@ from operator import add
 from typing import Any, TypeGuard, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 T = TypeVar("T")
 ALIGNED = 64
@@ -156,3 +159,63 @@ def chosen(items: Sequence[T], numbers: Iterable[int]) -> Sequence[T]:
 def storage(tensor: Tensor) -> int:
     """What tensors that share memory have in common, also where there is no memory behind it."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def by_device(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Return the numbers of the tensors, grouped by device or mesh and dtype."""
+    groups: dict[object, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        key = (tensor.device, tensor.dtype, getattr(tensor, "device_mesh", None))
+        groups.setdefault(key, []).append(i)
+    return list(groups.values())
+
+
+@torch.no_grad()
+def copy_into(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Copy the content of each tensor into its counterpart, which is sharded alike."""
+    for numbers in by_device(into):
+        torch._foreach_copy_(
+            [local(into[i]) for i in numbers], [local(tensors[i]) for i in numbers]
+        )
+
+
+@torch.no_grad()
+def exchange(weights: Sequence[Tensor], others: Sequence[Tensor]) -> None:
+    """Exchanges the content of each tensor with that of its counterpart, which is sharded alike.
+
+    Memory changes hands where it is nobody else's. Where it may be, as in a part of a flat vector,
+    numbers are copied.
+    """
+    for weight, other in zip(_plain(weights), _plain(others), strict=True):
+        if type(weight) in (Tensor, nn.Parameter) and _is_whole(weight):
+            weight.data, other.data = other.data, weight.data
+        else:
+            content = weight.clone()
+            weight.copy_(other)
+            other.copy_(content)
+
+
+def _plain(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The tensors themselves, or what a wrapper as DTensor has inside."""
+    for tensor in tensors:
+        if is_traceable_wrapper_subclass(tensor):
+            inside = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+            yield from _plain([part for part in inside if isinstance(part, Tensor)])
+        else:
+            yield tensor
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
+
+
+def reshard_all() -> None:
+    """Makes every FSDP2 module of this process gather its weights anew at its next forward.
+
+    After a forward without a backward, as evaluations are, a module may keep the whole weights that
+    it gathered: what is written to its shards would not be seen.
+    """
+    with_state = sys.modules.get("torch.distributed._composable_state")  # else there is no module
+    for module in list(with_state._module_state_mapping) if with_state else ():
+        if hasattr(module, "reshard"):
+            module.reshard()

@@ -1,14 +1,19 @@
-"""The process that a trial runs in: device, threads, determinism, memory, random streams."""
+"""The process that a trial runs in: device, threads, determinism, memory, random streams; and what
+the machine offers it."""
 
 import gc
 import hashlib
 import os
 import re
 import resource
+import shutil
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_map_only
@@ -24,6 +29,9 @@ SHARED = "NCCL_MULTI_RANK_GPU_ENABLE"
 """NCCL's own variable, by which it takes several ranks on one GPU."""
 MANY_OBJECTS = 20_000
 """Objects that the garbage collector looks at within a few milliseconds."""
+COPIED = {"cuda": 2**30, "cpu": 2**26}
+"""Bytes of a copy that is timed, by type of device."""
+COPIES = 5
 
 
 def require_device(name: str) -> torch.device:
@@ -32,9 +40,8 @@ def require_device(name: str) -> torch.device:
         raise BadInput("device", name, "must be cpu, cuda or cuda:N")
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise BadInput(
-            "device", name, "no such GPU is visible to torch here: use a GPU machine or device=cpu"
-        )
+        allowed = "no such GPU is visible to torch here: use a GPU machine or device=cpu"
+        raise BadInput("device", name, allowed)
     return device
 
 
@@ -61,11 +68,10 @@ def rank_device(name: str, local_rank: int, num_ranks: int) -> torch.device:
     if name != "cpu" and num_ranks > 1:
         os.environ.update({**FOR_RANKS, **os.environ})
     if name.startswith("cuda:") and num_ranks > 1 and not ranks_may_share_a_gpu():
-        raise BadInput(
-            "device",
-            name,
-            f"must be cuda, a GPU per rank: for one GPU set {SHARED}=1, with NCCL 2.30 or newer",
+        allowed = (
+            f"must be cuda, a GPU per rank: for one GPU set {SHARED}=1, with NCCL 2.30 or newer"
         )
+        raise BadInput("device", name, allowed)
     return require_device(f"cuda:{local_rank}" if name == "cuda" else name)
 
 
@@ -93,24 +99,12 @@ def reproducible(seed: int, num_threads: int, deterministic: bool = True) -> Ite
     threads = torch.get_num_threads()
     was_deterministic = torch.are_deterministic_algorithms_enabled()
     fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    torch.set_num_threads(num_threads)
-    torch.use_deterministic_algorithms(deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    try:
-        with _seeded(seed):
-            yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(was_deterministic)
-        torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """torch's generators start at `seed`, and go on from where they were at exit."""
     cpu_state = torch.get_rng_state()
     # `torch.random.fork_rng` would start CUDA in a process that does not use it.
     gpu_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    torch.set_num_threads(num_threads)
+    torch.use_deterministic_algorithms(deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.manual_seed(seed)
     try:
         yield
@@ -120,6 +114,9 @@ def _seeded(seed: int) -> Iterator[None]:
             torch.cuda.manual_seed_all(torch.initial_seed())
         else:
             torch.cuda.set_rng_state_all(gpu_states)
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(was_deterministic)
+        torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
 
 
 def reset_peak_memory(device: torch.device) -> None:
@@ -192,3 +189,61 @@ def stream_seed(seed: int, *name: str) -> int:
 def stream(seed: int, *name: str) -> torch.Generator:
     """A CPU generator for the stream `name`: its numbers depend on no device."""
     return torch.Generator().manual_seed(stream_seed(seed, *name))
+
+
+class Machine(NamedTuple):
+    """What a process found; memory and disk in bytes.
+
+    `free` and `total` are the memory of the device, `disk` is free where the store lies.
+    """
+
+    host: str
+    torch: str
+    cuda: str | None
+    device: str
+    free: int
+    total: int
+    disk: int
+
+
+def look(device: torch.device, store: Path) -> Machine:
+    """Looks at this machine and at one of its devices."""
+    is_gpu = device.type == "cuda"
+    free, total = _memory(device)
+    return Machine(
+        host=socket.gethostname(),
+        torch=torch.__version__,
+        cuda=torch.version.cuda,
+        device=torch.cuda.get_device_name(device) if is_gpu else "the host's cores",
+        free=free,
+        total=total,
+        disk=shutil.disk_usage(store).free,
+    )
+
+
+def _memory(device: torch.device) -> tuple[int, int]:
+    """Free and all bytes of the device's memory."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)
+    page = os.sysconf("SC_PAGE_SIZE")
+    return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits until the device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def copied_per_second(device: torch.device) -> float:
+    """Bytes per second of a copy in the device's memory, read and written ones: a median."""
+    source = torch.ones(COPIED[device.type], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    seconds = []
+    for _ in range(COPIES + 1):
+        synchronize(device)
+        started = time.perf_counter()
+        target.copy_(source)
+        synchronize(device)
+        seconds.append(time.perf_counter() - started)
+    return 2 * source.numel() / median(seconds[1:])  # the first copy touches the memory

@@ -21,6 +21,7 @@ from pipegap.trainer.compiled.rules import (
     TorchAdam,
 )
 from pipegap.trainer.compiled.rules_of_matrices import Muon, NorMuon, Soap
+from pipegap.trainer.corrections.ema_nesterov import EmaNesterov
 from pipegap.trainer.corrections.error_feedback import ErrorFeedback, MatchedErrorFeedback
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.optimizers.chained import Chained
@@ -42,15 +43,11 @@ def _normuon(group: Group) -> Rule:
     return NorMuon(*fields, keeps_norm=group["update_scale"] == "preserve_norm")
 
 
-def _mars(group: Group) -> Rule:
-    return Mars() if group["params"][0].ndim > 1 else MarsVector()
-
-
 RULES: Mapping[str, Callable[[Group], Rule | None]] = {
     "torch.AdamW": lambda group: TorchAdam(),
     "pytorch_optimizer.Adan": lambda group: Adan(),
     "pytorch_optimizer.Lion": lambda group: Lion(),
-    "pytorch_optimizer.MARS": _mars,
+    "pytorch_optimizer.MARS": lambda g: Mars() if g["params"][0].ndim > 1 else MarsVector(),
     "pytorch_optimizer.Muon": _muon,
     "pytorch_optimizer.NorMuon": _normuon,
     "pytorch_optimizer.SOAP": lambda group: Soap(),
@@ -59,6 +56,7 @@ RULES: Mapping[str, Callable[[Group], Rule | None]] = {
 
 FEEDBACK: Mapping[type[NoCorrection], Callable[[int], float]] = {
     ErrorFeedback: lambda delay: float(delay > 0),
+    EmaNesterov: lambda delay: float(delay > 0),
     MatchedErrorFeedback: float,
 }
 """Correction that the graph makes → multiple of its coefficient at a delay."""

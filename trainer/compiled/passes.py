@@ -1,16 +1,21 @@
-"""Forward and backward of a whole stage, and of the loss behind the last one, as graphs."""
+"""Forward and backward of a whole stage, and of the loss behind the last one, as graphs of torch's
+compiler: one for each shape, shared by all trials."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from fcntl import LOCK_EX, LOCK_NB, flock
 from functools import cache
-from typing import Any, NamedTuple
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.fx import GraphModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pipegap.trainer.compiled.graphs import Graph, graph_of
 from pipegap.trainer.compiled.versions import Blocks
 from pipegap.trainer.models.loss import Output, cross_entropy
 from pipegap.trainer.models.recipe import Recipe, Split
@@ -19,6 +24,10 @@ from pipegap.trainer.stages.versions import dtypes_of
 SHORT = 128
 """Tokens of a sequence up to which two products and a softmax, fused, take half of the time of
 torch's kernel of attention."""
+SAYS = logging.getLogger(__name__)
+Passes = Literal["loss", "evaluation", "forward", "backward"]
+Graph = Callable[..., Any]
+"""Takes tensors of the shapes that it was made for; makes no gradients."""
 
 
 class StagePlace(NamedTuple):
@@ -56,29 +65,6 @@ def loss_of(output: Output | AwaitsTargets, targets: Tensor) -> Tensor:
     if isinstance(output, AwaitsTargets):
         return output.loss(targets)
     return cross_entropy(output, targets)
-
-
-def with_loss(place: StagePlace, signature: Signature) -> Graph:
-    """(x, targets, *blocks) → loss, gradient of x or None, gradients of the blocks."""
-    return _graph(place, signature, "loss")
-
-
-def evaluated(place: StagePlace, signature: Signature) -> Graph:
-    """(x, targets, *blocks) → loss."""
-    return _graph(place, signature, "evaluation")
-
-
-def forward(place: StagePlace, signature: Signature) -> Graph:
-    """(x, *blocks) → output."""
-    return _graph(place, signature, "forward")
-
-
-def backward(place: StagePlace, signature: Signature) -> Graph:
-    """(x, gradient of the output, *blocks) → gradient of x or None, gradients of the blocks.
-
-    It computes the forward once more: a graph keeps no activations for another one.
-    """
-    return _graph(place, signature, "backward")
 
 
 class _Stage:
@@ -134,9 +120,16 @@ class _Stage:
 
 
 @cache
-def _graph(place: StagePlace, signature: Signature, kind: str) -> Graph:
+def graph_of_stage(place: StagePlace, signature: Signature, kind: Passes) -> Graph:
+    """The graph of some passes of a stage.
+
+    loss: (x, targets, *blocks) → loss, gradient of x or None, gradients of the blocks.
+    evaluation: (x, targets, *blocks) → loss. forward: (x, *blocks) → output.
+    backward: (x, gradient of the output, *blocks) → gradient of x or None, gradients of the blocks;
+    it computes the forward once more, as a graph keeps no activations for another one.
+    """
     stage, targets = _Stage(place, signature), torch.zeros(signature.x[:2], dtype=torch.long)
-    makers: dict[str, Callable[[], tuple[Callable[..., Any], list[Tensor]]]] = {
+    makers: dict[Passes, Callable[[], tuple[Callable[..., Any], list[Tensor]]]] = {
         "loss": lambda: (stage.loss, stage.examples(targets)),
         "evaluation": lambda: (stage.evaluation, stage.examples(targets)),
         "forward": lambda: (stage.forward, stage.examples()),
@@ -151,3 +144,65 @@ def _attention(signature: Signature) -> AbstractContextManager[None]:
     """Within it, attention is traced as the products that pay off."""
     is_short = signature.x[1] <= SHORT and signature.num_threads == 1
     return sdpa_kernel(SDPBackend.MATH) if is_short else nullcontext()
+
+
+def graph_of(function: Callable[..., Any], examples: Sequence[Tensor], num_threads: int) -> Graph:
+    """Compiles a function of tensors that are shaped like `examples`.
+
+    The function is first traced into a graph of torch's operations: what the compiler then looks up
+    in its cache on disk depends on this graph alone, and on no object of Python. What depends on no
+    argument, such as the angles of RoPE, is computed once, where the compiler would write it into
+    every loop that reads it.
+    """
+    from torch.fx.experimental.proxy_tensor import make_fx  # imported late: it costs a second
+
+    traced = make_fx(function, tracing_mode="fake")(*examples)
+    return compiled(_folded(traced), examples, num_threads)
+
+
+def _folded(graph: GraphModule) -> GraphModule:
+    from torch.fx.experimental.const_fold import split_const_subgraphs
+
+    folded = split_const_subgraphs(graph, device_for_folded_attrs="cpu")
+    folded.run_folding()
+    return folded
+
+
+def compiled(graph: GraphModule, examples: Sequence[Tensor], num_threads: int) -> Graph:
+    """Compiles a graph for this number of threads, which the compiler writes into loops.
+
+    Without torch.compile, whose checks of each call would take a tenth of a small update. All
+    kernels of a graph, and the calls of them, are one file of C++: to compile one file for each
+    kernel takes twice as long. Of several processes one compiles a graph, and the others wait for
+    it. That the compiler knows the vectors of this processor is taken for granted: C++20, which
+    torch needs, is younger, and to try it takes 7 s.
+    """
+    from torch._inductor import standalone_compile
+
+    # It warns of each operation that costs its C++ a microsecond more to call.
+    logging.getLogger("torch._inductor.ir").setLevel(logging.ERROR)
+    patches = {"cpp.threads": num_threads, "cpp_wrapper": True, "cpp.vec_isa_ok": True}
+    shapes = [(example.shape, example.dtype) for example in examples]
+    with _alone(f"{num_threads} {shapes} {graph.code}"):
+        return standalone_compile(
+            graph,
+            [*examples],
+            dynamic_shapes="from_example_inputs",
+            options={"config_patches": patches},
+        )
+
+
+@contextmanager
+def _alone(what: str) -> Iterator[None]:
+    """Lets one process at a time compile `what`, of all that share the compiler's folder."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    folder = Path(cache_dir(), "locks")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"pipegap-{sha256(what.encode()).hexdigest()}").open("w") as lock:
+        try:
+            flock(lock, LOCK_EX | LOCK_NB)
+        except BlockingIOError:
+            SAYS.warning("waits for another process, which compiles the same graph")
+            flock(lock, LOCK_EX)
+        yield

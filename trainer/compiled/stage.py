@@ -8,13 +8,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from pipegap.trainer.compiled import passes
 from pipegap.trainer.compiled.chosen import without_graph
-from pipegap.trainer.compiled.passes import AwaitsTargets, Signature, StagePlace
+from pipegap.trainer.compiled.passes import (
+    AwaitsTargets,
+    Graph,
+    Passes,
+    Signature,
+    StagePlace,
+    graph_of_stage,
+)
 from pipegap.trainer.compiled.step import Step
 from pipegap.trainer.compiled.versions import Blocks, StackedParts, StackedVersions
 from pipegap.trainer.corrections.none import NoCorrection
-from pipegap.trainer.optimizers.averaging import evaluated
 from pipegap.trainer.optimizers.routing import Kind, Parameters
 from pipegap.trainer.schedules.operations import Op
 from pipegap.trainer.stages.stage import Stage
@@ -86,18 +91,19 @@ class CompiledStage(Stage):
             return loss(AwaitsTargets(lambda targets: self._with_loss(key, x, targets)))
         self._passed[key] = _Passed(x, [])
         blocks = self._stacks.read(self._read[op.batch])
-        return passes.forward(*self._graphs_for(x, self.dtype))(x, *blocks)
+        return self._graph("forward", x, self.dtype)(x, *blocks)
 
     def _with_loss(self, key: tuple[int, int, int], x: Tensor, targets: Tensor) -> Tensor:
         blocks = self._stacks.read(self._read[key[0]])
-        graph = passes.with_loss(*self._graphs_for(x, self.dtype))
+        graph = self._graph("loss", x, self.dtype)
         loss, *gradients = graph(x, targets.contiguous(), *blocks)
         self._passed[key] = _Passed(x, gradients)
         return loss
 
-    def _graphs_for(self, x: Tensor, dtype: torch.dtype) -> tuple[StagePlace, Signature]:
+    def _graph(self, kind: Passes, x: Tensor, dtype: torch.dtype) -> Graph:
         members = tuple(tuple(numbers) for numbers in self._layout.members)
-        return self._place, Signature(members, x.shape, x.dtype, dtype, self._num_threads)
+        signature = Signature(members, x.shape, x.dtype, dtype, self._num_threads)
+        return graph_of_stage(self._place, signature, kind)
 
     @override
     def backward_input(self, op: Op, gradient: Tensor | None, replica: int = 0) -> Tensor | None:
@@ -105,7 +111,7 @@ class CompiledStage(Stage):
         x, gradients = self._passed[key]
         if gradient is not None:
             blocks = self._stacks.read(self._versions_of(op))
-            graph = passes.backward(*self._graphs_for(x, self.dtype))
+            graph = self._graph("backward", x, self.dtype)
             gradients = graph(x, gradient.contiguous(), *blocks)
             self._passed[key] = _Passed(x, gradients)
         return gradients[0]
@@ -133,29 +139,23 @@ class CompiledStage(Stage):
             super().update(batch, gradients)
         else:
             self._step(self._start_update(batch), gradients.blocks)
+            self._look_ahead(batch)
 
     @override
     @torch.no_grad()
     def evaluate(self, x: Tensor) -> Any:
         self._evaluated = self._evaluated or x.shape
-        if x.shape != self._evaluated or not self._evaluates_newest():
+        weights = self._stacks.master
+        pairs = zip(self.evaluated(), weights, strict=True)
+        are_newest = all(shown is weight for shown, weight in pairs)
+        if x.shape != self._evaluated or not are_newest:
             return super().evaluate(x)
         x = x.contiguous()
-        blocks = self._stacks.read([self._stacks.newest] * len(self._stacks.master))
+        blocks = self._stacks.read([self._stacks.newest] * len(weights))
         if self._place.number < len(self._place.split) - 1:
-            return passes.forward(*self._graphs_for(x, self.eval_dtype))(x, *blocks)
-        graph = passes.evaluated(*self._graphs_for(x, self.eval_dtype))
+            return self._graph("forward", x, self.eval_dtype)(x, *blocks)
+        graph = self._graph("evaluation", x, self.eval_dtype)
         return AwaitsTargets(lambda targets: graph(x, targets.contiguous(), *blocks))
-
-    def _evaluates_newest(self) -> bool:
-        weights = self._stacks.master
-        pairs = zip(evaluated(self.optimizer, weights), weights, strict=True)
-        return all(shown is weight for shown, weight in pairs)
-
-    @override
-    def probe(self, batch: int, gradients: Sequence[Tensor]) -> None:
-        self._step.release()
-        super().probe(batch, gradients)
 
     @override
     def state(self) -> dict[str, dict[str, Any]]:

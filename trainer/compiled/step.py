@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pipegap.trainer.compiled.chosen import feedback, rules
-from pipegap.trainer.compiled.graphs import Graph, graph_of
+from pipegap.trainer.compiled.passes import Graph, graph_of
 from pipegap.trainer.compiled.rules import Key, Rule
 from pipegap.trainer.compiled.versions import Blocks, StackedVersions
 from pipegap.trainer.corrections.none import NoCorrection
@@ -82,7 +82,8 @@ class Step:
         """Lets go of the stacks: the correction gets its u_{t−1} back."""
         if self._held is not None and self._feedback is not None:
             updates = self._layout.tensors(self._held.earlier)
-            self._correction.restore([{"update_1": update} for update in updates])
+            pairs = zip(self._correction.state(), updates, strict=True)
+            self._correction.restore([{**state, "update_1": update} for state, update in pairs])
         self._held = None
 
     @torch.no_grad()

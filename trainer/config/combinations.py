@@ -19,7 +19,9 @@ ABSOLUTE = (
 )
 REJECTED: Mapping[tuple[str, str], str] = {
     ("schedule_free_adamw", correction): ABSOLUTE
-    for correction in ("error_feedback", "adaptive_error_feedback", "matched_error_feedback")
+    for correction in (
+        *("error_feedback", "adaptive_error_feedback", "matched_error_feedback", "ema_nesterov"),
+    )
 }
 """Optimizer and correction → why not."""
 
@@ -30,7 +32,7 @@ MADE_BY_GRAPHS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
     "correction": {
         **{name: {"lag": 1} for name in ("error_feedback", "matched_error_feedback")},
-        **{name: {} for name in ("learning_rate", "none")},
+        **{name: {} for name in ("ema_nesterov", "learning_rate", "none")},
     },
 }
 """Choices of the trainer that are part of the graphs of `compile=update`, and with which options.

@@ -12,7 +12,7 @@ from typing import Any
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -21,7 +21,7 @@ from pipegap.trainer.base.former import is_dropped
 from pipegap.trainer.base.places import CONF
 from pipegap.trainer.config.names import GROUPS
 from pipegap.trainer.config.schema import validate
-from pipegap.trainer.config.words import REFERENCE, SEARCHPATH, ParsedWords, Word, parse, parse_word
+from pipegap.trainer.config.words import CODE, REFERENCE, ParsedWords, Word, parse, parse_word
 
 Node = dict[str, Any]
 SUGGESTED = 4
@@ -37,11 +37,6 @@ def compose(words: Sequence[str]) -> Node:
     Raises BadInput for a word that is not offered, or a value that the schema does not accept.
     """
     return Composer()(words)
-
-
-def compose_node(words: Sequence[str]) -> Node:
-    """Return the resolved config of `words` without validating it."""
-    return Composer().node(words)
 
 
 class Composer:
@@ -61,7 +56,7 @@ class Composer:
         return validate(self.node(words))
 
     def node(self, words: Sequence[str]) -> Node:
-        """See `compose_node`."""
+        """Return the resolved config of `words` without validating it."""
         parsed = parse([self._parse(word) for word in words])
         node, names = self._chosen(parsed)
         for word in parsed.settings:
@@ -79,7 +74,7 @@ class Composer:
 
     def _chosen(self, parsed: ParsedWords) -> tuple[Node, Node]:
         """Return a copy of the node of the choices, references as written, and their names."""
-        key = str((parsed.searchpath, sorted(parsed.choices.items())))
+        key = str((parsed.code, sorted(parsed.choices.items())))
         if key not in self._composed:
             self._composed[key] = _compose(parsed)
         return deepcopy(self._composed[key])
@@ -89,25 +84,19 @@ def _compose(parsed: ParsedWords) -> tuple[Node, Node]:
     """Return the node of the choices, and for each group the name of the chosen YAML."""
     parsed.require_choices()
     words = [f"{group}={name}" for group, name in parsed.choices.items()]
-    if parsed.searchpath:
-        quoted = ",".join("'{}'".format(path.replace("'", r"\'")) for path in parsed.searchpath)
-        words.append(f"{SEARCHPATH}=[{quoted}]")
+    if parsed.code is not None:
+        quoted = parsed.code.replace("'", r"\'")
+        words.append(f"hydra.searchpath=['file://{quoted}']")
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             config = hydra_compose("config", words, return_hydra_config=True)
         chosen = config.hydra.runtime.choices
         names = {group: chosen[group] for group in GROUPS if chosen.get(group)}
-        node = _plain(config)
+        node: Any = OmegaConf.to_container(config, resolve=False)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:  # of a YAML of the user's
         allowed = f"must be YAMLs that Hydra composes ({' '.join(str(error).split())})"
-        raise BadInput(SEARCHPATH, " ".join(words), allowed) from None
+        raise BadInput(CODE, " ".join(words), allowed) from None
     return {key: value for key, value in node.items() if key != "hydra"}, names
-
-
-def _plain(config: DictConfig) -> Node:
-    node = OmegaConf.to_container(config, resolve=False)
-    assert isinstance(node, dict)
-    return {str(key): value for key, value in node.items()}
 
 
 def _set(node: Node, word: Word) -> None:

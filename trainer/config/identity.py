@@ -20,7 +20,7 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.metadata import distributions, version
 from pathlib import Path
 from subprocess import CalledProcessError, run
 from typing import Any
@@ -86,8 +86,10 @@ def trial_id(config: Mapping[str, Any], data_hash: str | None) -> str:
         for part in path:
             node = node[part]
         node.pop(last, None)
-    for key in _counted_by_hash(kept["data"]):
-        kept["data"].pop(key, None)
+    if published(kept["data"]["_target_"]).startswith(OWN_DATA):
+        # The hash of the data stands for them.
+        for key in getattr(locate(kept["data"]["_target_"]), "COUNTED_BY_HASH", ()):
+            kept["data"].pop(key, None)
     if kept["resume_from"]:
         # The name of a checkpoint, with its digest, without the attempt that wrote it.
         name = Path(kept["resume_from"]).name
@@ -99,13 +101,6 @@ def trial_id(config: Mapping[str, Any], data_hash: str | None) -> str:
         made_by["sources"] = foreign
     canonical = json.dumps(made_by, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
-
-
-def _counted_by_hash(data: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the keys for which the hash of the data stands, if this package has the class."""
-    if not published(data["_target_"]).startswith(OWN_DATA):
-        return ()
-    return getattr(locate(data["_target_"]), "COUNTED_BY_HASH", ())
 
 
 def sources(config: Mapping[str, Any]) -> dict[str, str]:
@@ -172,16 +167,9 @@ def made_by(device_name: str) -> dict[str, Any]:
 
 
 @cache
-def _versions() -> Mapping[str, str | None]:
+def _versions() -> Mapping[str, str]:
     packages = ("torch", "numpy", "pytorch_optimizer")
-    return {"python": platform.python_version()} | {name: _version(name) for name in packages}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    return {"python": platform.python_version()} | {name: version(name) for name in packages}
 
 
 def code_version() -> str | None:

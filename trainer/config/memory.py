@@ -59,7 +59,7 @@ def loss_bytes(config: Mapping[str, Any], model: Recipe) -> int:
     with the head (`model.loss_chunk`) makes the logits of one chunk alone, and also holds both
     gradients of the head.
     """
-    itemsize = getattr(torch, config["dtype"]).itemsize
+    itemsize = itemsize_of(config)
     rows = config["batch_size"] // (config["pipeline"]["num_microbatches"] * config["num_replicas"])
     tokens, chunk = rows * config["seq_len"], config["model"].get("loss_chunk")
     if chunk is None:
@@ -174,7 +174,7 @@ def peak_bytes(config: Mapping[str, Any], num_updates: int) -> int:
     times = 1 if is_true else config["num_replicas"]
     fresh, held = _held(config, schedule, correction, stages)
     kept, again = _activations(config, model, stages)
-    optimizer, itemsize = locate(config["optimizer"]["_target_"]), _itemsize(config)
+    optimizer, itemsize = locate(config["optimizer"]["_target_"]), itemsize_of(config)
     costs = _Costs(
         kept=tuple(times * number for number in kept),
         again=tuple(again),
@@ -195,7 +195,7 @@ def _activations(
     """The bytes that a microbatch keeps on each stage until its backward, logits aside, and those
     that its backward makes again there, in one layer."""
     rows = config["batch_size"] // (config["pipeline"]["num_microbatches"] * config["num_replicas"])
-    size = rows * config["seq_len"] * _itemsize(config)
+    size = rows * config["seq_len"] * itemsize_of(config)
     shares, share = visited(model, stages), KEPT[bool(config["compile"])]
     whole = [round(size * share * widths_per_token(stage, shares)) for stage in stages]
     if not model.activation_checkpointing:
@@ -205,7 +205,8 @@ def _activations(
     return inputs, [of // max(1, number) for of, number in zip(whole, layers, strict=True)]
 
 
-def _itemsize(config: Mapping[str, Any]) -> int:
+def itemsize_of(config: Mapping[str, Any]) -> int:
+    """Return the bytes of an entry of the leaves."""
     dtype: torch.dtype = getattr(torch, config["dtype"])
     return dtype.itemsize
 
@@ -237,17 +238,13 @@ def _states(config: Mapping[str, Any], stages: Stages) -> list[int]:
 @cache
 def _beside(schedule: Schedule, costs: _Costs, is_true: bool) -> int:
     """The most bytes in use on one rank beside weights, gradients and states."""
-    return max(
-        level
-        for first, last in pairwise(schedule.phases)
-        for ops in _lists(schedule.operations(first, min(last, first + WALKED)), is_true)
-        for level in _levels(ops, costs, schedule.num_stages - 1)
-    )
-
-
-def _lists(operations: Sequence[Sequence[Op]], is_true: bool) -> list[list[Op]]:
-    """The operations of each process."""
-    return [*map(list, operations)] if is_true else [[op for _, op in interleave(operations)]]
+    most, ends = 0, schedule.num_stages - 1
+    for first, last in pairwise(schedule.phases):
+        operations = schedule.operations(first, min(last, first + WALKED))
+        # Those of each process.
+        lists = operations if is_true else [[op for _, op in interleave(operations)]]
+        most = max(most, *(level for ops in lists for level in _levels(ops, costs, ends)))
+    return most
 
 
 def _levels(ops: Sequence[Op], costs: _Costs, last: int) -> Iterator[int]:

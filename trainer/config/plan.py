@@ -56,8 +56,9 @@ class Plan:
     `checkpoint_bytes` (of one checkpoint) and `kept_bytes` (of a finished trial) are estimates.
     `memory_bytes` is `largest_rank`, beside which the loss of a microbatch takes `loss_bytes`.
     `work_by_rank` is the work of a forward on each rank, true or emulated; the ratios count.
-    A gradient is late if `is_delayed`. A trial that `corrects_nothing` has a correction but no
-    delay, so its numbers are those of a trial without the correction.
+    A gradient is late if `is_delayed`. A trial that `looks_ahead` has a correction that acts
+    without a delay too; one that `corrects_nothing` has another one and no delay, so its numbers
+    are those of a trial without the correction.
     """
 
     trial_id: str
@@ -71,6 +72,7 @@ class Plan:
     work_by_rank: list[float]
     num_processes: int
     is_delayed: bool
+    looks_ahead: bool
     corrects_nothing: bool
     checkpoint_bytes: int
     kept_bytes: int
@@ -137,6 +139,7 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: i
         raise BadInput("pipeline", label(config["pipeline"]), problem)
     tokens = num_updates * tokens_per_update
     flops_per_token = model.flops_per_token(config["seq_len"])
+    acts = schedule.is_delayed or correction.looks_ahead
     num_evaluations = ceil(num_updates / config["eval_every"])
     num_evaluated = num_validation + (num_evaluations - 1) * min(
         num_validation, config["eval_tokens"] or num_validation
@@ -153,7 +156,8 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: i
         by_rank(schedule, model.work(split, config["seq_len"])),
         _num_processes(config, schedule),
         schedule.is_delayed,
-        not schedule.is_delayed and type(correction) is not NoCorrection,
+        correction.looks_ahead,
+        not acts and type(correction) is not NoCorrection,
         _checkpoint_bytes(config, schedule, correction),
         RECORD + ROW * num_updates + config["save_final"] * FP32 * model.num_parameters,
         largest_rank(config, schedule, correction),

@@ -18,7 +18,6 @@ from pydantic_core import ErrorDetails
 
 from pipegap.trainer.base.build import locate, published
 from pipegap.trainer.base.code import in_short, refuse_hidden, use_code
-from pipegap.trainer.base.cores import resolved_dtype
 from pipegap.trainer.base.errors import BadInput, closest_first
 from pipegap.trainer.base.former import is_dropped, refuse_dropped_node
 from pipegap.trainer.base.places import require_folder
@@ -27,6 +26,8 @@ from pipegap.trainer.config.combinations import check_combinations
 from pipegap.trainer.config.names import GROUPS, YOUNGER, names
 
 Choice = dict[str, Any]
+BF16_PRODUCTS = ("avx512_bf16", "amx_bf16")
+"""Instructions of processors, by torch's names, with which its products in bfloat16 are faster."""
 
 
 def _compile(value: object) -> bool | str:
@@ -110,23 +111,35 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
     if checked["choices"] is not None:
         _check(ChoiceNames, checked["choices"], prefix="choices.")
     checked["choices"] = names(checked)
-    checked["dtype"] = resolved_dtype(
+    checked["dtype"] = _resolved_dtype(
         checked["dtype"], checked["device"], has_experts="num_experts" in checked["model"]
     )
-    _check_folders(checked)
+    # A trial in an object store has a URL as `results`, and runs in the folder `out`.
+    place = "results" if checked["out"] is None else "out"
+    require_folder(place, checked[place])
     _check_length(checked)
     _check_batch(checked)
     check_combinations(checked)
     return checked
 
 
-def _check_folders(config: Mapping[str, Any]) -> None:
-    """Raises BadInput for an unusable `out`, or `results` that `out` does not replace.
+def _resolved_dtype(name: str, device: str, *, has_experts: bool) -> str:
+    """Returns the dtype `name`, or for auto the dtype of the fastest products.
 
-    A trial in an object store has a URL as `results`, and runs in the folder `out`.
+    They are in bfloat16 on a GPU, and on a CPU that has instructions for bfloat16. On other CPUs
+    bfloat16 is slower than float32. So it is for experts on any CPU, because torch compiles a
+    product for each number of tokens that an expert gets.
     """
-    key = "results" if config["out"] is None else "out"
-    require_folder(key, config[key])
+    if name != "auto":
+        return name
+    if device != "cpu":
+        return "bfloat16"
+    if has_experts:
+        return "float32"
+    import torch  # slow, and a command that only reads a store asks for no dtype
+
+    has: Mapping[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()  # of newer torch
+    return "bfloat16" if any(has.get(name) for name in BF16_PRODUCTS) else "float32"
 
 
 def check_choice(key: str, node: Choice, code: str | None = None) -> Choice:
@@ -193,12 +206,9 @@ def in_words(error: ErrorDetails, schema: type[BaseModel]) -> str:
 
 def _check_length(config: Mapping[str, Any]) -> None:
     if (config["num_updates"] is None) == (config["tokens_per_parameter"] is None):
-        raise BadInput(
-            "num_updates",
-            config["num_updates"],
-            f"set exactly one of num_updates and tokens_per_parameter "
-            f"(={config['tokens_per_parameter']}); the other must be null",
-        )
+        other = f"tokens_per_parameter (={config['tokens_per_parameter']})"
+        allowed = f"set exactly one of num_updates and {other}; the other must be null"
+        raise BadInput("num_updates", config["num_updates"], allowed)
 
 
 def _check_batch(config: Mapping[str, Any]) -> None:
@@ -208,9 +218,6 @@ def _check_batch(config: Mapping[str, Any]) -> None:
             raise BadInput("pipeline._target_", path, f"must take the keyword {key}")
     microbatches, replicas = config["pipeline"]["num_microbatches"], config["num_replicas"]
     if config["batch_size"] % (microbatches * replicas):
-        times_replicas = f" times num_replicas={replicas}" if replicas > 1 else ""
-        raise BadInput(
-            "batch_size",
-            config["batch_size"],
-            f"must be divisible by pipeline.num_microbatches={microbatches}{times_replicas}",
-        )
+        times = f" times num_replicas={replicas}" if replicas > 1 else ""
+        allowed = f"must be divisible by pipeline.num_microbatches={microbatches}{times}"
+        raise BadInput("batch_size", config["batch_size"], allowed)

@@ -1,6 +1,6 @@
 """The words of a command line that make a trial's config: what each word asks for.
 
-`GROUP=NAME` chooses a YAML of conf/, or of a folder in `hydra.searchpath` or `code`. `KEY=VALUE`
+`GROUP=NAME` chooses a YAML of conf/, or of the folder `code`. `KEY=VALUE`
 sets a key that the config has, `+KEY=VALUE` also a new key. No other word of Hydra's is offered.
 
 Hydra's own parser of words is not used: it refuses a plain path such as data/dätä, a=b or (a),
@@ -21,8 +21,6 @@ from pipegap.trainer.base.former import refuse_dropped_choice
 from pipegap.trainer.base.places import CONF
 from pipegap.trainer.config.names import GROUPS
 
-SEARCHPATH = "hydra.searchpath"
-SCHEME = "file://"
 CODE = "code"
 STRUCTURED = ("'", '"', "[", "{")
 """How a value starts that is quoted, a list or a mapping."""
@@ -48,15 +46,18 @@ class Word:
 
 @dataclass(frozen=True)
 class ParsedWords:
-    """All words of a config. `choices` maps group → name; later `settings` count more."""
+    """All words of a config. `choices` maps group → name; later `settings` count more.
 
-    searchpath: tuple[str, ...]
+    `code` is the folder of the user's own choices.
+    """
+
+    code: str | None
     choices: dict[str, str]
     settings: list[Word]
 
     def require_choices(self) -> None:
         """Raises BadInput for a choice that no YAML has as its name."""
-        places = [CONF, *(Path(folder.removeprefix(SCHEME)) for folder in self.searchpath)]
+        places = [CONF, *([] if self.code is None else [Path(self.code)])]
         for group, name in self.choices.items():
             known = {path.stem for place in places for path in (place / group).glob("*.yaml")}
             if name not in known:
@@ -66,12 +67,13 @@ class ParsedWords:
 
 def parse(words: Sequence[Word]) -> ParsedWords:
     """Joins the words. The last choice of a group counts, and the last folder of code."""
-    codes = [word for word in words if word.key == CODE]
-    counted = [word for word in words if word.key != CODE or word is codes[-1]]
-    folders = tuple(folder for word in counted for folder in _searched(word))
+    code = None
+    for word in [word for word in words if word.key == CODE][-1:]:
+        if word.value is not None:
+            require_code(code := word.name)
     choices = {word.key: word.name for word in words if word.key in GROUPS}
-    settings = [word for word in words if word.key not in (*GROUPS, SEARCHPATH)]
-    return ParsedWords(folders, choices, settings)
+    settings = [word for word in words if word.key not in GROUPS]
+    return ParsedWords(code, choices, settings)
 
 
 def parse_word(word: str) -> Word:
@@ -82,12 +84,10 @@ def parse_word(word: str) -> Word:
         raise BadInput(key, given, "is not offered: a key is set to another value, not removed")
     if plain == "choices" or plain.startswith("choices."):
         raise BadInput(plain, given, "is recorded, not set: choose by GROUP=NAME")
-    if plain.partition(".")[0] == "hydra" and plain != SEARCHPATH:
-        raise BadInput(plain, given, f"has no effect: of Hydra's keys only {SEARCHPATH} is offered")
+    if plain.partition(".")[0] == "hydra":
+        raise BadInput(plain, given, "has no effect: code=DIR has choices of one's own")
     value = parse_value(plain, given)
     _require_references(plain, given, value)
-    if plain == SEARCHPATH:
-        value = _folders(given, value)
     return Word(plain, given, value, adds=plain != key)
 
 
@@ -116,19 +116,3 @@ def _require_references(key: str, given: str, value: Any) -> None:
             _require_references(key, given, item)
     elif isinstance(value, str) and "$" in value and not REFERENCE.fullmatch(value):
         raise BadInput(key, given, "may refer to another key alone, such as ${num_updates}")
-
-
-def _searched(word: Word) -> list[str]:
-    """Return the folders that a word adds to the places of choices."""
-    if word.key == CODE and word.value is not None:
-        require_code(word.name)
-        return [f"{SCHEME}{word.name}"]
-    return word.value if word.key == SEARCHPATH else []
-
-
-def _folders(given: str, value: Any) -> list[str]:
-    folders = [str(folder) for folder in (value if isinstance(value, list) else [value])]
-    for folder in folders:
-        if not folder.startswith(SCHEME) or not Path(folder.removeprefix(SCHEME)).is_dir():
-            raise BadInput(SEARCHPATH, given, f"must be folders that are there: [{SCHEME}FOLDER]")
-    return folders

@@ -1,11 +1,19 @@
 """The work of one update, counted before the update runs: FLOPs and bytes of each stage.
 
 Products of matrices and attention are limited by FLOPs, all other kernels by the bytes that they
-read and write. How fast a device does either is not known here.
+read and write. How fast a device does either is not known here. Trials with `compile=update` first
+have their graphs compiled, each once per machine.
 """
 
-from collections.abc import Mapping, Sequence
+import getpass
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from hashlib import sha256
 from math import ceil
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +23,7 @@ from pipegap.trainer.config.memory import (
     FP32,
     Stages,
     Weight,
+    itemsize_of,
     num_entries,
     visited,
     weights_of,
@@ -39,6 +48,13 @@ LOSS_TOUCHES = 4
 """How often the loss reads or writes a logit or its gradient, in the dtype of the leaves."""
 LOSS_COPIES: Mapping[bool, int] = {True: 0, False: 32}
 """Bytes per logit of its fp32 copies, compiled or not."""
+STARTS, PER_LAYER = 9.0, 7.0
+"""CPU seconds to start the compiler, and to compile a layer's passes and evaluation, on a core of
+which a small operation takes `OPERATION`."""
+STEP, FEEDBACK = 6.0, 3.0
+"""Those of an optimizer's step, and of Error Feedback."""
+OPERATION = 0.8e-6
+"""Seconds. The compiler is Python, and so is most of what surrounds an operation."""
 
 
 class StageWork(NamedTuple):
@@ -69,7 +85,7 @@ def work(
     stages = weights_of(config["model"], schedule.num_stages, config["seq_len"])
     split = model.split(schedule.num_stages, config["seq_len"])
     num_layers, shares = sum(map(len, split)), visited(model, stages)
-    (tokens, num_backwards), itemsize = _share(config), _itemsize(config)
+    (tokens, num_backwards), itemsize = _share(config), itemsize_of(config)
     mixing, linear = _mixing(model, stages, shares, config["seq_len"])
     bytes_per_sum = itemsize + 2 * FP32  # a gradient is read, its fp32 sum is read and written
     # A forward more, which is one product of three, and two of seven in attention.
@@ -130,7 +146,7 @@ def _mixing(
 def _update(config: Config, weights: Sequence[Weight], lag: int, correction: NoCorrection) -> float:
     """Return the bytes of an update, with division, norm and clip of gradients."""
     kept = buffers(locate(config["optimizer"]["_target_"]))
-    size, itemsize = num_entries(weights), _itemsize(config)
+    size, itemsize = num_entries(weights), itemsize_of(config)
     of_gradients = 2 + 1 + 2  # read and written, read, read and written
     optimizer = sum((3 + 2 * kept(w.kind) + of_gradients) * w.size for w in weights)
     leaves = (FP32 + itemsize) * (itemsize < FP32 or lag > 0)
@@ -146,6 +162,51 @@ def _flops(weights: Sequence[Weight], shares: Mapping[Kind, float]) -> float:
     return sum(6 * w.size * shares[w.kind] for w in weights if w.kind in MATRICES)
 
 
-def _itemsize(config: Config) -> int:
-    dtype: torch.dtype = getattr(torch, config["dtype"])
-    return dtype.itemsize
+def to_compile(configs: Iterable[Config], operation: float) -> dict[str, float]:
+    """What this machine has to compile for these trials: key → CPU seconds on one of its cores,
+    where a small operation takes `operation` seconds."""
+    needed: dict[str, float] = {}
+    for config in configs:
+        needed |= _needed(config)
+    folder = _folder()
+    return {
+        key: seconds * operation / OPERATION
+        for key, seconds in needed.items()
+        if not (folder / key).exists()
+    }
+
+
+def note_compiled(config: Config) -> None:
+    """Notes beside the graphs that they are there, after a trial that needed them."""
+    folder = _folder()
+    with suppress(OSError):  # a price will be too high
+        for key in _needed(config) if folder.parent.is_dir() else ():
+            folder.mkdir(exist_ok=True)
+            (folder / key).touch()
+
+
+def _needed(config: Config) -> dict[str, float]:
+    if config["compile"] != "update":
+        return {}
+    shape = [config[key] for key in ("model", "batch_size", "seq_len", "num_threads")]
+    shape += [config["pipeline"][key] for key in ("num_stages", "num_microbatches")]
+    dtypes = [config["dtype"], config["eval_dtype"]]
+    layers = config["model"]["num_layers"]
+    needed = {
+        _key("passes", shape, dtypes): STARTS + PER_LAYER * layers,
+        _key("step", shape, config["optimizer"]["_target_"]): STEP,
+    }
+    if locate(config["correction"]["_target_"]) is not NoCorrection:
+        needed[_key("feedback", shape)] = FEEDBACK
+    return needed
+
+
+def _key(*what: object) -> str:
+    text = json.dumps([torch.__version__, *what], sort_keys=True)
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+def _folder() -> Path:
+    """Inside the compiler's own folder, which it takes seconds to ask for."""
+    default = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+    return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default) / "pipegap"

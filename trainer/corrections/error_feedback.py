@@ -37,7 +37,7 @@ class ErrorFeedback(NoCorrection):
     ) -> None:
         super().__init__(num_updates, lags)
         self.coefficient, self.lag = coefficient, lag
-        self._updates = Past("update", [self.num_buffers(lag) for lag in lags])
+        self._updates = Past("update", [ErrorFeedback.num_buffers(self, lag) for lag in lags])
         self._sent: Tensor | None = None
 
     @override

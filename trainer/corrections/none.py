@@ -14,8 +14,8 @@ class NoCorrection:
 
     Made for one stage: `num_updates` is T, and `lags[i]` says how many versions behind the newest
     weight i is read while the delay is on. For every batch t the stage calls `gradient`, then
-    `apply`, then `ahead`, each with one tensor per weight. `delays[i]` is the counted delay of
-    weight i, in updates; a weight whose delay is 0 must not be changed.
+    `apply`, `ahead` and `look_ahead`, each with one tensor per weight. `delays[i]` is the counted
+    delay of weight i, in updates; but for `look_ahead`, no weight whose delay is 0 may be changed.
     """
 
     needs_update: ClassVar[bool] = False
@@ -23,6 +23,9 @@ class NoCorrection:
 
     reads_ahead: ClassVar[bool] = False
     """Whether late reads of a version see what `ahead` returned for it."""
+
+    looks_ahead: ClassVar[bool] = False
+    """Whether `look_ahead` does anything, and so the correction acts without a delay too."""
 
     @property
     def moves_weights(self) -> bool:
@@ -66,6 +69,19 @@ class NoCorrection:
         update: Sequence[Tensor],  # u_t, as in `apply`
     ) -> Sequence[Tensor]:
         """The tensors that late reads of version t + 1 see, if the correction `reads_ahead`."""
+        return weights
+
+    def look_ahead(
+        self,
+        weights: Sequence[Tensor],  # W(t+1)
+        update: int,
+        rate: float,
+    ) -> None:
+        """Turns `weights` into those to read and to step from next, in place, after update number
+        `update`, whose learning rate was `rate` times its peak."""
+
+    def evaluated(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+        """W(t+1) itself: the tensors to evaluate and export in place of `weights`."""
         return weights
 
     def num_buffers(self, lag: int) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipegap.trainer.base.children import num_cores
 from pipegap.trainer.base.cli import (
     DONE,
     Parser,
@@ -22,12 +23,10 @@ from pipegap.trainer.base.cli import (
     refuse_others,
     split_word,
 )
-from pipegap.trainer.base.cores import num_cores
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.places import require_folder
 from pipegap.trainer.data import benchmarks
-from pipegap.trainer.data.archives import CACHE, fetch
-from pipegap.trainer.data.hub import HubDocuments
+from pipegap.trainer.data.hub import CACHE, HubDocuments, fetch
 from pipegap.trainer.data.prepare import prepare
 from pipegap.trainer.data.shards import Prepared
 from pipegap.trainer.data.tokenizers import ENCODERS

@@ -14,7 +14,7 @@ from zipfile import ZipFile
 import yaml
 
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.data.archives import fetch
+from pipegap.trainer.data.hub import fetch
 
 NAME = "evaluation"
 """What `pipegap data` calls them together."""
@@ -97,16 +97,13 @@ def tasks(name: str, folder: Path) -> list[Any]:
         rows = _splits(name, subject)
         own = {**benchmark.splits, "custom_dataset": lambda rows=rows, **_: rows}
         config = load_yaml(path, resolve_func=True)
-        grouped = {"tag", "group", "task_list"} & config.keys()
-        found.append(ConfigurableTask(config={**_without(config, grouped), **own}))
+        grouped = ("tag", "group", "task_list")
+        single = {key: value for key, value in config.items() if key not in grouped}
+        found.append(ConfigurableTask(config={**single, **own}))
     if not found:
         allowed = f"holds no {name}: `make data-{NAME}` prepares it, benchmarks=hub asks the hub"
         raise BadInput("benchmarks", folder, allowed)
     return found
-
-
-def _without(config: dict[str, Any], keys: set[str]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key not in keys}
 
 
 def _splits(name: str, subject: Path) -> Any:

@@ -12,7 +12,6 @@ from pipegap.trainer.base.atomic import write_atomically, write_json
 from pipegap.trainer.base.build import build
 from pipegap.trainer.base.cli import one_of
 from pipegap.trainer.base.errors import BadInput, first_line
-from pipegap.trainer.data.shards import KnowsTokenizer
 from pipegap.trainer.data.tokenizers import (
     ENCODERS,
     END_OF_DOCUMENT,
@@ -85,10 +84,10 @@ def tokenizer_of(data: Mapping[str, Any]) -> tuple[Tokenizer, str]:
 
     Raises BadInput for data that does not know its tokenizer, or has lost it.
     """
-    source = build(data)
-    if not isinstance(source, KnowsTokenizer):
+    read = getattr(build(data), "read_tokenizer", None)
+    if read is None:
         raise BadInput("data", data.get("path"), "must know its tokenizer: tokens alone do not")
-    tokenizer = loaded(source.read_tokenizer().to_str())
+    tokenizer = loaded(read().to_str())
     return tokenizer, end_of_document(tokenizer, data.get("path"), data.get("end_of_document"))
 
 

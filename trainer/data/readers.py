@@ -113,9 +113,8 @@ def _rows(paths: Iterable[Path], field: str) -> Iterator[Found]:
         try:
             yield from READERS[path.suffix.lower()](path, field)
         except OSError as error:
-            raise BadInput(
-                "data.path", path, f"must be a file that can be read ({error})"
-            ) from None
+            allowed = f"must be a file that can be read ({error})"
+            raise BadInput("data.path", path, allowed) from None
 
 
 def _numbered(path: Path) -> Iterator[tuple[int, str]]:
@@ -150,9 +149,8 @@ def _paragraphs(path: Path, field: str) -> Iterator[Found]:
 def _paragraph(path: Path, lines: list[str], wrong: int) -> Found:
     place = f"line {wrong} of {path}"
     if wrong:
-        return Found(
-            place, BadInput("data.path", path, f"must be a file of text in UTF-8: {place}")
-        )
+        allowed = f"must be a file of text in UTF-8: {place}"
+        return Found(place, BadInput("data.path", path, allowed))
     return Found(place, "".join(lines).rstrip("\n"))
 
 

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -71,32 +71,6 @@ class Source(Protocol):
 
     def open(self) -> Dataset:
         """Verifies and opens the data; raises BadInput (key data.path) if missing or altered."""
-
-
-@runtime_checkable
-class KnowsLength(Protocol):
-    """A source that may say how much text there is before it is opened."""
-
-    @property
-    def num_training_tokens(self) -> int | None:
-        """None before they are prepared."""
-
-
-@runtime_checkable
-class KnowsVocabulary(Protocol):
-    """A source that may say its vocabulary before it is opened, which can take hours."""
-
-    @property
-    def known_vocab_size(self) -> int | None:
-        """None if it depends on the text."""
-
-
-@runtime_checkable
-class KnowsTokenizer(Protocol):
-    """A source that knows what made its tokens."""
-
-    def read_tokenizer(self) -> Tokenizer:
-        """The tokenizer; raises BadInput if it is lost."""
 
 
 MANIFEST = "manifest.json"
@@ -167,11 +141,8 @@ class Prepared:
 
     def __init__(self, *, path: Place) -> None:
         self._path = Path(path)
-
-    @property
-    def remedy(self) -> str:
+        self.remedy = f"`make data-{self._path.name}`"
         """The command that prepares them."""
-        return f"`make data-{self._path.name}`"
 
     @property
     def hash(self) -> str | None:

@@ -22,7 +22,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from pipegap.trainer.base.atomic import write_atomically
 from pipegap.trainer.base.errors import BadInput, some
-from pipegap.trainer.data.archives import fetch
+from pipegap.trainer.data.hub import fetch
 
 Document = npt.NDArray[np.integer[Any]]
 END_OF_DOCUMENT = "<|endoftext|>"
@@ -242,11 +242,7 @@ def read_metadata(file: IO[bytes]) -> dict[str, Any]:
     if file.read(4) != b"GGUF":
         raise ValueError("not a GGUF file")
     _, _, num_pairs = struct.unpack("<IQQ", file.read(20))
-    return dict(_pair(file) for _ in range(num_pairs))
-
-
-def _pair(file: IO[bytes]) -> tuple[str, Any]:
-    return _string(file), _value(file, _scalar(file, "I"))
+    return {_string(file): _value(file, _scalar(file, "I")) for _ in range(num_pairs)}
 
 
 def _value(file: IO[bytes], kind: int) -> Any:
@@ -273,7 +269,8 @@ def byte_level_bpe(metadata: dict[str, Any]) -> Tokenizer:
     vocabulary = {token: number for number, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, fuse_unk=False))
     split_as_bytes(tokenizer)
-    tokenizer.add_special_tokens(list(_special(tokens, kinds)))
+    special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == CONTROL_TOKEN]
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
     return tokenizer
 
 
@@ -286,12 +283,6 @@ def split_as_bytes(tokenizer: Tokenizer) -> None:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-
-
-def _special(tokens: list[str], kinds: list[int]) -> Iterator[AddedToken]:
-    for token, kind in zip(tokens, kinds, strict=True):
-        if kind == CONTROL_TOKEN:
-            yield AddedToken(token, special=True, normalized=False)
 
 
 def published_json(tokenizer: Tokenizer) -> str:

@@ -3,7 +3,7 @@
 import ast
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from textwrap import dedent
 from typing import Any
@@ -128,7 +128,6 @@ def require_fitting(
         raise BadInput("keep", keep, allowed)
 
 
-CLOSURE = "closure"
 EMPTY = inspect.Parameter.empty
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -152,19 +151,16 @@ def _calls_unasked(step: Callable[..., Any]) -> bool:
         tree = ast.parse(dedent(inspect.getsource(step)))
     except (OSError, TypeError, SyntaxError):  # there is no text to read
         return False
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    is_called = any(isinstance(call.func, ast.Name) and call.func.id == CLOSURE for call in calls)
-    return is_called and not any(_names_closure(asked.test) for asked in _questions(tree))
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    conditions = [node for node in ast.walk(tree) if isinstance(node, ast.If | ast.IfExp)]
+    asked = [
+        part
+        for node in conditions
+        if isinstance(node, ast.IfExp) or not isinstance(node.body[-1], ast.Raise)
+        for part in ast.walk(node.test)
+    ]
+    return any(map(_is_closure, calls)) and not any(map(_is_closure, asked))
 
 
-def _questions(tree: ast.AST) -> Iterator[ast.If | ast.IfExp]:
-    """The conditions in a text, but for those that only raise an error."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.IfExp):
-            yield node
-        if isinstance(node, ast.If) and not isinstance(node.body[-1], ast.Raise):
-            yield node
-
-
-def _names_closure(test: ast.expr) -> bool:
-    return any(isinstance(node, ast.Name) and node.id == CLOSURE for node in ast.walk(test))
+def _is_closure(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id == "closure"

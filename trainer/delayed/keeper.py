@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from pipegap.trainer.base.flat import local
-from pipegap.trainer.delayed.copies import copy_into, exchange, reshard_all
+from pipegap.trainer.base.flat import copy_into, exchange, local, reshard_all
 from pipegap.trainer.delayed.settings import Options, Settings
 
 

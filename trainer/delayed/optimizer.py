@@ -12,17 +12,25 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from pipegap.trainer.base.build import build
+from pipegap.trainer.base.flat import by_device
 from pipegap.trainer.base.ranges import MAX_COUNT
 from pipegap.trainer.corrections.none import NoCorrection
-from pipegap.trainer.delayed import arm, packing
-from pipegap.trainer.delayed.around import Around
-from pipegap.trainer.delayed.copies import by_device
+from pipegap.trainer.delayed import arm
+from pipegap.trainer.delayed.around import (
+    Around,
+    add_delayed,
+    delayed_of,
+    has_own,
+    require_alike,
+    take_apart,
+    without_delayed,
+)
 from pipegap.trainer.delayed.keeper import Gradient, Keeper, KeptGradients, KeptWeights, Waiting
 from pipegap.trainer.delayed.settings import Settings
 from pipegap.trainer.optimizers import state as optimizer_state
 from pipegap.trainer.optimizers.averaging import HasModes, averages, evaluated
 from pipegap.trainer.stages.in_parts import CorrectionInParts
-from pipegap.trainer.stages.update import corrected_update, stepping
+from pipegap.trainer.stages.update import corrected_update, look_ahead, step
 
 SAME = ("delay", "keep", "pipeline", "correction")
 """Attributes that a state must have been saved with."""
@@ -37,7 +45,7 @@ class DelayedOptimizer(Around):
     `optimizer` makes of W(t) with the gradient of batch t at W(max(0, t − delay)), and λ is
     `error_feedback`: the update of a trial (docs/semantics.md), by the same code. The loop stays as
     it is: `zero_grad`, forward, backward, clip, `step`, schedulers. A `delay` of 0 is the bare
-    optimizer, for the synchronous run of a comparison.
+    optimizer, for the synchronous run of a comparison; but a `correction` that looks ahead acts.
 
     It is the wrapped optimizer to everybody who looks: groups, state and defaults are the same
     objects, the weights that it steps are the loop's own, and hooks, copies, pickles, closures and
@@ -87,12 +95,14 @@ class DelayedOptimizer(Around):
         self.delay, self.keep = delay, keep
         self.pipeline = arm.pipeline_node(delay, synchronous_start, synchronous_cooldown)
         self.correction = arm.correction_node(error_feedback, correction)
-        if delay == 0:  # nothing to correct, so nothing to remember
-            self.correction = arm.correction_node(0, None)
         self.num_updates, self._clip_norm = num_updates, clip_norm
         self._schedule = arm.schedule_of(self.pipeline, num_updates)
-        made, coefficient = self._make_correction([delay]), self.correction.get("coefficient")
-        arm.require_fitting(made, optimizer, keep, coefficient)
+        made = self._make_correction([delay])
+        self._is_plain = delay == 0 and not made.looks_ahead
+        if self._is_plain:  # nothing to correct, so nothing to remember
+            self.correction = arm.correction_node(0, None)
+            made = self._make_correction([delay])
+        arm.require_fitting(made, optimizer, keep, self.correction.get("coefficient"))
         self.largest_delay = 0
         """The largest delay of an update so far, counted."""
         self._keeper: Keeper | None = None
@@ -115,12 +125,12 @@ class DelayedOptimizer(Around):
         if self.num_updates is not None and self.num_taken >= self.num_updates:
             raise RuntimeError(f"num_updates={self.num_updates} are made: the training was longer")
         keeper = self._begin()
-        is_bare = self.delay == 0 and self._clip_norm is None
+        is_bare = self._is_plain and self._clip_norm is None
         with torch.enable_grad():
             result = None if closure is None or is_bare else closure()
         if is_bare:
             result = self.optimizer.step(*([] if closure is None else [closure]))
-        elif self.delay == 0:
+        elif self._is_plain:
             clip([weight.grad for weight in keeper.weights], self._clip_norm)
             self.optimizer.step()
         else:
@@ -140,8 +150,10 @@ class DelayedOptimizer(Around):
         self.train()
         keeper = self._begin()
         with keeper.at_newest():
-            num_made = self.num_taken - self.num_waiting
-            weights = to_evaluate(self.optimizer, keeper.weights, num_made)
+            # An average of nothing is none: some optimizers raise there.
+            is_made = self.num_taken > self.num_waiting or has_average(self.optimizer)
+            weights = evaluated(self.optimizer, keeper.weights) if is_made else keeper.weights
+            weights = self._correction.evaluated(weights)
         keeper.show(weights)
         self._is_shown = True
 
@@ -188,7 +200,7 @@ class DelayedOptimizer(Around):
         if keeper is not None:
             of_weights = zip(self._begin().state(), self._correction.state(), strict=True)
             own = {w: {**a, **b} for w, (a, b) in zip(keeper.weights, of_weights, strict=True)}
-        packed = packing.add_delayed(
+        packed = add_delayed(
             self.optimizer.state_dict(),
             self.param_groups,
             own,
@@ -206,13 +218,11 @@ class DelayedOptimizer(Around):
         BadInput for a state with another delay or `keep`, and ValueError as torch does.
         """
         packed = self._before_loading(state_dict)
-        packing.require_alike(packed, self.param_groups, self._attributes(SAME))
-        counted = {name: packing.delayed_of(packed).get(name, 0) for name in COUNTED}
-        saved = (
-            packing.take_apart(packed) if packing.has_own(packed) or counted["num_taken"] else None
-        )
+        require_alike(packed, self.param_groups, self._attributes(SAME))
+        counted = {name: delayed_of(packed).get(name, 0) for name in COUNTED}
+        saved = take_apart(packed) if has_own(packed) or counted["num_taken"] else None
         if saved is None:
-            self.optimizer.load_state_dict(dict(packing.without_delayed(packed)))
+            self.optimizer.load_state_dict(dict(without_delayed(packed)))
         else:
             optimizer_state.load(self.optimizer, saved.wrapped)
         vars(self).update(counted, _keeper=None, _is_shown=False)
@@ -250,44 +260,28 @@ class DelayedOptimizer(Around):
 
     def _update(self, gradient: Gradient) -> Sequence[Tensor]:
         """Makes W(t + 1) of the newest weights; returns what late reads of it see."""
-        self.largest_delay = max(self.largest_delay, gradient.delay)
-        weights = self._begin().weights
-        return make_update(self.optimizer, self._correction, weights, gradient, self._clip_norm)
+        batch, tensors, delay = gradient
+        self.largest_delay = max(self.largest_delay, delay)
+        weights, delays = self._begin().weights, [delay] * len(tensors)
+        self._correction.gradient_of_some(tensors, weights, delays)  # in place, as the clip
+        clip(tensors, self._clip_norm)
+        with _scaled(self.optimizer, self._correction.lr_factor(batch, delay)):
+            made = partial(step, self.optimizer, weights, tensors)
+            ahead = corrected_update(made, self._correction, weights, delays)
+        if self._correction.looks_ahead:
+            look_ahead(self.optimizer, self._correction, weights, batch, _rate(self.optimizer))
+        return ahead
 
 
-def make_update(
-    optimizer: Optimizer,
-    correction: CorrectionInParts,
-    weights: Sequence[nn.Parameter],
-    gradient: Gradient,
-    clip_norm: float | None,
-) -> Sequence[Tensor]:
-    """Turns `weights` from W(t) into W(t + 1); returns what late reads of them see.
-
-    The correction and the clip change the gradient in place.
-    """
-    batch, tensors, delay = gradient
-    delays = [delay] * len(tensors)
-    correction.gradient_of_some(tensors, weights, delays)
-    clip(tensors, clip_norm)
-    with _scaled(optimizer, correction.lr_factor(batch, delay)):
-        step = stepping(optimizer, weights, tensors)
-        return corrected_update(step, correction, weights, delays)
+def _rate(optimizer: Optimizer) -> float:
+    """The learning rate of the first group as a share of its scheduler's base; 1 without one."""
+    group = optimizer.param_groups[0]
+    return float(group["lr"] / group["initial_lr"]) if "initial_lr" in group else 1.0
 
 
 def has_average(optimizer: Optimizer) -> bool:
     """Whether the optimizer has stepped, elsewhere or here, and averages."""
     return averages(optimizer) and any(optimizer.state.values())
-
-
-def to_evaluate(
-    optimizer: Optimizer, weights: Sequence[nn.Parameter], num_made: int
-) -> Sequence[Tensor]:
-    """The tensors to evaluate in place of `weights`, the newest ones, of which the optimizer made
-    `num_made` updates here."""
-    if not num_made and not has_average(optimizer):
-        return weights  # an average of nothing: some optimizers raise there
-    return evaluated(optimizer, weights)
 
 
 @contextmanager

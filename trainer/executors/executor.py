@@ -36,10 +36,6 @@ class Pass:
     is_corrected: bool
 
 
-def _update(stage: Stage, batch: int, gradients: Sequence[Tensor]) -> None:
-    stage.update(batch, gradients)
-
-
 def practise(stages: Mapping[int, Stage], last: int, loss: Loss, message: torch.Size) -> None:
     """Goes forward and backward once on each stage of a rank, by its number, on zeros.
 
@@ -62,10 +58,9 @@ def practise(stages: Mapping[int, Stage], last: int, loss: Loss, message: torch.
         stage.take_gradients()
 
 
-TRAINING = Pass(_update, is_corrected=True)
-FRESH_GRADIENT = Pass(Stage.probe, is_corrected=False)
-
-
+# By name: a kind of stage may have a way of its own.
+TRAINING = Pass(lambda stage, *update: stage.update(*update), is_corrected=True)
+FRESH_GRADIENT = Pass(lambda stage, *update: stage.probe(*update), is_corrected=False)
 OnUpdate = Callable[[Update], None]
 T = TypeVar("T")
 
@@ -81,6 +76,8 @@ class Executor(ABC):
 
     state_is_a_copy: ClassVar[bool] = False
     """Whether no later update changes what `state` returned."""
+    _do: Mapping[str, Callable[[Op], Update | None]]
+    """Kind of an operation → what executes it."""
 
     def __init__(
         self,
@@ -99,13 +96,6 @@ class Executor(ABC):
         self._batch = lru_cache(maxsize=schedule.num_stages + 1)(batch)
         self._num_parts = schedule.num_microbatches * num_replicas
         self._pass = TRAINING
-        self._do: Mapping[str, Callable[[Op], Update | None]] = {
-            "F": self._forward,
-            "B": self._backward,
-            "I": self._backward_input,
-            "W": self._backward_weights,
-            "U": self._update,
-        }
 
     @property
     def stages(self) -> Sequence[Stage]:
@@ -119,15 +109,17 @@ class Executor(ABC):
         applying a bad one, on every rank (with a clip by stage other stages may have gone on
         meanwhile), and PeerLost if another rank is gone.
         """
-        self._run(TRAINING, self._schedule.operations(first, last), on_update)
+        self._pass = TRAINING
+        self._execute(self._schedule.operations(first, last), on_update)
 
     def probe(self, batch: int) -> None:
         """Records what the update of `batch`, the next one, would be if its gradient were fresh.
 
         Nothing is recorded if that gradient is not finite.
         """
+        self._pass = FRESH_GRADIENT
         try:
-            self._run(FRESH_GRADIENT, self._schedule.undelayed(batch))
+            self._execute(self._schedule.undelayed(batch), lambda update: None)
         except Diverged:
             for stage in self._stages:
                 stage.take_comparison()
@@ -153,15 +145,6 @@ class Executor(ABC):
         """The newest weights by name, tied ones once, on the CPU."""
         return {k: v for stage in self._stages for k, v in stage.weights().items()}
 
-    def _run(
-        self,
-        kind: Pass,
-        operations: Sequence[Sequence[Op]],
-        on_update: OnUpdate = lambda update: None,
-    ) -> None:
-        self._pass = kind
-        self._execute(operations, on_update)
-
     def _microbatch(self, op: Op, replica: int) -> tuple[Tensor, Tensor]:
         """Tokens for the first stage and targets for the last one, each int64 [rows, seq_len]."""
         parts = self._batch(op.batch).chunk(self._num_parts)
@@ -182,18 +165,3 @@ class Executor(ABC):
 
     @abstractmethod
     def _execute(self, operations: Sequence[Sequence[Op]], on_update: OnUpdate) -> None: ...
-
-    @abstractmethod
-    def _forward(self, op: Op) -> None: ...
-
-    @abstractmethod
-    def _backward(self, op: Op) -> None: ...
-
-    @abstractmethod
-    def _backward_input(self, op: Op) -> None: ...
-
-    @abstractmethod
-    def _backward_weights(self, op: Op) -> None: ...
-
-    @abstractmethod
-    def _update(self, op: Op) -> Update | None: ...

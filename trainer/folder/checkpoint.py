@@ -1,9 +1,8 @@
-"""Checkpoints: complete, written atomically, here or in a thread, verified when they are read."""
+"""Checkpoints: complete, written atomically, verified when they are read."""
 
 import errno
 import re
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -183,32 +182,6 @@ def _differs(before: Any, now: Any) -> bool:
 
 def _digest(path: Path) -> str:
     return file_hash(path)[:16]
-
-
-class Writer:
-    """A thread that writes one checkpoint after another; errors are raised by the next call."""
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._last: Future[None] | None = None
-
-    def start(self, work: Callable[[], None]) -> None:
-        """Starts this work, after what was started before."""
-        self.wait()
-        self._last = self._thread.submit(work)
-
-    def wait(self) -> None:
-        """Returns when nothing is left to do."""
-        last, self._last = self._last, None
-        if last is not None:
-            last.result()
-
-    def close(self) -> None:
-        """Waits until nothing is left to do, and ends the thread."""
-        try:
-            self.wait()
-        finally:
-            self._thread.shutdown()
 
 
 def copied(state: Any) -> Any:

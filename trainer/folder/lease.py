@@ -122,13 +122,8 @@ def attempts(folder: Path) -> list[Path]:
 
 
 def attempt_path(folder: Path, number: int) -> Path:
-    """The file of attempt `number`."""
-    return folder / attempt_name(number)
-
-
-def attempt_name(number: int) -> str:
-    """The names sort by number, as long as it has six digits."""
-    return f"attempt-{number:06d}.json"
+    """The file of attempt `number`. The names sort by number, as long as it has six digits."""
+    return folder / f"attempt-{number:06d}.json"
 
 
 def _number(path: Path) -> int:

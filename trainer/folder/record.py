@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -10,11 +11,11 @@ from typing import Any
 
 from typing_extensions import override
 
-from pipegap.trainer.base.atomic import clean, partials, write_atomically, write_json
+from pipegap.trainer.base.atomic import clean, delete, partials, write_atomically, write_json
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.status import Status
 from pipegap.trainer.folder import checkpoint, metrics
-from pipegap.trainer.folder.checkpoint import Writer, copied
+from pipegap.trainer.folder.checkpoint import copied
 from pipegap.trainer.folder.lease import attempts, holder, leased, read, trained
 from pipegap.trainer.folder.metrics import Metrics
 from pipegap.trainer.folder.result import RESULT, Row, final, read_result, require_own
@@ -125,7 +126,9 @@ class TrialFolder:
         kept = [line.content for update, line in lines.items() if update < num_updates]
         self._metrics = Metrics(self._rows, kept, self._lease.require)
         self._open.enter_context(closing(self._metrics))
-        self._writer = self._open.enter_context(closing(Writer()))
+        self._thread = self._open.enter_context(ThreadPoolExecutor(1, "checkpoint"))
+        self._saving: Future[None] | None = None
+        self._open.callback(self._saved)
         return max((line.wall_seconds for line in lines.values()), default=0.0)
 
     def append(self, row: Row) -> None:
@@ -144,21 +147,27 @@ class TrialFolder:
         """
         self._metrics.sync()
         whole = {**state, "rows": self._metrics.digest}
-        self._writer.wait()  # before the copy: the host's memory holds one state, not two
+        self._saved()  # before the copy: the host's memory holds one state, not two
         kept = whole if wait or not may_change else copied(whole)
         number, permit = self._lease.number, self._lease.require
         write = partial(checkpoint.save, self.path, num_updates, kept, number, permit)
         if wait:
             write()
         else:
-            self._writer.start(write)
+            self._saving = self._thread.submit(write)
+
+    def _saved(self) -> None:
+        """Returns when no checkpoint is being written; raises what went wrong with the last one."""
+        last, self._saving = self._saving, None
+        if last is not None:
+            last.result()
 
     def finish(self, result: Row) -> Row:
         """Writes and returns the final result, with the attempts that made it. Raises LeaseLost."""
-        self._writer.wait()
+        self._saved()
         self._metrics.sync()
         whole = self._write(result)
-        _delete(_strays(self.path))
+        delete(_strays(self.path))
         return whole
 
     def fail(self, result: Row) -> None:
@@ -180,16 +189,11 @@ def tidy(folder: Path) -> None:
     # Listed before the look at the holder: a process that takes the trial now may write new ones.
     if (left := _strays(folder)) and holder(folder) is None:
         with suppress(OSError):
-            _delete(left)
+            delete(left)
 
 
 def _strays(folder: Path) -> list[Path]:
     return [*partials(folder), *(saved.path for saved in checkpoint.newest_first(folder))]
-
-
-def _delete(files: list[Path]) -> None:
-    for path in files:
-        path.unlink(missing_ok=True)
 
 
 class ReadOnlyFolder(TrialFolder):

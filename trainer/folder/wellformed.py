@@ -242,5 +242,7 @@ ATTEMPT: Form = TypeAdapter(_Attempt)
 """attempt-*.json."""
 ROW: Form = TypeAdapter(_Row)
 """A line of metrics.jsonl."""
+ROWS: Form = TypeAdapter(list[_Row])
+"""Several of them."""
 STATE: Form = TypeAdapter(_State)
 """The state in a checkpoint."""

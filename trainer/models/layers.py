@@ -4,7 +4,6 @@ and initial weights, which a module may know itself."""
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -14,29 +13,17 @@ from typing_extensions import override
 from pipegap.trainer.base.resources import stream
 from pipegap.trainer.optimizers.routing import Kind
 
+Streams = Callable[..., Generator]
+"""Name of a part of a parameter → its random stream; without a name, that of the whole."""
 SHORT = 256
 """Tokens up to which, in bf16 on a CPU, matrix products are faster than torch's kernel, which does
 not use the processor's bf16 products (bench/README.md)."""
 
 
-class Streams(Protocol):
-    """The random streams of one parameter, one for each name of a part of it."""
-
-    def __call__(self, *part: str) -> Generator:
-        """The generator of a part; without a name, the generator of the whole parameter."""
-
-
-@runtime_checkable
-class InitialisesItself(Protocol):
-    """A module that knows the initial values of its own parameters."""
-
-    def initial(self, name: str, shape: torch.Size, std: float, streams: Streams) -> Tensor:
-        """Initial values of the parameter `name`; `std` is the model's standard deviation."""
-
-
 @torch.no_grad()
 def initialise(module: nn.Module, std: float, seed: int) -> None:
-    """Normal(0, std) for matrices and 1 for vectors, unless their module says otherwise.
+    """Normal(0, std) for matrices and 1 for vectors, unless their module knows better: if it has a
+    method `initial(name, shape, std, streams)`, that makes the values of its parameter `name`.
 
     Each parameter is drawn on the CPU from a stream of its own name, so that its values depend on
     neither the stages nor the device.
@@ -44,8 +31,8 @@ def initialise(module: nn.Module, std: float, seed: int) -> None:
     for path, submodule in module.named_modules():
         for name, parameter in submodule.named_parameters(recurse=False):
             streams = partial(stream, seed, "init", f"{path}.{name}".lstrip("."))
-            if isinstance(submodule, InitialisesItself):
-                parameter.copy_(submodule.initial(name, parameter.shape, std, streams))
+            if (initial := getattr(submodule, "initial", None)) is not None:
+                parameter.copy_(initial(name, parameter.shape, std, streams))
             elif parameter.ndim == 1:
                 parameter.fill_(1.0)
             else:
@@ -129,11 +116,6 @@ def wide(x: Tensor) -> Tensor:
     return x if x.dtype.itemsize >= 4 else x.float()
 
 
-def no_norm(size: int) -> nn.Module:
-    """Leaves queries and keys as they are."""
-    return nn.Identity()
-
-
 class NoGate(nn.Module):
     """Leaves what the heads return as it is; the interface of a gate."""
 
@@ -172,7 +154,7 @@ class Attention(nn.Module):
         num_heads: int,
         num_kv_heads: int,
         head_size: int,
-        norm: Callable[[int], nn.Module] = no_norm,
+        norm: Callable[[int], nn.Module] = nn.Identity,
         gate: Callable[[int, int], nn.Module] = NoGate,
     ) -> None:
         super().__init__()

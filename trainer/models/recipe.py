@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -141,23 +141,15 @@ compiled: Callable[..., Any] = partial(torch.compile, dynamic=False)
 its own, and does not make the training's one slower."""
 
 
-@runtime_checkable
-class LayerByLayer(Protocol):
-    """A stage that is compiled in parts.
+def compiled_stage(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The module with what its `layers()` lists compiled, each by itself; else as a whole.
 
     Layers of one shape share one graph, in whichever stage they are. A graph per stage would be
     compiled for as long as the model is deep, would depend on where the model is cut, and beyond
     eight stages torch would run the others uncompiled.
     """
-
-    def layers(self) -> list[nn.Module]:
-        """The parts that are compiled, each by itself."""
-
-
-def compiled_stage(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The module with its layers compiled, or compiled as a whole if it is not `LayerByLayer`."""
-    if not isinstance(module, LayerByLayer):
+    if not hasattr(module, "layers"):
         return compiled(module)
-    for layer in module.layers():
+    for layer in module.layers():  # type: ignore[operator]
         layer.compile(dynamic=False)
     return module

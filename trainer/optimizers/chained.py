@@ -182,12 +182,15 @@ class MatrixOptimizer(Optimizer):
                 self.state[weight].update(self.start(weight))
         states = [self.state[weight] for weight in weights]
         batch = {key: torch.stack([state[key] for state in states]) for key in states[0]}
-        update = self.update(
-            group, torch.stack([w.grad for w in weights if w.grad is not None]), batch
-        )
+        gradient = torch.stack([w.grad for w in weights if w.grad is not None])
+        update = self.update(group, gradient, {**batch, **self.seen(weights)})
         for key, values in batch.items():
             torch._foreach_copy_([state[key] for state in states], list(values.unbind()))
         self.move(group, weights, update)
+
+    def seen(self, weights: list[Tensor]) -> dict[str, Tensor]:
+        """What `update` sees beside the state of these matrices of one shape: nothing."""
+        return {}
 
     def move(self, group: Group, weights: list[Tensor], update: Tensor) -> None:
         """W ← (1 − lr · weight_decay) W − lr · update, for matrices of one shape."""

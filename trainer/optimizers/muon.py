@@ -1,4 +1,4 @@
-"""Orthogonalised momentum: Muon, NorMuon, AdaMuon and Scion; AdamW for the other weights."""
+"""Orthogonalised momentum: Muon, NorMuon, AdaMuon, Muown, Scion; AdamW for the other weights."""
 
 from functools import partial
 from typing import Literal
@@ -18,7 +18,8 @@ from pipegap.trainer.optimizers.chained import (
     matrices_and_rest,
     moved_by,
 )
-from pipegap.trainer.optimizers.orthogonal import Orthogonalisation, polynomials
+from pipegap.trainer.optimizers.kronecker import adam_update
+from pipegap.trainer.optimizers.orthogonal import Orthogonalisation, orthogonalised, polynomials
 from pipegap.trainer.optimizers.routing import (
     Decay,
     Group,
@@ -200,6 +201,98 @@ def adamuon(
         variance_decay=variance_decay,
         nesterov=nesterov,
         steps=newton_schulz_steps,
+        eps=eps,
+    )
+
+
+SMALLEST = 1e-10
+"""Least length of a row that is divided by: what a row of zeros starts with."""
+
+
+class Muown(MatrixOptimizer):
+    """Muon of the directions of rows, and Adam of their lengths: w = g v / ‖v‖ for each row w.
+
+    v is stepped by 0.2 √max(rows, columns) times its orthogonalised momentum, g by Adam; both by
+    their gradients at w, whose length is g. ‖v‖ grows, and the angle of a step falls.
+    """
+
+    @override
+    def start(self, matrix: Tensor) -> dict[str, Tensor]:
+        length = matrix.norm(dim=-1, keepdim=True).clamp_min(SMALLEST)
+        return {
+            "step": torch.zeros((), dtype=torch.int64),  # on the CPU, where it is read
+            "momentum": torch.zeros_like(matrix),  # of v
+            "length": length,  # ‖v‖
+            "gain_momentum": torch.zeros_like(length),
+            "gain_variance": torch.zeros_like(length),
+        }
+
+    @override
+    def seen(self, weights: list[Tensor]) -> dict[str, Tensor]:
+        return {"weight": torch.stack(weights)}
+
+    @override
+    def update(self, group: Group, gradient: Tensor, state: dict[str, Tensor]) -> Tensor:
+        weight, length, decay = state["weight"], state["length"], group["decay"]
+        gain = weight.norm(dim=-1, keepdim=True).clamp_min(SMALLEST)
+        unit = weight / gain
+        of_gain = (gradient * unit).sum(-1, keepdim=True)
+        of_direction = (gradient - unit * of_gain) * (gain / length)
+        momentum = state["momentum"].mul_(decay).add_(of_direction)
+        ahead = of_direction + decay * momentum if group["nesterov"] else momentum
+        rate = group["lr"] * 0.2 * max(gradient.shape[-2:]) ** 0.5
+        step = orthogonalised(ahead, group["orthogonalisation"], group["steps"])
+        direction = unit * length - rate * step
+        state["step"] += 1
+        adam = adam_update(
+            of_gain,
+            state["gain_momentum"],
+            state["gain_variance"],
+            int(state["step"][0]),  # matrices of a shape are always stepped together
+            group["gain_decay"],
+            group["variance_decay"],
+            group["eps"],
+        )
+        length.copy_(direction.norm(dim=-1, keepdim=True))
+        return weight - (gain - group["lr"] * adam) * (direction / length)
+
+    @override
+    def move(self, group: Group, weights: list[Tensor], update: Tensor) -> None:
+        """W ← (1 − lr · weight_decay) W − update, which has its learning rates already."""
+        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_sub_(weights, list(update.unbind()))
+
+
+@keeps(1, in_step=6)
+@multiplies(newton_schulz)
+@beside_adamw
+def muown(
+    groups: list[Group],
+    *,
+    lr: Positive,
+    momentum: Decay,
+    nesterov: bool,
+    orthogonalisation: Orthogonalisation,
+    newton_schulz_steps: Count,
+    auxiliary_momentum: Decay,
+    variance_decay: Decay,
+    eps: Positive,
+) -> Optimizer:
+    """Muown (arXiv 2605.10797) for hidden matrices, AdamW for the rest.
+
+    Adam of the lengths has the betas and the eps of AdamW. A gain is read off its row, so a
+    correction may change the row, and it is never negative: one that passes 0 turns its row around.
+    """
+    polynomials(orthogonalisation, newton_schulz_steps)  # are there so many?
+    return Muown(
+        groups,
+        lr=lr,
+        decay=momentum,
+        nesterov=nesterov,
+        orthogonalisation=orthogonalisation,
+        steps=newton_schulz_steps,
+        gain_decay=auxiliary_momentum,
+        variance_decay=variance_decay,
         eps=eps,
     )
 

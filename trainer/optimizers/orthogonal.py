@@ -4,7 +4,7 @@ They are those of nanochat (karpathy/nanochat, nanochat/optim.py at 92d63d4), wh
 them all.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -74,16 +74,37 @@ def polynomials(name: Orthogonalisation, num_steps: int) -> tuple[Coefficients, 
     return known[:num_steps]
 
 
+def norms(matrices: Tensor) -> Tensor:
+    """The Frobenius norm of each matrix [matrices, rows, columns], as [matrices, 1, 1]."""
+    return matrices.norm(dim=(-2, -1), keepdim=True)
+
+
+def fourth_norms(matrices: Tensor) -> Tensor:
+    """The same of (Σ σ⁴)^¼, which is closer to the largest singular value σ than the norm."""
+    is_tall = matrices.shape[-2] > matrices.shape[-1]
+    return norms(matrices.mT @ matrices if is_tall else matrices @ matrices.mT).sqrt()
+
+
 def orthogonalised(matrices: Tensor, name: Orthogonalisation, num_steps: int) -> Tensor:
     """Nearly the closest matrices [matrices, rows, columns] with orthonormal rows or columns.
 
     It computes in the dtype of the matrices, on a GPU in bf16 if that is fp32.
     """
+    _, margin, eps = ITERATIONS[name]
+    return driven(matrices, lambda x: norms(x) * margin + eps, polynomials(name, num_steps))
+
+
+def driven(
+    matrices: Tensor,  # [matrices, rows, columns]
+    bound: Callable[[Tensor], Tensor],  # of the singular values of each matrix, [matrices, 1, 1]
+    coefficients: Sequence[Coefficients],
+) -> Tensor:
+    """The same by any polynomials, from matrices divided by any bound."""
     is_tall = matrices.shape[-2] > matrices.shape[-1]
     is_halved = matrices.is_cuda and matrices.dtype == torch.float32
     x = matrices.bfloat16() if is_halved else matrices
-    x = x / (norms(x) * ITERATIONS[name].margin + ITERATIONS[name].eps)
-    x = iterated(x.mT if is_tall else x, polynomials(name, num_steps))
+    x = x / bound(x)
+    x = iterated(x.mT if is_tall else x, coefficients)
     return (x.mT if is_tall else x).to(matrices.dtype)
 
 
@@ -93,11 +114,6 @@ def iterated(wide: Tensor, coefficients: Sequence[Coefficients]) -> Tensor:
         gram = wide @ wide.mT
         wide = first * wide + (third * gram + fifth * (gram @ gram)) @ wide
     return wide
-
-
-def norms(matrices: Tensor) -> Tensor:
-    """The Frobenius norm of each matrix [matrices, rows, columns], as [matrices, 1, 1]."""
-    return matrices.norm(dim=(-2, -1), keepdim=True)
 
 
 def equilibrated(matrices: Tensor) -> Tensor:

@@ -34,23 +34,15 @@ class Parent(NamedTuple):
     """Whether the ranks are to stop at their next drain."""
 
 
-class Launch(Protocol):
-    """Starts the ranks of a gang: `spawn.run_gang` is one."""
+Launch = Callable[[Callable[..., None], Sequence[object], int, Parent], None]
+"""(program, arguments, number of ranks, parent): starts the ranks of a gang, as `spawn.run_gang`.
 
-    def __call__(
-        self,
-        program: Callable[..., None],
-        arguments: Sequence[object],
-        num_ranks: int,
-        parent: Parent,
-    ) -> None:
-        """Runs `program(store, heartbeat, send, *arguments)` as every rank, until all have ended.
-
-        A rank passes messages to `parent` by `send`, and learns by its heartbeat that it is asked
-        to stop. Raises GangFailed with the first cause if a rank fails, or if none makes progress
-        for the parent's timeout; BadInput, LeaseLost or Stopped if a rank raised it. No rank
-        outlives this call, nor this process if it is killed.
-        """
+It runs `program(store, heartbeat, send, *arguments)` as every rank, until all have ended. A rank
+passes messages to `parent` by `send`, and learns by its heartbeat that it is asked to stop. Raises
+GangFailed with the first cause if a rank fails, or if none makes progress for the parent's timeout;
+BadInput, LeaseLost or Stopped if a rank raised it. No rank outlives this call, nor this process if
+it is killed.
+"""
 
 
 class Cause(NamedTuple):

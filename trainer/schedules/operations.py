@@ -128,14 +128,11 @@ class Schedule:
         runs = [range(batch, batch + 1) for batch in range(first, last)]
         if delayed and not self.flushes:
             runs = [range(first, last)]
-        ops = (op for batches in runs for op in self._passes(rank, batches))
+        # Without drains between the batches of a run.
+        stages, at, m = self.stages(rank), self._place(rank), self.num_microbatches
+        steps = ((step, run) for run in runs for step in self.order(at, len(run) * m))
+        ops = (self._pass(step, stages[step.chunk], run.start) for step, run in steps)
         return list(self._with_updates(rank, ops, first, last))
-
-    def _passes(self, rank: int, batches: range) -> Iterator[Op]:
-        """Forwards and backwards of a rank for `batches`, without drains between them."""
-        m, stages = self.num_microbatches, self.stages(rank)
-        for step in self.order(self._place(rank), len(batches) * m):
-            yield self._pass(step, stages[step.chunk], batches.start)
 
     def _pass(self, step: OrderStep, stage: int, first: int) -> Op:
         batch, microbatch = divmod(step.flat, self.num_microbatches)

@@ -133,12 +133,6 @@ class Timeline:
         """From the first start to the last end."""
         return max(end for spans in self.spans for _, _, end in spans)
 
-    @property
-    def bubble(self) -> float:
-        """Share of the makespan in which a rank waits, averaged over the ranks."""
-        busy = sum(end - start for spans in self.spans for _, start, end in spans)
-        return 1 - busy / (len(self.spans) * self.makespan)
-
     def peak_activations(self, rank: int) -> int:
         """The largest number of microbatches that are between forward and backward on `rank`.
 

@@ -51,14 +51,10 @@ def interleaved_1f1b(
 ) -> Schedule:
     """Interleaved 1F1B (arXiv 2104.04473): `num_chunks` parts of the model per rank: no delay."""
     if num_microbatches % num_stages:
-        raise BadInput(
-            "pipeline.num_microbatches",
-            num_microbatches,
-            f"interleaved 1F1B needs a multiple of num_stages={num_stages}",
-        )
-    flushed = sync(
-        num_updates, num_stages=num_stages * num_chunks, num_microbatches=num_microbatches
-    )
+        allowed = f"interleaved 1F1B needs a multiple of num_stages={num_stages}"
+        raise BadInput("pipeline.num_microbatches", num_microbatches, allowed)
+    parts = num_stages * num_chunks
+    flushed = sync(num_updates, num_stages=parts, num_microbatches=num_microbatches)
     return replace(flushed, order=orders.interleaved, num_chunks=num_chunks)
 
 
@@ -85,11 +81,8 @@ def dualpipe_v(num_updates: int, *, num_stages: Few, num_microbatches: Few) -> S
     activations of p + 1/2 whole microbatches at most.
     """
     if num_microbatches < 2 * num_stages:
-        raise BadInput(
-            "pipeline.num_microbatches",
-            num_microbatches,
-            f"DualPipeV needs at least 2 * num_stages = {2 * num_stages}",
-        )
+        allowed = f"DualPipeV needs at least 2 * num_stages = {2 * num_stages}"
+        raise BadInput("pipeline.num_microbatches", num_microbatches, allowed)
     in_a_v = zero_bubble_v(num_updates, num_stages=num_stages, num_microbatches=num_microbatches)
     return replace(in_a_v, order=orders.dualpipe_v)
 
@@ -112,12 +105,9 @@ def pipedream_2bw(
     ahead = (2 if slack else 1) * (num_stages - 1)
     if num_microbatches < ahead:
         times = "2 * (num_stages - 1)" if slack else "num_stages - 1"
-        raise BadInput(
-            "pipeline.num_microbatches",
-            num_microbatches,
-            f"2BW{' with slack' * slack} needs at least {times} = {ahead} "
-            f"({ahead + 1} or more recommended)",
-        )
+        needs = f"needs at least {times} = {ahead} ({ahead + 1} or more recommended)"
+        allowed = f"2BW{' with slack' * slack} {needs}"
+        raise BadInput("pipeline.num_microbatches", num_microbatches, allowed)
     lags = [1] * num_stages
     free = _delayed(num_updates, lags, num_microbatches, synchronous_start, synchronous_cooldown)
     return replace(free, order=orders.with_slack) if slack else free
@@ -213,11 +203,9 @@ def _delayed(
         for share in (start, cooldown)
     )
     if first_delayed + cooled > num_updates:
-        raise BadInput(
-            "pipeline.synchronous_start + pipeline.synchronous_cooldown",
-            first_delayed + cooled,
-            f"at most num_updates={num_updates} (an int counts updates, a float is a share)",
-        )
+        allowed = f"at most num_updates={num_updates} (an int counts updates, a float is a share)"
+        keys = "pipeline.synchronous_start + pipeline.synchronous_cooldown"
+        raise BadInput(keys, first_delayed + cooled, allowed)
     return Schedule(
         num_updates,
         num_microbatches,

@@ -55,6 +55,7 @@ class CorrectionInParts(NoCorrection):
         super().__init__(self.inner.num_updates, lags)
         self.needs_update = self.inner.needs_update  # type: ignore[misc]
         self.reads_ahead = self.inner.reads_ahead  # type: ignore[misc]
+        self.looks_ahead = self.inner.looks_ahead  # type: ignore[misc]
 
     def add(
         self, make: MakeCorrection, lags: Sequence[int], groups: Iterable[Sequence[int]]
@@ -121,6 +122,19 @@ class CorrectionInParts(NoCorrection):
         parts = [correction.ahead(*parts) for correction, *parts in self._each(weights, update)]
         predicted = self._joined(parts, torch.stack)
         return [predicted.get(i, weight) for i, weight in enumerate(weights)]
+
+    @override
+    def look_ahead(self, weights: Sequence[Tensor], update: int, rate: float) -> None:
+        for correction, parts in self._each(weights):
+            correction.look_ahead(parts, update, rate)
+
+    @override
+    def evaluated(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+        if not self.looks_ahead:
+            return weights
+        parts = [correction.evaluated(parts) for correction, parts in self._each(weights)]
+        shown = self._joined(parts, torch.stack)
+        return [shown.get(i, weight) for i, weight in enumerate(weights)]
 
     @override
     def state(self) -> list[State]:

@@ -4,6 +4,7 @@ All that docs/semantics.md asks of a stage is here, once; executors only order t
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from pipegap.trainer.schedules.operations import Op
 from pipegap.trainer.stages.backward import Microbatch, Sums
 from pipegap.trainer.stages.in_parts import correction_in_parts
 from pipegap.trainer.stages.probe import Comparison, NoProbe, Probe
-from pipegap.trainer.stages.update import corrected_update, dry_update, stepping
+from pipegap.trainer.stages.update import corrected_update, dry_update, look_ahead, step
 from pipegap.trainer.stages.versions import Versions
 
 
@@ -137,9 +138,18 @@ class Stage:
         delays = self._start_update(batch)
         # The master is stepped where version t + 1 will be read: version t stays as it was.
         weights = self.versions.open()
-        step = stepping(self.optimizer, weights, gradients)
-        ahead = corrected_update(step, self._correction, weights, delays, probe=self._probe)
+        made = partial(step, self.optimizer, weights, gradients)
+        ahead = corrected_update(made, self._correction, weights, delays, probe=self._probe)
+        self._look_ahead(batch)
         self.versions.close(ahead)
+
+    def _look_ahead(self, batch: int) -> None:
+        rate, weights = self.lr / self._peak_lrs[0], self.versions.master
+        look_ahead(self.optimizer, self._correction, weights, batch, rate)
+
+    def evaluated(self) -> Sequence[Tensor]:
+        """The tensors to evaluate in place of the newest weights; most often these themselves."""
+        return self._correction.evaluated(evaluated(self.optimizer, self.versions.master))
 
     def probe(self, batch: int, gradients: Sequence[Tensor]) -> None:
         """Records what these fresh gradients would make, to compare the next update with it."""
@@ -174,13 +184,12 @@ class Stage:
     @torch.no_grad()
     def evaluate(self, x: Tensor) -> Tensor:
         """Returns the output for `x`, [batch, …], of the weights to evaluate, in `eval_dtype`."""
-        tensors = evaluated(self.optimizer, self.versions.master)
-        self.versions.bind_others(tensors, self.eval_dtype)
+        self.versions.bind_others(self.evaluated(), self.eval_dtype)
         return self._run(x)
 
     def weights(self) -> dict[str, Tensor]:
         """The weights that are evaluated and exported, by name, on the CPU."""
-        tensors = [w.detach() for w in evaluated(self.optimizer, self.versions.master)]
+        tensors = [w.detach() for w in self.evaluated()]
         return dict(zip(self.versions.names, on_cpu(tensors), strict=True))
 
     def state(self) -> dict[str, dict[str, Any]]:

@@ -53,6 +53,19 @@ def corrected_update(
         return correction.ahead(weights, update)
 
 
+@torch.no_grad()
+def look_ahead(
+    optimizer: Optimizer, correction: NoCorrection, weights: Weights, update: int, rate: float
+) -> None:
+    """Lets the correction turn W(t + 1), made by `update`, into what is read and stepped from next.
+
+    The rate was `rate` times its peak.
+    """
+    if correction.looks_ahead:
+        with on_spheres([optimizer]):
+            correction.look_ahead(weights, update, rate)
+
+
 def change(before: Sequence[Tensor], weights: Weights, *, in_place: bool) -> Sequence[Tensor]:
     """u, one tensor per weight: what was subtracted. It may be made `in_place` of W(t)."""
     old, new = wholes(before, weights)
@@ -62,24 +75,15 @@ def change(before: Sequence[Tensor], weights: Weights, *, in_place: bool) -> Seq
     return before
 
 
-def stepping(optimizer: Optimizer, weights: Weights, gradients: Gradients) -> Step:
-    """The step by one gradient per weight of an optimizer that has no other weights."""
-
-    def made() -> list[Optimizer]:
-        step(optimizer, weights, gradients)
-        return [optimizer]
-
-    return made
-
-
-def step(optimizer: Optimizer, weights: Weights, gradients: Gradients) -> None:
+def step(optimizer: Optimizer, weights: Weights, gradients: Gradients) -> list[Optimizer]:
     """Steps `weights` in place by one gradient per weight; the optimizer has no other weights.
 
-    A gradient is lent to its weight for the step, unless it is the weight's own.
+    A gradient is lent to its weight for the step, unless it is the weight's own. Returns the
+    optimizer, as a `Step` does.
     """
     if isinstance(optimizer, FlatOptimizer):
         optimizer.step_by(gradients)
-        return
+        return [optimizer]
     pairs = zip(weights, gradients, strict=True)
     own = [(weight, weight.grad) for weight, gradient in pairs if weight.grad is not gradient]
     for weight, gradient in zip(weights, gradients, strict=True):
@@ -87,6 +91,7 @@ def step(optimizer: Optimizer, weights: Weights, gradients: Gradients) -> None:
     optimizer.step()
     for weight, gradient in own:
         weight.grad = gradient
+    return [optimizer]
 
 
 def dry_update(

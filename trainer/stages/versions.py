@@ -1,19 +1,12 @@
 """The versions of a stage's weights that are alive, and the master that the optimizer steps."""
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pipegap.trainer.base.flat import Flat, Layout
-
-
-@runtime_checkable
-class ReadsMaster(Protocol):
-    """A module whose own weights would lose too much in another dtype than the master's."""
-
-    reads_master: bool
 
 
 class Versions:
@@ -26,7 +19,8 @@ class Versions:
 
     In the master's dtype the newest version *is* the master, so that a lag of 1 costs one more set
     of weights and a lag of 0 none. Leaves in another dtype (bf16) are copies of an fp32 master. The
-    weights of a module that `ReadsMaster` have leaves in the master's dtype in any case.
+    weights of a module that `reads_master` would lose too much: their leaves have its dtype in any
+    case.
 
     With `reads_ahead` a batch that reads a version late sees other leaves, which were predicted
     when the version was made. They take lag + 1 more sets of weights.
@@ -194,13 +188,9 @@ def _dtypes(
 ) -> list[torch.dtype]:
     """What each weight is read in: `dtype`, or its own where its module reads the master."""
     return [
-        weight.dtype if _reads_master(held_by) else dtype
+        weight.dtype if any(getattr(by, "reads_master", False) for by, _ in held_by) else dtype
         for weight, held_by in zip(weights, places, strict=True)
     ]
-
-
-def _reads_master(places: Sequence[tuple[nn.Module, str]]) -> bool:
-    return any(isinstance(module, ReadsMaster) and module.reads_master for module, _ in places)
 
 
 def places_of(module: nn.Module) -> list[list[tuple[nn.Module, str]]]:

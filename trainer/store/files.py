@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
-from pipegap.trainer.base.atomic import partials
+from pipegap.trainer.base.atomic import delete, partials
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.folder.lease import STALE_AFTER, Held, attempts, holder
 from pipegap.trainer.folder.result import RESULT, final, read_result, require_own, trial_folder
@@ -91,7 +91,7 @@ class FileStore:
             files += partials(folder)
             if files and holder(folder) is None:
                 num_bytes = sum(path.stat().st_size for path in files)
-                yield Spare(len(files), num_bytes, partial(_delete, files))
+                yield Spare(len(files), num_bytes, partial(delete, files))
 
     @contextmanager
     def probe(self) -> Iterator[Callable[[], bool]]:
@@ -105,11 +105,6 @@ def _names(trials: Path) -> list[str]:
         return os.listdir(trials)
     except OSError:
         return []
-
-
-def _delete(files: Sequence[Path]) -> None:
-    for path in files:
-        path.unlink(missing_ok=True)
 
 
 def _sees(made: Path) -> bool:

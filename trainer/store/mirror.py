@@ -104,7 +104,10 @@ class Mirror:
         metas = [m for folder in (register.FOLDER, SWEEPS) for m in self.bucket.list(folder)]
         listed = {meta.key: meta.e_tag for meta in metas if _is_known(meta.key)}
         for gone in before.keys() - listed.keys():
-            self._delete(gone)
+            if _is_record(gone):
+                self._path(gone).unlink(missing_ok=True)
+            else:
+                shutil.rmtree(self._path(gone), ignore_errors=True)
         notes = {key: before.get(key, Note()) for key in listed}
         changed = [key for key, e_tag in listed.items() if notes[key].e_tag != e_tag]
         with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -181,12 +184,6 @@ class Mirror:
     def _path(self, key: str) -> Path:
         """Return what the copy has of an object: a record of a sweep, or the folder of a trial."""
         return self.path / (key if _is_record(key) else register.objects(Path(key).stem))
-
-    def _delete(self, key: str) -> None:
-        if _is_record(key):
-            self._path(key).unlink(missing_ok=True)
-        else:
-            shutil.rmtree(self._path(key), ignore_errors=True)
 
     def _read_notes(self) -> dict[str, Note]:
         """Return notes by key: none if the copy is new, or the file damaged or of older code."""

@@ -15,10 +15,10 @@ from torch.optim.optimizer import (
 )
 
 from pipegap.trainer.base.build import build
+from pipegap.trainer.base.flat import by_device, reshard_all
 from pipegap.trainer.base.ranges import MAX_COUNT
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.delayed.arm import Node, require_fitting
-from pipegap.trainer.delayed.copies import by_device, reshard_all
 from pipegap.trainer.executors.gradients import Clip
 from pipegap.trainer.stages.in_parts import CorrectionInParts
 from pipegap.trainer.stages.update import corrected_update
@@ -41,8 +41,10 @@ class LateUpdate:
         num_updates: int | None,
     ) -> None:
         self._make = partial(build, correction, num_updates or MAX_COUNT)
-        self._coefficient = correction.get("coefficient")
-        self.versions = TwoVersions(stage.submod, twins, reads_ahead=self._make([1]).reads_ahead)
+        self._coefficient, made = correction.get("coefficient"), self._make([1])
+        allowed = "must not look ahead: the module has weights to evaluate while it is drained"
+        refusals.require(not made.looks_ahead, "correction", type(made).__name__, allowed)
+        self.versions = TwoVersions(stage.submod, twins, reads_ahead=made.reads_ahead)
         self.sums = LateSums.connected(stage, tied)
         self._norm: Tensor | None = None  # of the batch whose `update` runs
         self._begun = -1  # the last batch whose norm

@@ -17,7 +17,7 @@ from pipegap.trainer.executors.channel import POSTED_EARLY, own_stream
 from pipegap.trainer.schedules.operations import Op, Schedule
 from pipegap.trainer.schedules.orders import by_turns
 from pipegap.trainer.torch_pipelining.two_versions import TwoVersions
-from pipegap.trainer.tracing.trace import Clock, leave
+from pipegap.trainer.tracing.trace import Clock
 
 Call = Callable[[int, int], None]
 """What makes a pass of a batch and a microbatch."""
@@ -114,6 +114,8 @@ class Passes:
             raise BadInput("trace", False, "must be True for a trace to be written")
         spans = of_every_rank(self._clock.spans, self._stage.group)
         if self._stage.is_first:
+            from pipegap.trainer.tracing.timeline import leave  # altair is slow to load
+
             leave(folder, spans, trial, runs)
 
 

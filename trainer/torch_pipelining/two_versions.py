@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from pipegap.trainer.base.errors import some
-from pipegap.trainer.delayed.copies import copy_into
+from pipegap.trainer.base.flat import copy_into
 from pipegap.trainer.stages.versions import places_of
 from pipegap.trainer.torch_pipelining import refusals
 

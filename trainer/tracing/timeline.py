@@ -7,8 +7,9 @@ from typing import Any, TypeAlias
 import altair as alt
 import vl_convert
 
+from pipegap.trainer.schedules.operations import Schedule
 from pipegap.trainer.schedules.proof import Timeline
-from pipegap.trainer.tracing.span import Span
+from pipegap.trainer.tracing.trace import Span, Spans, between, simulated, write_trace
 
 BATCHES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 """Colours of successive batches, which colour-blind readers can tell apart (Okabe and Ito 2008)."""
@@ -22,9 +23,28 @@ LOOK = (
 HEIGHTS = (0.25, 0.8, 0.9)
 """Heights of a wait, a pass and an update, as shares of the row."""
 WIDTH, ROW = 1000, 36  # pixels
-
+SHOWN = 6
+"""Number of batches in the picture: with more, bars would be too narrow to see."""
 
 Panel: TypeAlias = alt.LayerChart | alt.FacetChart
+
+
+def leave(folder: Path, spans: Spans, schedule: Schedule, runs: Sequence[tuple[int, int]]) -> None:
+    """Writes trace.json, and timeline.svg of the first batches of the longest of `runs`.
+
+    A run is a pair (first, last): batches first … last − 1, from drain to drain.
+    """
+    write_trace(folder / "trace.json", spans, schedule.num_ranks)
+    one_replica = spans[: schedule.num_ranks]
+    kept = min(max((span.batch for span in of_rank), default=-1) for of_rank in one_replica)
+    whole = [(first, last) for first, last in runs if last <= kept + 1]
+    if not whole:
+        return
+    first, last = max(whole, key=lambda run: (run[1] - run[0], run[0]))
+    longer = min(last, first + SHOWN + 2)  # so that the last batch shown is not the last to run
+    expected = simulated(between(one_replica, first, last), schedule, first, longer)
+    batches = range(first, min(last, first + SHOWN))
+    draw(folder / "timeline.svg", between(one_replica, first, longer), expected, batches)
 
 
 def draw(
@@ -45,7 +65,7 @@ def draw(
         for of_rank in simulated.spans
     ]
     ends = [
-        max(bar.end for bars in rows for bar in bars if _is_shown(bar, batches))
+        max(bar.end for bars in rows for bar in bars if bar.kind in SHADES and bar.batch in batches)
         for rows in (above, below)
     ]
     scale = alt.Scale(domain=[0, max(ends) * 1e3], nice=False, clamp=True)
@@ -57,11 +77,6 @@ def draw(
     picture = alt.vconcat(*panels, title=alt.TitleParams(title, subtitle=LOOK, offset=10))
     spec = picture.configure(background="white").configure_title(anchor="start").to_dict()
     path.write_text(vl_convert.vegalite_to_svg(spec), encoding="utf-8")
-
-
-def _is_shown(bar: Span, batches: range) -> bool:
-    """Whether the picture must reach to the end of this bar."""
-    return bar.kind in SHADES and bar.batch in batches
 
 
 def _panel(rows: Sequence[Iterable[Span]], end: float, scale: alt.Scale) -> Panel:

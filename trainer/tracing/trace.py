@@ -7,16 +7,29 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from pipegap.trainer.schedules.operations import Op, Schedule
 from pipegap.trainer.schedules.proof import Awaits, Costs, Timeline, key, simulate
-from pipegap.trainer.tracing.span import Span
 
 LONGEST_TRACE = 50_000
 """Most spans that a rank keeps: viewers show a trace of that size with ease."""
+
+
+class Span(NamedTuple):
+    """An operation, a wait before one ("wait F"), or the reduction of a batch ("reduce").
+
+    `start` and `end` are seconds since 1970, so the ranks of one machine can be compared.
+    """
+
+    kind: str
+    stage: int
+    batch: int
+    microbatch: int
+    start: float
+    end: float
 
 
 class Clock:
@@ -76,9 +89,6 @@ class Clock:
         now.synchronize()
         return before.elapsed_time(now) / 1000
 
-
-SHOWN = 6
-"""Number of batches in the picture: with more, bars would be too narrow to see."""
 
 Spans = Sequence[Sequence[Span]]
 """The spans of each rank, in the order in which they ended."""
@@ -158,23 +168,3 @@ def simulated(spans: Spans, schedule: Schedule, first: int, last: int) -> Timeli
     """Simulates batches first … last − 1, from drain to drain, at the costs of `spans`."""
     operations = schedule.operations(first, last)
     return simulate(operations, costs(spans), communication(spans, operations))
-
-
-def leave(folder: Path, spans: Spans, schedule: Schedule, runs: Sequence[tuple[int, int]]) -> None:
-    """Writes trace.json, and timeline.svg of the first batches of the longest of `runs`.
-
-    A run is a pair (first, last): batches first … last − 1, from drain to drain.
-    """
-    write_trace(folder / "trace.json", spans, schedule.num_ranks)
-    one_replica = spans[: schedule.num_ranks]
-    kept = min(max((span.batch for span in of_rank), default=-1) for of_rank in one_replica)
-    whole = [(first, last) for first, last in runs if last <= kept + 1]
-    if not whole:
-        return
-    first, last = max(whole, key=lambda run: (run[1] - run[0], run[0]))
-    from pipegap.trainer.tracing.timeline import draw  # altair is slow to load
-
-    longer = min(last, first + SHOWN + 2)  # so that the last batch shown is not the last to run
-    expected = simulated(between(one_replica, first, last), schedule, first, longer)
-    batches = range(first, min(last, first + SHOWN))
-    draw(folder / "timeline.svg", between(one_replica, first, longer), expected, batches)

@@ -13,13 +13,11 @@ from pipegap.analysis.claims import ALL_PARTS, Outcome, Verdict
 from pipegap.analysis.claims.rule import MOST_SEEDS
 from pipegap.analysis.figures import Figure, Plot, panels
 from pipegap.analysis.figures.colors import PAPER, colors_of, on_dark
-from pipegap.analysis.figures.curves import FEWEST
 from pipegap.analysis.figures.files import kept, usual_faces
 from pipegap.analysis.figures.style import CONFIG
 from pipegap.analysis.report.answer import MICROBATCHES, STAGES, StoreAnswer
 from pipegap.analysis.report.facts import Overview, TrialNow
 from pipegap.analysis.report.page.listing import Listing
-from pipegap.analysis.table.metrics import spaced
 from pipegap.analysis.table.names import prose
 
 VENDOR_SCRIPTS = ("vendor/dataTables.min.js", "vendor/dataTables.buttons.min.js")
@@ -28,12 +26,6 @@ VENDOR_STYLES = ("vendor/dataTables.dataTables.min.css", "vendor/buttons.dataTab
 MOST_REMARKS = 30
 MOST_PLAIN = 50
 """Rows of a table where scripts are off; its CSV has all."""
-MOST_POINTS = 3_000
-"""Rows of one data set of a figure on the page; its CSV, SVG and PNG have all."""
-OVER_TRAINING = "tokens"
-"""The column that rows of a curve over training have."""
-
-Row = dict[str, Any]
 
 
 class Drawn(NamedTuple):
@@ -42,8 +34,6 @@ class Drawn(NamedTuple):
     figure: Figure
     folder: str
     specs: Sequence[dict[str, Any]]
-    num_points: int
-    num_all: int
 
     @property
     def name(self) -> str:
@@ -153,43 +143,8 @@ def with_lead(chapters: Sequence[Chapter]) -> tuple[Drawn | None, list[Chapter]]
 
 
 def drawn(shown: Plot, folder: str) -> Drawn:
-    """Return a figure with as many points as a page can hold."""
-    specs = panels(shown)
-    num_points, num_all = thin(specs)
-    return Drawn(shown.figure, folder, specs, num_points, num_all)
-
-
-def thin(specs: list[dict[str, Any]]) -> tuple[int, int]:
-    """Keep about MOST_POINTS rows in the data sets of a figure's panels together.
-
-    The rows that stay are evenly spaced, with the first and the last; of a curve these are FEWEST
-    or more. Means and intervals are rows of their own, made of all points. Returns how many rows
-    there are now, and how many there were.
-    """
-    sizes = {name: len(rows) for spec in specs for name, rows in spec["datasets"].items()}
-    before = sum(sizes.values())
-    share = min(1.0, MOST_POINTS / max(1, before))
-    for spec in specs:
-        spec["datasets"] = {
-            name: [row for curve in _curves(rows) for row in spaced(curve, _most(curve, share))]
-            for name, rows in spec["datasets"].items()
-        }
-    return sum(len(rows) for spec in specs for rows in spec["datasets"].values()), before
-
-
-def _curves(rows: Sequence[Row]) -> list[list[Row]]:
-    """Return the rows of each curve over training; other rows stay together."""
-    curves: dict[object, list[Row]] = {}
-    for row in rows:
-        curve = (row.get("trial_id"), row.get("series")) if OVER_TRAINING in row else None
-        curves.setdefault(curve, []).append(row)
-    return [*curves.values()]
-
-
-def _most(rows: Sequence[Row], share: float) -> int:
-    """Return how many rows stay of a share."""
-    least = FEWEST if OVER_TRAINING in rows[0] else 2
-    return max(least, int(share * len(rows)))
+    """Return a figure as the page has it."""
+    return Drawn(shown.figure, folder, panels(shown))
 
 
 def html(page: Page) -> str:

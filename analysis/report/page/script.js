@@ -211,8 +211,8 @@ async function showTrial(id) {
     element("h3", {}, "Config"),
     pairs(trial.config),
   );
-  if (trial.curve.length) {
-    await vegaEmbed(chart, curveOf(trial.curve), options);
+  if (trial.curves.training.length) {
+    await vegaEmbed(chart, curvesOf(trial.curves), options);
   }
   dialog.dataset.drawn = "true";
 }
@@ -220,9 +220,10 @@ async function showTrial(id) {
 const pairs = (object) => element("dl", {}, ...Object.entries(object).flatMap(([key, value]) =>
   [element("dt", {}, key), element("dd", {}, typeof value === "string" ? value : JSON.stringify(value))]));
 
-const curveOf = (rows) => ({
+const curvesOf = (curves) => ({
   config: look, width: "container", height: 240,
-  data: {values: rows.map(([update, loss, of]) => ({update, loss, of}))},
+  data: {values: Object.entries(curves).flatMap(([of, points]) =>
+    points.map(([update, loss]) => ({update, loss, of})))},
   mark: {type: "line", point: {size: 18}},
   encoding: {
     x: {field: "update", type: "quantitative"},

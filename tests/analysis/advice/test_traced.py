@@ -15,8 +15,7 @@ from pipegap.analysis.advice.timing import timing
 from pipegap.analysis.advice.traces import traced_costs
 from pipegap.analysis.commands import advise
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.tracing.span import Span
-from pipegap.trainer.tracing.trace import write_trace
+from pipegap.trainer.tracing.trace import Span, write_trace
 from tests.support.advised import ask
 from tests.support.synthetic_store import put
 

@@ -44,6 +44,19 @@ def test_noise_has_the_paired_spread_of_the_store() -> None:
     )
 
 
+def test_a_contradiction_by_one_of_many_parts_decides_a_claim() -> None:
+    """Whichever of them it is, and though the search for seeds may leave out what comes later."""
+    below = Row("more", pd.Series([-0.3, -0.2, -0.1]))
+    undecided, above = pd.Series([-1.0, 0.001, 1.0]), pd.Series([1.0, 1.1, 1.2])
+    less = Row("less", pd.Series([0.0, 0.0, 0.0]))
+    rows = (Row("more", undecided), Row("more", above), below)
+    parts = [Comparison("part", [less, row], LARGER) for row in rows]
+    alone = audit([parts[-1]], 0.99, 1)
+    made = [audit(several, 0.99, 1) for several in (parts, [*parts[::-1]])]
+    assert alone.seeds is not None
+    assert all(one.seeds is not None and abs(one.seeds - alone.seeds) <= 1 for one in made)
+
+
 def test_parts_that_cannot_be_simulated_are_counted() -> None:
     whole = order()
     lost = Comparison(

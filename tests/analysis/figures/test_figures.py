@@ -8,7 +8,7 @@ import pytest
 
 from pipegap.analysis import gaps, load
 from pipegap.analysis.figures import BY_NAME, FIGURES, plot
-from pipegap.analysis.figures.curves import FEWEST
+from pipegap.analysis.figures.figure import FEWEST
 from pipegap.analysis.report.paper_tables import TABLES
 from tests.support.synthetic_store import config, late, put, result, write, write_arms
 

@@ -196,10 +196,10 @@ def test_a_trial_opens_with_its_config_curves_and_log(recorded: Made) -> None:
             json.loads(line)
             for line in (store / "trials" / trial_id / "metrics.jsonl").read_text().splitlines()
         ]
-        training = {u: loss for u, loss, of in trial["curve"] if of == "training"}
+        training = dict(trial["curves"]["training"])
         assert training.items() <= {row["update"]: row["train_loss"] for row in rows}.items()
         assert (len(training), min(training), max(training)) == (MOST, 0, 399)
-        validation = {u: loss for u, loss, of in trial["curve"] if of == "validation"}
+        validation = dict(trial["curves"]["validation"])
         assert validation == {r["update"]: r["val_loss"] for r in rows if "val_loss" in r}
     line = "attempt 1: 1970-01-01 00:00:00 UTC on h pid 7, completed 1970-01-01 00:01:00 UTC"
     assert trials["0001"]["log"] == [line]

@@ -10,6 +10,7 @@ from pipegap.analysis import gaps, load
 from pipegap.analysis.__main__ import main
 from pipegap.analysis.figures import FIGURES
 from pipegap.analysis.figures.style import ARMS, ORDERED, arm_styles, optimizer_styles
+from pipegap.analysis.report import report as report_module
 from pipegap.analysis.report.report import report
 from pipegap.trainer.base.errors import BadInput
 from tests.support.reports import with_figures
@@ -123,6 +124,7 @@ def of_series(*names: str) -> pd.DataFrame:
     return pd.DataFrame({"series": names, "arm": names, "optimizer": names})
 
 
+@pytest.mark.usefixtures("words_alone")
 def test_many_sweeps_end_in_a_few_lines_in_the_terminal(tmp_path: Path) -> None:
     """The files have the rest."""
     store = tmp_path / "results"
@@ -137,6 +139,13 @@ def test_many_sweeps_end_in_a_few_lines_in_the_terminal(tmp_path: Path) -> None:
     told = (tmp_path / "out" / "gaps.md").read_text()
     assert told.count(": chosen") == 3
     assert told.count("| delay") == len(names)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report_module, "MOST_GAPS", 10)
+        patch.setattr(report_module, "MANY", 1_000)  # in this process
+        report(store, tmp_path / "out")
+    told = (tmp_path / "out" / "gaps.md").read_text()
+    assert told.count("| delay") == 10
+    assert "4 more rows: gaps.csv" in told
 
 
 def test_series_that_differ_in_a_number_have_its_order_and_its_colours() -> None:

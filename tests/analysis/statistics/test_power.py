@@ -23,13 +23,6 @@ def test_the_detectable_gap_is_detected_four_times_in_five(n: int) -> None:
     assert detected.mean() == pytest.approx(0.8, abs=0.01)
 
 
-def test_the_detectable_gap_grows_with_the_spread_and_shrinks_with_the_pairs() -> None:
-    assert detectable_gap(0.2, 4) == pytest.approx(2 * detectable_gap(0.1, 4))
-    of_n = [detectable_gap(1.0, n) for n in range(1, 60)]
-    assert of_n[0] == math.inf
-    assert of_n == sorted(of_n, reverse=True)
-
-
 @pytest.mark.parametrize("ratio", [0.01, 0.1, 0.3, 1, 3, 20])
 def test_so_many_seeds_reach_a_precision_and_one_less_does_not(ratio: float) -> None:
     n = seeds_needed(ratio, 1.0)
@@ -62,7 +55,7 @@ def test_the_spread_of_an_optimizer_is_pooled_over_its_arms(tmp_path: Path) -> N
     [(optimizer, spread)] = spreads(tmp_path, everything).items()
     assert optimizer == "adamw"
     assert spread.sd == pytest.approx(math.sqrt((0.02 + 0.06) / 3))
-    assert (spread.num_pairs, spread.num_means) == (5, 2)
+    assert spread.num_pairs == 5
     assert spreads(tmp_path, everything[:1]) == {}
     assert spreads(tmp_path, []) == {}
 

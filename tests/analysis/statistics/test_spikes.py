@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from pipegap.analysis import load
-from pipegap.analysis.report.report import report
 from pipegap.analysis.statistics.diagnostics import WINDOW, measure, spikes
 from pipegap.analysis.statistics.intervals import mean_intervals
-from tests.support.synthetic_store import config, result, write, write_arms
+from tests.support.synthetic_store import config, result, write
 
 LEVEL = 2.0
 
@@ -131,12 +129,3 @@ def test_trials_that_are_deleted_meanwhile_have_no_spike(tmp_path: Path) -> None
     table = spikes(trials)
     assert table.set_index("seed")["height"].fillna(-1).to_dict() == {0: -1, 1: 1, 2: 1}
     assert table["n"].unique().tolist() == [2]
-
-
-@pytest.mark.usefixtures("few_figures")
-def test_the_report_has_the_table_where_there_is_a_start(tmp_path: Path) -> None:
-    write_arms(tmp_path, {"sync": [1.0], "delay": [1.2]})
-    assert spikes(load(tmp_path)).empty, "then there is none"
-    add(tmp_path, 20, [2.0] * 100)
-    report(tmp_path, tmp_path / "out")
-    assert len(pd.read_csv(tmp_path / "out" / "spikes.csv")) == 1

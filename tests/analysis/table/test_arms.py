@@ -16,6 +16,7 @@ CONSTANT = {**TWO_BUFFERED, "_target_": "pipegap.trainer.schedules.constant_dela
 TAYLOR = {"_target_": "pipegap.trainer.corrections.taylor.Taylor", "coefficient": 1000.0}
 GRADIENT = {"_target_": "pipegap.trainer.corrections.error_feedback_gradient.X", "coefficient": 1.0}
 ADAPTIVE = {"_target_": "pipegap.trainer.corrections.adaptive_error_feedback.Adaptive"}
+LOOK = {"_target_": "pipegap.trainer.corrections.ema_nesterov.EmaNesterov", "coefficient": 0.0}
 PREDICTION = {"_target_": "pipegap.trainer.corrections.prediction.Prediction", "coefficient": 0.3}
 
 
@@ -25,6 +26,10 @@ PREDICTION = {"_target_": "pipegap.trainer.corrections.prediction.Prediction", "
         (SYNC, NONE, [0], "sync", "sync"),
         (SYNC, FEEDBACK, [0, 0], "sync", "sync"),
         (PER_STAGE, NONE, [0], "sync", "sync"),
+        (SYNC, LOOK, [0], "sync_ema_nesterov", "sync"),
+        (SYNC, {**LOOK, "look_ahead": 0.3}, [0], "sync_ema_nesterov(look_ahead=0.3)", "sync"),
+        (TWO_BUFFERED, LOOK, [1], "delay_ema_nesterov", "delay"),
+        (TWO_BUFFERED, {**LOOK, "coefficient": 1.0}, [1], "delay_ema_nesterov(1)", "delay"),
         (PER_STAGE, NONE, [1, 0], "pipedream", "pipedream"),
         (TWO_BUFFERED, NONE, [1], "delay", "delay"),
         (TWO_BUFFERED, NONE, None, "delay", "delay"),

@@ -144,14 +144,6 @@ def test_a_damaged_record_is_left_out(changes: dict[str, Any], tmp_path: Path) -
         assert [record.sweep for record in records(tmp_path)] == ["main"]
 
 
-def test_a_renamed_folder_is_named_and_does_not_count(tmp_path: Path) -> None:
-    whole = others(tmp_path)
-    (tmp_path / "trials" / "0008").rename(tmp_path / "trials" / "mine")
-    says = "mine is a copy of trial 0008, or its folder under another name: move it away"
-    with pytest.warns(UserWarning, match=says):
-        pd.testing.assert_frame_equal(load(tmp_path), whole[:-1])
-
-
 def test_folders_that_are_no_store_may_have_any_name_but_a_trial_counts_once(
     tmp_path: Path,
 ) -> None:

@@ -62,10 +62,3 @@ def test_a_minus_is_one_where_a_number_is_negative(text: str, written: str) -> N
 )
 def test_a_sentence_about_keys_is_told_in_their_names(text: str, written: str) -> None:
     assert names.prose(text) == written
-
-
-@pytest.mark.parametrize(
-    ("number", "written"), [(134_515_008, "135M"), (418_752, "419k"), (2e9, "2B"), (12, "12")]
-)
-def test_sizes_are_written_as_people_do(number: float, written: str) -> None:
-    assert names.parameters(number) == written

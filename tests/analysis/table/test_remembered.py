@@ -1,8 +1,5 @@
 """The same tables are worked on once; other ones, equal or not, by themselves."""
 
-import gc
-import weakref
-
 import pandas as pd
 
 from pipegap.analysis.table.points import remembered
@@ -24,20 +21,3 @@ def test_the_same_tables_are_worked_on_once_while_they_live() -> None:
     # A later table may lie where one lay that is gone.
     for length in range(20):
         assert both(pd.DataFrame({"a": range(length)}), second) == 20 + length
-
-
-def test_nothing_is_kept_of_a_table_that_is_gone() -> None:
-    class Thing:
-        pass
-
-    @remembered
-    def made(_: pd.DataFrame) -> Thing:
-        return Thing()
-
-    table = pd.DataFrame({"a": [1]})
-    alive = weakref.ref(made(table))
-    gc.collect()
-    assert alive() is not None
-    del table
-    gc.collect()
-    assert alive() is None

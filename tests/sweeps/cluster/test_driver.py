@@ -12,14 +12,12 @@ from typing import Any
 
 import pytest
 import ray
-from ray.tune.execution import class_cache
 
 from pipegap.sweeps.__main__ import main
 from pipegap.sweeps.cluster import connection, gang, stop_flag
-from pipegap.sweeps.cluster.tune_hooks import inherited_environment
 from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from pipegap.sweeps.request.command_line import parse_request
-from pipegap.trainer.base.cores import num_cores
+from pipegap.trainer.base.children import num_cores
 from pipegap.trainer.base.errors import GangFailed
 from pipegap.trainer.ranks.supervisor import Parent
 from tests.support import small
@@ -116,15 +114,6 @@ def test_a_gang_that_dies_while_it_starts_is_a_gang_that_failed(
     assert len(killed) == 2
 
 
-def test_tune_gives_trials_no_variables_and_ray_no_keys() -> None:
-    told, given = {*class_cache.ENV_VARS_TO_PROPAGATE}, {**class_cache.DEFAULT_ENV_VARS}
-    with inherited_environment():
-        assert {name for name in told if name.startswith("AWS_")}
-        assert not {n for n in class_cache.ENV_VARS_TO_PROPAGATE if n.startswith("AWS_")}
-        assert not class_cache.DEFAULT_ENV_VARS
-    assert (told, given) == (class_cache.ENV_VARS_TO_PROPAGATE, class_cache.DEFAULT_ENV_VARS)
-
-
 @pytest.mark.parametrize("joins", [False, True])
 def test_ray_that_does_not_start_or_answer_is_one_line_at_once(
     joins: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -209,11 +198,3 @@ def stopped(
     monkeypatch.setattr(connection, "require_seen_by_nodes", ask)
     words = small.overrides(folder, "sweep=main,momentum", "scale=micro", "seeds=[0]")
     return [word for word in words if not word.startswith("optimizer")]
-
-
-def test_a_long_temporary_folder_is_too_long_for_sockets(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    folder = f"{connection.temporary_base()}/pipegap-ray-12345678/{connection.OF_RAY}"
-    assert len(f"{folder}/session_2026-11-22_11-18-11_123456_1234567/sockets/plasma_store") < 108

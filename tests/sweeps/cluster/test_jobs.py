@@ -40,7 +40,6 @@ def job(status: JobStatus, code: int | None = None) -> Any:
         (job(JobStatus.SUCCEEDED, 0), 0),
         (job(JobStatus.FAILED, 2), 2),
         (job(JobStatus.FAILED, -15), 143),  # 128 + SIGTERM, as in a shell
-        (job(JobStatus.SUCCEEDED), 0),
         (job(JobStatus.STOPPED), 143),
         (job(JobStatus.FAILED), 1),
     ],
@@ -83,7 +82,7 @@ def test_a_cluster_without_sweeps_is_said_to_have_none(
     assert capsys.readouterr().out == "the cluster has no jobs that are sweeps\n"
 
 
-@pytest.mark.parametrize("address", ["HEAD:8265", "auto", "ray://HEAD:10001", "silent"])
+@pytest.mark.parametrize("address", ["HEAD:8265", "auto", "silent"])
 def test_an_address_that_is_no_jobs_api_ends_in_a_line(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -170,12 +170,8 @@ def test_variables_are_passed_on_by_name_and_keys_never(monkeypatch: pytest.Monk
     ("words", "says"),
     [
         ([], "results=results"),
-        (["results=store"], "results=store"),
-        (["results=ftp://bucket/store"], "results=ftp://bucket/store"),
         (["results=s3://bucket/store"], "data.path="),
-        (["results=/store"], "data.path="),
         (["results=/store", "data.path=data/wiki"], "data.path=data/wiki"),
-        (["results=/store", "grid.data.path=[/data/wiki,data/wiki]"], "data.path=data/wiki"),
         (["results=/store", "data.path=/data", "resume_from=a"], "resume_from=a"),
         (["results=/store", "data.path=/data", "data=text"], "data.shards="),
         (["results=/store", "data.path=/data", "address=http://127.0.0.1:1"], "127.0.0.1:1"),

@@ -12,7 +12,7 @@ from pipegap.sweeps.tracking import choice
 from pipegap.trainer.base.status import Status
 from pipegap.trainer.config.plan import plan_trial
 from pipegap.trainer.folder.result import read_result
-from pipegap.trainer.store.objects import ObjectStore
+from pipegap.trainer.store.opened import ObjectStore
 from tests.support import small
 from tests.support.bucket import URL, Bucket
 

@@ -6,7 +6,7 @@ import pytest
 
 from pipegap.sweeps.cluster.rounds import require_ready
 from pipegap.sweeps.plan import sweep_record
-from pipegap.sweeps.plan.paces import Prices
+from pipegap.sweeps.plan.round import Round
 from pipegap.sweeps.plan.sweep_plan import SweepPlan, plan_sweeps
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.files import STUDIES
@@ -90,33 +90,6 @@ def test_published_sweeps_are_as_they_were(tmp_path: Path, sweep: str, way: bool
     assert ways(plan) == {way}
 
 
-@pytest.mark.parametrize(
-    ("words", "numbers"),
-    [
-        ((), {4}),
-        (("pipeline.num_microbatches=8",), {8}),
-        (("sweep=stages", "grid.optimizer=[muon]"), {1, 8}),
-        (("sweep=batch_size", "grid.optimizer=[muon]"), {8}),
-    ],
-)
-def test_a_scale_has_another_number_of_microbatches_for_sweeps(
-    tmp_path: Path, words: tuple[str, ...], numbers: set[int]
-) -> None:
-    given = ["sweep=main", "scale=135m", "seeds=[0]", "advice=null", f"results={tmp_path}", *words]
-    [plan] = plan_sweeps(parse_request(given))
-    assert {t.config["pipeline"]["num_microbatches"] for t in plan.planned} == numbers
-
-
-def test_all_figures_are_compiled_at_few_updates(tmp_path: Path) -> None:
-    request = parse_request(["sweep=paper", f"results={tmp_path}", "seeds=[0]"])
-    some = {name: request.sweeps[f"{name}-few_updates"] for name in ("momentum", "families")}
-    last = {
-        name: dict(word.split("=") for word in sweep.base)["compile"]
-        for name, sweep in some.items()
-    }
-    assert last == {"momentum": "update", "families": "false"}
-
-
 def test_the_record_says_that_its_trials_are_compiled(tmp_path: Path) -> None:
     """By a word that no command had: a report compares no trials that were compiled otherwise."""
     for words, added in (
@@ -126,6 +99,7 @@ def test_the_record_says_that_its_trials_are_compiled(tmp_path: Path) -> None:
     ):
         plan = planned(tmp_path, *words)
         request = parse_request([f"sweep={tmp_path / 'mine.yaml'}", "scale=tiny", *words])
-        record = sweep_record.record(request, plan, Prices.measured(tmp_path, [], Snapshot()))
+        now = Round(request, FileStore(tmp_path), Snapshot(), [plan])
+        record = sweep_record.record(now, plan)
         assert record["added"] == added
         assert record["words"] == [*request.words, *added]

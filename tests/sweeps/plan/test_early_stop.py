@@ -113,12 +113,6 @@ def test_only_losses_of_one_optimizer_and_model_are_compared(tmp_path: Path) -> 
     assert [point.stopped is None for point in judged] == [True, False] * 4
 
 
-def test_where_every_point_diverged_none_goes_on(tmp_path: Path) -> None:
-    judged, order = run_to_the_end(sweep(), tmp_path, lambda config: None)
-    assert all(point.stopped for point in judged)
-    assert len(order) == 6
-
-
 def test_nothing_is_decided_while_a_sync_arm_has_to_run(tmp_path: Path) -> None:
     """The points of the other optimizer go on."""
     *first, last = [point.first[0] for point in look(sweep(), tmp_path)]
@@ -166,7 +160,7 @@ def test_without_it_all_points_run(tmp_path: Path) -> None:
     assert remarks(sweep(early_stop=None), judged) == []
 
 
-@pytest.mark.parametrize("margin", [0, -1, float("nan"), "wide"])
+@pytest.mark.parametrize("margin", [0, float("nan"), "wide"])
 def test_a_bad_margin_is_refused(margin: object) -> None:
     with pytest.raises(ValueError, match="early_stop"):
         sweep(early_stop={"margin": margin})

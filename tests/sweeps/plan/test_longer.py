@@ -33,14 +33,6 @@ def test_they_are_as_much_longer_as_the_slowest_rival_is_slower(tmp_path: Path) 
     assert "muon num_updates=550 delay_ef seed 2" in names
 
 
-def test_the_main_job_trains_them_by_default(tmp_path: Path) -> None:
-    """Every optimizer's runs are long beside the memory of a momentum of 0.95."""
-    made = plan(tmp_path, "scale=tiny")
-    assert lengths(made) == {(name, "delay_ef", 2750) for name in ("adamw", "muon", "soap")}
-    assert {trial.plan.num_updates for trial in made.planned} == {2000, 2750}
-    assert (len(made.planned), len(made.compared)) == (60, 45)
-
-
 def test_another_question_makes_others(tmp_path: Path) -> None:
     words = ("advice.stages=8", "advice.microbatches=16", "advice.arms=[delay]", "seeds=[0]")
     assert lengths(plan(tmp_path, *words)) == {

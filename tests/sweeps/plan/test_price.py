@@ -7,18 +7,15 @@ import torch
 
 from pipegap.sweeps.__main__ import main
 from pipegap.sweeps.plan.devices import counted_seconds
-from pipegap.sweeps.plan.paces import ASSUMED_START
-from pipegap.sweeps.plan.pricing import Cost, PricedSweeps
-from pipegap.sweeps.plan.round import Round
+from pipegap.sweeps.plan.pricing import Cost, costs
+from pipegap.sweeps.plan.round import ASSUMED_START, Round
 from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import Trial
-from pipegap.sweeps.request.files import known
-from pipegap.trainer.config.graphs import note_compiled
+from pipegap.trainer.config.work import note_compiled
 from pipegap.trainer.store.files import FileStore
 from pipegap.trainer.store.records import asked_by
 from tests.support.documents import write_bin
-from tests.support.make import lines_of_make
 from tests.support.records import leave_finished
 
 SWEEP = """\
@@ -48,8 +45,8 @@ def plan(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, str]
 def cost(*words: str) -> Cost:
     """What the trials take that have still to run, all on one kind of machine."""
     request = parse_request(words)
-    priced = PricedSweeps(Round.first(request, FileStore(request.results)))
-    [total] = priced.costs(priced.todo)
+    now = Round.first(request, FileStore(request.results))
+    [total] = costs(now, now.todo)
     return total
 
 
@@ -177,30 +174,6 @@ def test_every_rank_of_a_gang_is_paid_for(tmp_path: Path) -> None:
     assert price.longest == pytest.approx(tokens / 1000)
 
 
-@pytest.mark.parametrize(
-    ("given", "priced"), [([], known("scale")), (["SCALE=135m"], ["135m"])], ids=["all", "one"]
-)
-def test_make_figures_prices_every_scale_or_one(given: list[str], priced: list[str]) -> None:
-    """Every sweep of the paper at once, and no report is made."""
-    made = ("-o", ".venv/.ready", "-o", "data/wiki/manifest.json")
-    lines = "\n".join(lines_of_make(*made, "figures", "DRY_RUN=1", *given))
-    assert f"for scale in {' '.join(priced)};" in lines
-    assert "sweep=paper scale=$scale dry_run=true" in lines
-    assert "analysis" not in lines
-
-
-@pytest.mark.parametrize(
-    ("given", "command"),
-    [
-        ((), ".venv/bin/pipegap submit sweep=main scale=135m  gpus=8"),
-        (("DRY_RUN=1",), ".venv/bin/pipegap submit sweep=main scale=135m dry_run=true gpus=8"),
-    ],
-)
-def test_make_submit_prices_instead_where_it_is_asked(given: tuple[str, ...], command: str) -> None:
-    words = ("-o", ".venv/.ready", "submit", "SCALE=135m", "ARGS=gpus=8", *given)
-    assert lines_of_make(*words) == [command]
-
-
 def test_submit_prices_without_a_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -213,22 +186,6 @@ def test_submit_prices_without_a_cluster(
     assert capsys.readouterr().out == plan
 
 
-@pytest.mark.parametrize(
-    ("words", "store"),
-    [
-        ("", "results=results"),
-        ("seeds=[0] results=a results=b", "'results=b'"),
-        ("'results=/mnt/my runs'", "'results=/mnt/my runs'"),
-        ('results="my  runs" note=results=no', "'results=my  runs'"),
-        ('"results=it\'s"', "'results=it'\\''s'"),
-    ],
-)
-def test_make_figures_reports_of_the_store_that_its_sweeps_write(words: str, store: str) -> None:
-    made = ("-o", ".venv/.ready", "-o", "data/wiki/manifest.json")
-    lines = "\n".join(lines_of_make(*made, "figures", "SCALE=micro", f"ARGS={words}"))
-    assert f"pipegap report {store} out=report" in lines
-
-
 def test_emulated_trials_may_share_a_gpu(tmp_path: Path) -> None:
     words = [f"sweep={written(tmp_path, 'one')}", f"results={tmp_path}", "device=cuda"]
     trials = planned(*words)
@@ -237,7 +194,7 @@ def test_emulated_trials_may_share_a_gpu(tmp_path: Path) -> None:
     assert half.total == pytest.approx(whole.total / 2)
 
 
-def test_the_paper_s_scales_tell_sizes_memory_and_how_the_model_is_cut(
+def test_the_paper_s_scales_tell_sizes_and_memory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without a GPU and without the data."""
@@ -250,17 +207,11 @@ def test_the_paper_s_scales_tell_sizes_memory_and_how_the_model_is_cut(
     )
     assert "8.63 GB weights and states" in price["memory"]
     assert price["memory"].endswith("fit 85 GB of H100")
-    assert price["split"] == (
-        "split     stages of 2, 2, 2, 2, 2, 3, 3, 0 layers: 8 ranks are at most 3.31 times as fast "
-        "as one"
-    )
     assert "5e+10 in the longest trial" in price["tokens"]
     assert "data/fineweb is not prepared here" in price["data"]
     alone = plan([*short, "scale=2b"], capsys)
-    assert "split" not in alone
     assert "39.4 GB weights and states" in alone["memory"]
     assert "share" not in alone["memory"]
-    assert alone["storage"].endswith("of the host's memory while one is written")
     shared = plan([*short, "scale=2b", "gpus_per_trial=0.5"], capsys)
     assert "; 2 trials share a GPU: " in shared["memory"]
     assert shared["memory"].endswith("do not fit 85 GB of H100")

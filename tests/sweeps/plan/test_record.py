@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from pipegap.sweeps.__main__ import main
 from pipegap.sweeps.plan import sweep_record
 from pipegap.sweeps.plan.round import Round
 from pipegap.sweeps.request.command_line import parse_request
@@ -105,11 +104,6 @@ def test_with_tuning_and_early_stop_it_follows_what_is_chosen(tmp_path: Path) ->
     ]
     assert any("optimizer.lr=0.2 is left out" in remark for remark in last["remarks"])
     assert set(last["compared"]) < set(last["trials"])
-
-
-def test_a_dry_run_leaves_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*words(tmp_path), "dry_run=true"]) == 0
-    assert not (tmp_path / "results").exists()
 
 
 def test_a_store_without_room_for_it_is_refused(tmp_path: Path) -> None:

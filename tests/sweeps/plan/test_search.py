@@ -12,7 +12,7 @@ import pytest
 
 from pipegap.sweeps.plan.searching import check_space
 from pipegap.sweeps.plan.sweep_plan import choose, judge
-from pipegap.sweeps.plan.tried import Choice, remarks, untried, write
+from pipegap.sweeps.plan.tried import Choice, remarks, write
 from pipegap.sweeps.request.expand import points
 from pipegap.sweeps.request.schema import Sweep, check_sweep
 from pipegap.trainer.base.errors import BadInput
@@ -52,7 +52,7 @@ def bowl(arm: str, config: dict[str, Any]) -> float:
 
 
 def asked(swept: Sweep, store: Path) -> Choice:
-    [choice] = choose(swept, [*map(untried, points(swept, store))], Snapshot())
+    [choice] = choose(swept, [*map(Choice, points(swept, store))], Snapshot())
     return choice
 
 
@@ -166,7 +166,7 @@ def test_where_sync_diverged_nothing_is_chosen_and_a_late_arm_is_left_out(tmp_pa
     choice = run_to_the_end(sweep(), tmp_path / "some", no_sync)
     assert all(setting.values[RATE] <= 0.002 for setting in choice.chosen.values())
     choice = run_to_the_end(sweep(), tmp_path / "none", lambda arm, config: None)
-    assert (choice.chosen, choice.arms) == ({}, [])
+    assert (choice.chosen, [*choice.arms]) == ({}, [])
     assert "optimizer=adamw is left out" in remarks(sweep(), [choice])[1]
     choice = run_to_the_end(sweep(), tmp_path / "late", lambda arm, _: 1 if arm == "sync" else None)
     assert [*choice.chosen] == ["sync"]
@@ -178,14 +178,11 @@ def test_where_sync_diverged_nothing_is_chosen_and_a_late_arm_is_left_out(tmp_pa
         ({}, {"tune": {RATE: [1, 2]}}, r"sweep\.tune"),
         ({"seeds": [5]}, {}, r"sweep\.search\.seeds=5"),
         ({"budget": 0}, {}, r"sweep\.search\.budget=0"),
-        ({"budget": 5_001}, {}, r"sweep\.search\.budget=5001"),
-        ({"space": {}}, {}, r"sweep\.search\.space"),
         ({"space": {RATE: {"factors": [0, 1]}}}, {}, r"space\.optimizer\.lr.*factors"),
         ({"space": {RATE: {"range": [2, 1]}}}, {}, r"space\.optimizer\.lr.*low < high"),
         ({"space": {RATE: [1]}}, {}, r"space\.optimizer\.lr.*choices"),
         ({"space": {"optimizer": ["adamw", "muon"]}}, {}, "sweep.grid sets it"),
         ({"space": {"pipeline": ["sync", "gpipe"]}}, {}, "sweep.arms sets it"),
-        ({"sampler": "tpe"}, {}, "must be a known key"),
     ],
 )
 def test_a_search_that_cannot_be_is_refused(
@@ -201,7 +198,6 @@ def test_a_search_that_cannot_be_is_refused(
         ({"optimizer.lrr": {"factors": [1, 2]}}, r"lrr.*search\.space\.optimizer\.lrr=null"),
         ({"lr_schedule": ["cosine", "linear"]}, "must be a key that has one value"),
         ({RATE: {"range": [-1, 1]}}, r"optimizer\.lr=-1"),
-        ({"batch_size": {"factors": [0.3, 2]}}, "batch_size"),
         ({"clip_scope": {"factors": [1, 2]}}, "must be a range"),
     ],
 )

@@ -3,10 +3,10 @@
 import pytest
 
 from pipegap.analysis.advice.speed import Costs, speed_up
-from pipegap.sweeps.plan.cores import Rates
 from pipegap.sweeps.plan.devices import (
     OF_STEP,
     Device,
+    Rates,
     core,
     device_of,
     known_devices,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipegap.sweeps.plan.sweep_plan import judge
-from pipegap.sweeps.plan.tried import Choice, remarks, untried, write
+from pipegap.sweeps.plan.tried import Choice, remarks, write
 from pipegap.sweeps.plan.tuning import MAX_EXTENSIONS, Values, beyond, tune, tune_all
 from pipegap.sweeps.request.expand import points
 from pipegap.sweeps.request.schema import Sweep, check_sweep
@@ -99,7 +99,7 @@ def test_the_extension_is_bounded_and_the_edge_is_named(tmp_path: Path) -> None:
 def test_a_point_whose_every_value_diverged_is_left_out(tmp_path: Path) -> None:
     swept = sweep()
     choice, order = run_to_the_end(swept, tmp_path, lambda lr: None)
-    assert (chosen(choice), choice.arms, len(order)) == (None, [], 3 + MAX_EXTENSIONS)
+    assert (chosen(choice), [*choice.arms], len(order)) == (None, [], 3 + MAX_EXTENSIONS)
     assert "optimizer=adamw is left out" in remarks(swept, [choice])[1]
 
 
@@ -167,7 +167,7 @@ def shared_store(store: Path) -> tuple[Sweep, list[Choice]]:
     own = {"optimizer": "lion", KEY: 0.0005}
     grid = {"optimizer": ["muon", "adamw", own], "clip_norm": [1, 2]}
     swept = sweep(grid=grid, shared="adamw")
-    tuned = tune_all(swept, [*map(untried, points(swept, store))], Snapshot())
+    tuned = tune_all(swept, [*map(Choice, points(swept, store))], Snapshot())
     while not all(choice.settled for choice in tuned):
         for trial in (trial for choice in tuned for trial in choice.choosing):
             loss = bowl(0.008 / trial.config["clip_norm"])

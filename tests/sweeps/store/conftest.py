@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipegap.sweeps.request.expand import Trial
-from pipegap.trainer.store.objects import ObjectStore
-from pipegap.trainer.store.opened import open_store
+from pipegap.trainer.store.opened import ObjectStore, open_store
 from pipegap.trainer.store.store import SweepStore
 from tests.support.bucket import URL, Bucket, served
 from tests.support.place import Place, made

@@ -38,8 +38,6 @@ COMMANDS: dict[str, tuple[Main, list[str]]] = {
 OF_SWEEPS = {"run": [], "price": ["dry_run=true"], "status": ["status"]}
 FAULTS = {
     "403 AccessDenied": (2, "permission denied (AccessDenied)"),
-    "403 InvalidAccessKeyId": (2, "permission denied (InvalidAccessKeyId)"),
-    "403 SignatureDoesNotMatch": (2, "permission denied (SignatureDoesNotMatch)"),
     "400 ExpiredToken": (2, "permission denied (ExpiredToken)"),
     "500 InternalError": (1, "500 Internal Server Error"),
     "404 NoSuchBucket": (2, "there is no such bucket"),
@@ -145,14 +143,9 @@ def test_each_command_refuses_what_is_no_folder(
     ("variable", "value", "says"),
     [
         ("AWS_ENDPOINT_URL", "nonsense", "AWS_ENDPOINT_URL=nonsense: must be http(s)://HOST"),
-        ("AWS_ENDPOINT_URL", "", "AWS_ENDPOINT_URL=: must be http(s)://HOST"),
-        ("AWS_ENDPOINT_URL", "http://", "must be http(s)://HOST"),
-        ("AWS_ENDPOINT_URL", "http://h:99999", "must be http(s)://HOST"),
         ("AWS_ENDPOINT_URL", "http://me:secret@h", "AWS_ENDPOINT_URL=: must be http(s)://HOST"),
         ("AWS_ENDPOINT_URL", "http://h/ä", "AWS_ENDPOINT_URL=: must be one line of ASCII"),
-        ("AWS_ENDPOINT_URL", "http://h/<", "must be http(s)://HOST"),
         ("AWS_REGION", "a b", "AWS_REGION=a b: must be the name of a region"),
-        ("AWS_SESSION_TOKEN", "secretä", "AWS_SESSION_TOKEN=: must be one line"),
         ("AWS_ACCESS_KEY_ID", "secret\n", "AWS_ACCESS_KEY_ID=: must be one line"),
         ("AWS_SESSION_TOKEN", "secret\n", "AWS_SESSION_TOKEN=: must be one line"),
     ],

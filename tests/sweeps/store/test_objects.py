@@ -15,7 +15,7 @@ from pipegap.trainer.folder.result import read_result
 from pipegap.trainer.store import working
 from pipegap.trainer.store.bucket import BucketClient, StoreAway
 from pipegap.trainer.store.driver import KEY
-from pipegap.trainer.store.objects import ObjectStore
+from pipegap.trainer.store.opened import ObjectStore
 from pipegap.trainer.store.register import see
 from pipegap.trainer.store.store import SweepStore, TrialState
 from pipegap.trainer.trial import run_trial
@@ -79,7 +79,7 @@ import sys
 import time
 from pathlib import Path
 from pipegap.trainer.store import working
-from pipegap.trainer.store.objects import ObjectStore
+from pipegap.trainer.store.opened import ObjectStore
 from tests.support.stored import run, trial_of
 
 working.UPLOAD_EVERY = 0.01

@@ -8,7 +8,6 @@ import pytest
 from pipegap import analysis
 from pipegap.sweeps.request.expand import Trial
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.folder.result import read_result
 from pipegap.trainer.store.bucket import BucketClient
 from pipegap.trainer.store.store import SweepStore
 from tests.support.bucket import URL, Bucket
@@ -40,28 +39,6 @@ def test_a_text_that_changed_is_brought(objects: SweepStore, server: Bucket) -> 
         write_register(server, **{"config.json": {"text": text}})
         objects.pull()
         assert (objects.folder / "trials" / "a" / "config.json").read_text() == text
-
-
-def test_a_damaged_register_is_told_and_stops_nobody_else(
-    objects: SweepStore, trial: Trial, tmp_path: Path, server: Bucket
-) -> None:
-    other = trial_of(objects, tmp_path, "seed=1")
-    server.write(f"registers/{trial.plan.trial_id}.json", b"{")
-    run(objects, other)
-    with pytest.warns(UserWarning, match="left out.*is not whole JSON"):
-        objects.pull()
-    assert read_result(other.folder) is not None
-    with pytest.raises(BadInput, match="is not whole JSON"):
-        run(objects, trial)
-
-
-@pytest.mark.parametrize("file", [{}, {"key": "x"}, {"size": 1}, {"text": 1}], ids=str)
-def test_a_file_without_its_content_is_told(
-    objects: SweepStore, server: Bucket, file: dict[str, object]
-) -> None:
-    write_register(server, **{"config.json": file})
-    with pytest.warns(UserWarning, match="is not what was written"):
-        objects.pull()
 
 
 def test_no_name_leads_out_of_the_copy(objects: SweepStore, server: Bucket) -> None:

@@ -56,17 +56,6 @@ def test_trials_are_selected(
     assert ids(capsys, f"results={store}", *words) == [f"000{name}" for name in names.split()]
 
 
-@pytest.mark.parametrize("file", ["config.json", "result.json"])
-def test_a_file_that_hides_a_trial_from_a_rerun_is_named(
-    file: str, store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = store / "trials" / "0005" / file
-    path.write_text("")
-    words = [f"results={store}", "seed=4", "status=interrupted,completed", "dry_run=true"]
-    main(["rerun", *words])
-    assert capsys.readouterr().err.count(f"{path} is not whole JSON") == 1
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -110,7 +99,6 @@ def test_a_list_says_what_matters_and_files_say_all(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["data=gcide"], "no trial with data=gcide: data is wiki (6 trials)"),
         (
             ["optimizer=sgd", "seed=7"],
             "no trial with optimizer=sgd, seed=7: optimizer is adamw (5 trials), muon (1 trial); "

@@ -51,10 +51,3 @@ def test_failed_trials_are_told_with_their_reason(
     assert f"nothing is decided yet: {see}" in printed
     answer = (tmp_path / "report" / "index.html").read_text().split('id="answer"')[1]
     assert told in answer.split("</section>")[0]
-
-
-def test_a_store_without_sweeps_says_what_makes_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["status", f"results={tmp_path}"]) == 0
-    assert capsys.readouterr().out.endswith("pipegap sweep sweep=main makes one\n")

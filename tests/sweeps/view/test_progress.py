@@ -15,7 +15,7 @@ from rich.console import Console
 from pipegap.analysis.statistics.gaps import gaps
 from pipegap.analysis.statistics.text import gap_table
 from pipegap.analysis.table.load import load
-from pipegap.sweeps.cluster.session import Ends
+from pipegap.sweeps.cluster.notices import Ends
 from pipegap.sweeps.request.expand import Expected, Trial
 from pipegap.sweeps.view.display import Display
 from pipegap.sweeps.view.progress import COLD, Progress, State, read_state

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from pipegap.trainer.base.compiler import compiling
 from pipegap.trainer.base.errors import Stopped
+from pipegap.trainer.base.scratch import compiling
 from tests.support.processes import holding
 
 MARKED = """
 import time
-from pipegap.trainer.base.compiler import compiling
+from pipegap.trainer.base.scratch import compiling
 with compiling():
     print("marked", flush=True)
     time.sleep(600)

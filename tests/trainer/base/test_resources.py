@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipegap.trainer.base.cores import num_cores
+from pipegap.trainer.base.children import num_cores
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.resources import (
     MANY_OBJECTS,

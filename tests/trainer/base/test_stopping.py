@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from pipegap.trainer.__main__ import main
-from pipegap.trainer.base.cli import end_with
+from pipegap.trainer.base.cli import end_with, stopping
 from pipegap.trainer.base.errors import Stopped
-from pipegap.trainer.base.stopping import stopping
 from pipegap.trainer.folder import lease
 from pipegap.trainer.trial import run_trial
 from tests.support import small

@@ -17,7 +17,7 @@ from pipegap.trainer.compiled import passes, step
 
 
 def _forget() -> None:
-    passes._graph.cache_clear()
+    passes.graph_of_stage.cache_clear()
     step.update_graph.cache_clear()
     step.feedback_graph.cache_clear()
 
@@ -47,7 +47,7 @@ def graphs() -> Iterator[list[Any]]:
 
     _forget()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipegap.trainer.compiled.graphs.compiled", as_it_is)
+        patch.setattr("pipegap.trainer.compiled.passes.compiled", as_it_is)
         patch.setattr("pipegap.trainer.compiled.passes.SHORT", 0)
         yield seen
     _forget()

@@ -13,6 +13,7 @@ from pipegap.trainer.compiled import step
 from pipegap.trainer.compiled.chosen import FEEDBACK, RULES, rules
 from pipegap.trainer.compiled.rules_of_matrices import orthogonal
 from pipegap.trainer.compiled.versions import StackedVersions
+from pipegap.trainer.corrections.ema_nesterov import EmaNesterov
 from pipegap.trainer.corrections.error_feedback import ErrorFeedback, MatchedErrorFeedback
 from pipegap.trainer.executors.emulated import Emulated
 from pipegap.trainer.executors.gradients import Update
@@ -84,6 +85,8 @@ WAYS = [
     ),
     (*DELAYED, "pipeline.synchronous_start=4", "correction.coefficient=0.5"),
     (*DELAYED, "clip_scope=stage", "clip_norm=0.1"),
+    ("correction=ema_nesterov", "correction.start=0", "correction.look_ahead=2"),
+    (*DELAY, "correction=ema_nesterov", "correction.start=0", "correction.coefficient=0.7"),
     (*DELAYED, "model.loss_chunk=5"),
     (*DELAYED, "dtype=bfloat16", "pipeline.num_microbatches=2"),
     (*DELAYED, "dtype=bfloat16", "model.num_layers=2", "pipeline.num_stages=2"),
@@ -119,6 +122,19 @@ def test_a_matrix_that_has_not_moved_yet_is_not_corrected(graphs: list[Any]) -> 
         run.restore(deepcopy(state))
         run.run(3, 4, lambda update: None)
     assert distance(compiled.weights(), plain.weights(), before) < 2e-5
+
+
+def test_what_a_correction_keeps_beside_the_graph_survives_a_checkpoint(graphs: list[Any]) -> None:
+    """The graph has u_{t−1} of EMA-Nesterov, and the correction its x and m."""
+    words = (*DELAY, "correction=ema_nesterov", "correction.start=0", "correction.coefficient=1")
+    straight = trained(*words, "compile=update")
+    first, second = trainer(*words, "compile=update"), trainer(*words, "compile=update")
+    with reproducible(0, 1):
+        first.run(0, 5, lambda update: None)
+        second.restore(deepcopy(first.state()))
+        for run in (first, second):
+            run.run(5, 8, lambda update: None)
+            assert all(torch.equal(run.weights()[name], w) for name, w in straight.items())
 
 
 def test_one_graph_serves_trials_with_other_numbers(graphs: list[Any]) -> None:
@@ -205,7 +221,7 @@ def test_what_has_a_rule_stays() -> None:
     """Another entry changes the numbers of trials that have an id: it needs another name."""
     names = ("Adan", "Lion", "MARS", "Muon", "NorMuon", "SOAP")
     assert RULES.keys() == {"torch.AdamW", *(f"pytorch_optimizer.{name}" for name in names)}
-    assert FEEDBACK.keys() == {ErrorFeedback, MatchedErrorFeedback}
+    assert FEEDBACK.keys() == {ErrorFeedback, MatchedErrorFeedback, EmaNesterov}
 
 
 def test_what_is_not_compiled_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -241,11 +257,20 @@ def test_an_evaluation_is_a_plain_stages(words: tuple[str, ...], graphs: list[An
             assert compiled.evaluate(batches) == expected
 
 
-def test_averages_are_not_evaluated_as_the_newest_weights(graphs: list[Any]) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("optimizer=schedule_free_adamw",),
+        ("correction=ema_nesterov", "correction.start=0", "correction.look_ahead=50"),
+    ],
+)
+def test_averages_are_not_evaluated_as_the_newest_weights(
+    words: tuple[str, ...], graphs: list[Any]
+) -> None:
     batches = torch.randint(30, (8, 9), generator=torch.Generator().manual_seed(0)).split(4)
     found = []
     for way in ("false", "update"):
-        run = executor(resolved([*DENSE, "optimizer=schedule_free_adamw", f"compile={way}"]))
+        run = executor(resolved([*DENSE, *words, f"compile={way}"]))
         with reproducible(0, 1):
             run.run(0, 3, lambda update: None)
             found.append(run.evaluate(batches))

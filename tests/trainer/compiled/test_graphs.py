@@ -12,7 +12,7 @@ from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.places import CONF
 from pipegap.trainer.base.resources import reproducible
 from pipegap.trainer.compiled import passes
-from pipegap.trainer.compiled.graphs import _alone
+from pipegap.trainer.compiled.passes import _alone
 from pipegap.trainer.compiled.stage import CompiledStage
 from pipegap.trainer.config.combinations import require_graphs
 from pipegap.trainer.executors.gradients import Update
@@ -34,14 +34,14 @@ def test_short_attention_is_two_products_and_a_softmax(
         run: Callable[..., Any] = graph.forward
         return run
 
-    monkeypatch.setattr("pipegap.trainer.compiled.graphs.compiled", as_it_is)
+    monkeypatch.setattr("pipegap.trainer.compiled.passes.compiled", as_it_is)
     monkeypatch.setattr("pipegap.trainer.compiled.passes.SHORT", SHORT)  # see `graphs`
-    passes._graph.cache_clear()
+    passes.graph_of_stage.cache_clear()
     with reproducible(0, 1):
         for way, updates in made.items():
             words = (f"compile={way}", f"dtype={dtype}")
             executor(resolved([*DENSE, *words])).run(0, 1, updates.append)
-    passes._graph.cache_clear()
+    passes.graph_of_stage.cache_clear()
     [code] = codes
     assert "aten.mm" in code
     assert "scaled_dot_product" not in code

@@ -92,6 +92,7 @@ def test_a_plan_knows_that_a_correction_has_nothing_to_correct(tmp_path: Path) -
     assert idle("correction=taylor", "pipeline=pipedream_2bw", "pipeline.synchronous_start=1.0")
     assert not idle()
     assert not idle("correction=taylor", "pipeline=pipedream_2bw")
+    assert not idle("correction=ema_nesterov"), "it looks ahead where nothing is late, too"
 
 
 def test_a_store_that_a_folder_of_ones_own_replaces_may_be_anything(tmp_path: Path) -> None:

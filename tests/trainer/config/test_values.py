@@ -61,12 +61,13 @@ def test_what_a_value_stands_for(given: str, value: object) -> None:
     assert (found, type(found)) == (value, type(value))
 
 
-def test_a_search_path_finds_choices_whatever_its_name(tmp_path: Path) -> None:
+def test_choices_of_ones_own_are_found_whatever_the_folder_s_name(tmp_path: Path) -> None:
     mine = tmp_path / "it's mine, ä"
     (mine / "optimizer").mkdir(parents=True)
+    (mine / "code.py").touch()
     text = "defaults: [adamw]\n_target_: trainer.optimizers.adamw\nlr: 0.5\n"
     (mine / "optimizer" / "big.yaml").write_text(text)
-    word = f'hydra.searchpath=["file://{mine}"]'
+    word = f"code={mine}"
     assert compose([word, "optimizer=big"])["optimizer"]["lr"] == 0.5
     with pytest.raises(BadInput, match=r"^optimizer=bgi: must be one of big, "):
         compose([word, "optimizer=bgi"])
@@ -74,10 +75,11 @@ def test_a_search_path_finds_choices_whatever_its_name(tmp_path: Path) -> None:
 
 def test_a_yaml_of_ones_own_that_is_damaged_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "optimizer").mkdir()
+    (tmp_path / "code.py").touch()
     for text in ("lr: [", "defaults: [nowhere]", "- a"):
         (tmp_path / "optimizer" / "mine.yaml").write_text(text)
         with pytest.raises(BadInput) as refused:
-            compose([f"hydra.searchpath=[file://{tmp_path}]", "optimizer=mine"])
+            compose([f"code={tmp_path}", "optimizer=mine"])
         assert "optimizer=" in str(refused.value)
         assert "\n" not in str(refused.value)
 

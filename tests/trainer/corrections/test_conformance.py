@@ -18,6 +18,7 @@ from tests.support.every_correction import (
     SETTINGS,
     Setting,
     error,
+    looks_ahead,
     maker,
     reference,
     variants,
@@ -48,7 +49,7 @@ def test_its_reference_acts(name: str) -> None:
         assert plain > 1e-4, node
 
 
-@every
+@pytest.mark.parametrize("name", [name for name in NAMES if not looks_ahead(name)])
 def test_without_delay_it_is_the_identity(name: str) -> None:
     schedule = sync(T, num_stages=2, num_microbatches=3)
     plain = toy.emulated(schedule, ADAMW)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pipegap.trainer.corrections.compensation import LearningRate, Taylor, WeightPrediction
+from pipegap.trainer.corrections.ema_nesterov import EmaNesterov
 from pipegap.trainer.corrections.error_feedback import (
     AdaptiveErrorFeedback,
     ErrorFeedback,
@@ -74,6 +75,32 @@ class ForgetsToClamp(AdaptiveErrorFeedback):
         return self.coefficient * averages[:, 0] / averages[:, 1]
 
 
+class LooksAtItsRead(EmaNesterov):
+    """Averages the moves of what is read, y, for those of x."""
+
+    def look_ahead(self, weights: Tensors, update: int, rate: float) -> None:
+        super().look_ahead(weights, update, rate)
+        torch._foreach_copy_(list(self._reached), list(weights))
+
+
+class NeverRests(EmaNesterov):
+    def look_ahead(self, weights: Tensors, update: int, rate: float) -> None:
+        self._ahead_at = range(self._ahead_at.start, T)
+        super().look_ahead(weights, update, rate)
+
+
+class IgnoresTheRate(EmaNesterov):
+    def look_ahead(self, weights: Tensors, update: int, rate: float) -> None:
+        super().look_ahead(weights, update, 1.0)
+
+
+class LooksOnceMore(EmaNesterov):
+    """One update later than it should."""
+
+    def look_ahead(self, weights: Tensors, update: int, rate: float) -> None:
+        super().look_ahead(weights, update - 1, rate)
+
+
 class AbsoluteGradient(Taylor):
     """|g| for g ⊙ g."""
 
@@ -102,6 +129,11 @@ class AveragesFromZero(Taylor):
         ("error_feedback_gradient", KeepsWhatItMade),
         ("adaptive_error_feedback", ForgetsToClamp),
         ("adaptive_error_feedback", changed(AdaptiveErrorFeedback, decay=lambda c: 1 - c.decay)),
+        ("ema_nesterov", changed(EmaNesterov, decay=lambda c: 1 - c.decay)),
+        ("ema_nesterov", LooksAtItsRead),
+        ("ema_nesterov", NeverRests),
+        ("ema_nesterov", IgnoresTheRate),
+        ("ema_nesterov", LooksOnceMore),
         ("taylor", changed(Taylor, _weights=lambda c: Oldest("weight", c.lags))),
         ("taylor", changed(Taylor, _weights=lambda c: Newest("weight", c.lags))),
         ("taylor", AbsoluteGradient),

@@ -105,13 +105,15 @@ class Seen(Bytes):
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_preparation_that_died_goes_on(
-    streamed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    streamed: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     write_parquet(tmp_path / "copy" / "a.parquet", TEXTS[:70])
     write_parquet(tmp_path / "copy" / "b.parquet", TEXTS[70:])
     monkeypatch.setattr(readers, "DOCUMENTS_AT_ONCE", 10)
     monkeypatch.setattr(preparation, "SAVE_EVERY", -1)
-    told: list[str] = []
 
     def documents() -> list[str] | HubDocuments:
         name = str(tmp_path / "copy")
@@ -127,7 +129,6 @@ def test_a_preparation_that_died_goes_on(
             validation_share=SHARE,
             num_tokens=float("inf"),
             about=about,
-            tell=told.append,
         )
         return Prepared(path=str(tmp_path / out)).hash
 
@@ -137,14 +138,14 @@ def test_a_preparation_that_died_goes_on(
     again = Seen("")
     assert run("cut", again) == whole
     assert again.seen == TEXTS[80:]
-    assert any(line.startswith("cut.partial: goes on after") for line in told)
+    assert "\ncut.partial: goes on after" in capsys.readouterr().err
     assert Prepared(path=str(tmp_path / "cut")).open().vocab_size == 257
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "cut", "whole"]
 
 
 def test_workers_change_no_order() -> None:
     things = [*range(40)]
-    assert list(mapped(hex, things, num_workers=2)) == [hex(thing) for thing in things]
+    assert list(mapped(hex, things, 2, lambda thing: 0, 0)) == [hex(thing) for thing in things]
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ with TrialFolder(Path(sys.argv[1]), "a").claimed({}, {}) as folder:
 
     torch.save = die
     folder.save(2, state(2), wait=False)
-    folder._writer.wait()
+    folder._saved()
 """
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from pipegap.trainer.base.atomic import always
 from pipegap.trainer.base.errors import LeaseLost
-from pipegap.trainer.folder.metrics import Metrics, read, row_number
+from pipegap.trainer.folder.metrics import Metrics, read, row_number, row_of, rows_of
 
 
 def line(update: int, seconds: float = 0.0) -> bytes:
@@ -39,11 +39,16 @@ def test_a_row_by_its_line(path: Path) -> None:
         (line(0) + bytes(40) + b"\n" + line(2), [0, 2]),
         (line(0) + b"\xff\xfe\n" + b"[1]\n" + b'"update"\n' + b"{}\n" + line(1), [0, 1]),
         (line(2) + line(0) + line(1), [0, 1, 2]),
+        (line(0)[:-2] + b"\n" + line(1), [1]),
+        (line(0)[:-1] + b"," + line(1), []),
+        (b'{"update": 1, "x": [0\n' + b"0]}\n" + line(2)[:-1] + b"," + line(3), []),
     ],
 )
 def test_only_whole_rows_are_read_in_order(path: Path, damaged: bytes, updates: list[int]) -> None:
     path.write_bytes(damaged)
     assert [*read(path)] == updates
+    lines = damaged.splitlines(keepends=True)
+    assert [*rows_of(lines)] == [*map(row_of, lines)]
 
 
 def test_of_an_update_written_twice_the_last_counts(path: Path) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from pipegap.trainer.base.build import build
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.config.compose import compose_node
+from pipegap.trainer.config.compose import Composer
 from pipegap.trainer.models.decoder import Decoder
 from pipegap.trainer.models.llama import Llama
 from pipegap.trainer.models.loss import cross_entropy
@@ -115,7 +115,7 @@ def test_every_size_of_the_recipe_reaches_the_config(recipe: Decoder, tmp_path: 
     ],
 )
 def test_presets_have_their_number_of_parameters(preset: str, parameters: int, active: int) -> None:
-    recipe = build(compose_node([f"model={preset}"])["model"])
+    recipe = build(Composer().node([f"model={preset}"])["model"])
     with torch.device("meta"):
         module = recipe.stage(0, recipe.split(1, 8))
         config = transformers.AutoConfig.for_model(**recipe.pretrained({}).config)

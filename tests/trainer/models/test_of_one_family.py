@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from pipegap.trainer.base.build import build
-from pipegap.trainer.config.compose import compose_node
+from pipegap.trainer.config.compose import Composer
 from pipegap.trainer.models.experts import Routes, _Permuted, _ToExperts, multiplied
 from pipegap.trainer.models.layers import RMSNorm
 from pipegap.trainer.models.loss import cross_entropy
@@ -209,7 +209,7 @@ def test_flops_are_those_of_active_weights_states_and_attention(tied: bool) -> N
 )
 def test_layers_are_split_by_their_work(seq_len: int, sizes: list[int]) -> None:
     """Otherwise than if all layers were equal."""
-    recipe = build(compose_node(["model=hybrid_10b"])["model"])
+    recipe = build(Composer().node(["model=hybrid_10b"])["model"])
     assert [len(layers) for layers in recipe.split(4, seq_len)] == sizes
 
 

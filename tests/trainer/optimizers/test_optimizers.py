@@ -92,6 +92,18 @@ def test_a_matrix_of_zeros_stays_and_is_no_nan(name: str) -> None:
     assert torch.equal(weight, torch.zeros(6, 4))
 
 
+def test_rows_of_zeros_grow_under_muown() -> None:
+    """Their first update gives them a direction, and Adam then a length."""
+    weight, lr = nn.Parameter(torch.zeros(6, 4)), 0.01
+    optimizer = maker("muown", lr=lr)([("matrix", weight)])
+    for t in range(4):
+        step(optimizer, 0)
+        lengths = weight.detach().norm(dim=1)
+        assert lengths.isfinite().all()
+        assert lengths.gt(0).all()
+        assert lengths.le(1.01 * lr * t + 1e-9).all()
+
+
 @every
 @pytest.mark.parametrize(("tau", "coefficient"), [(1, 1.0), (3, 0.0)])
 def test_the_delayed_update_is_its_equation(name: str, tau: int, coefficient: float) -> None:

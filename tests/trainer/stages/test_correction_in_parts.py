@@ -50,6 +50,8 @@ def train(
         torch._foreach_sub_(weights, update)
         correction.apply(weights, update, delays)
         ahead = correction.ahead(weights, update)
+        correction.look_ahead(weights, t, 1.0)
+        ahead = [*ahead, *correction.evaluated(weights)]
         seen += [tensor.clone() for tensors in (gradients, weights, ahead) for tensor in tensors]
     return seen
 

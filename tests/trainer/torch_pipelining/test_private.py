@@ -32,7 +32,7 @@ PRIVATE_NAMES = {
     "group": ("_get_backend",),
     "backend": ("options",),
     "options": ("_timeout",),
-    "composable_state": ("_module_state_mapping",),  # used in trainer/delayed/copies.py
+    "composable_state": ("_module_state_mapping",),  # used in trainer/base/flat.py
 }
 """Of a Schedule1F1B, a PipelineStage, a Module, a Parameter, a group and torch.distributed's
 _composable_state, in torch 2.11 to 2.15. A test says which one moved."""

@@ -12,6 +12,7 @@ from torch.jit import ScriptModule
 
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.torch_pipelining import Schedule2BW, refusals
+from tests.support import every_correction
 
 STAGE = SimpleNamespace(group_size=2, num_stages=2)
 LOSS = nn.MSELoss()
@@ -73,6 +74,9 @@ def test_what_a_schedule_refuses(tmp_path: Path) -> None:
     stage, x = stage_of(nn.Linear(2, 2)), torch.ones(1, 2)
     with pytest.raises(BadInput, match=r"tied=\['wieght'\]: must name weights of equal shapes"):
         Schedule2BW(stage, 1, LOSS, tied=["wieght"])
+    ahead = every_correction.located(every_correction.settings("ema_nesterov"))
+    with pytest.raises(BadInput, match="correction=EmaNesterov: must not look ahead"):
+        Schedule2BW(stage, 1, LOSS, correction=ahead, num_updates=9)
     schedule = Schedule2BW(stage, 1, LOSS, update=print)
     with pytest.raises(BadInput, match="trace=False: must be True"):
         schedule.write_trace(tmp_path)

@@ -73,7 +73,8 @@ def test_equals_our_own_pipeline(num_stages: int) -> None:
 @pytest.mark.slow
 def test_every_correction() -> None:
     ends = {1: "save in parts", 3: "save", 5: "save in parts"}
-    cases = [Case(2, correction=name, drains=ends) for name in every_correction.NAMES]
+    names = [name for name in every_correction.NAMES if not every_correction.looks_ahead(name)]
+    cases = [Case(2, correction=name, drains=ends) for name in names]
     for case, trained in zip(cases, on_ranks(2, cases), strict=True):
         right = expected(case, 2)
         if case.correction == "adaptive_error_feedback":  # its oracle adds squares in another order

@@ -9,8 +9,8 @@ import pytest
 from pipegap.trainer.schedules.operations import Op, Schedule
 from pipegap.trainer.schedules.proof import Costs, simulate
 from pipegap.trainer.schedules.recipes import pipedream_2bw, sync, zero_bubble_h1
-from pipegap.trainer.tracing.span import Span
-from pipegap.trainer.tracing.trace import communication, costs, leave, simulated
+from pipegap.trainer.tracing.timeline import leave
+from pipegap.trainer.tracing.trace import Span, communication, costs, simulated
 from pipegap.trainer.trial import run_trial
 from tests.support import small
 

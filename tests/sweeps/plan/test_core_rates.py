@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pipegap.sweeps.plan import cores
+from pipegap.sweeps.plan import devices
 from pipegap.trainer.config.compose import compose
-from pipegap.trainer.config.graphs import FEEDBACK, OPERATION, STEP, note_compiled, to_compile
+from pipegap.trainer.config.work import FEEDBACK, OPERATION, STEP, note_compiled, to_compile
 
 
 @pytest.fixture(autouse=True)
@@ -15,29 +15,29 @@ def empty_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiler"))
     (tmp_path / "compiler").mkdir()
-    monkeypatch.setattr(cores, "SECONDS", 0.01)
-    cores.measured.cache_clear()
+    monkeypatch.setattr(devices, "SECONDS", 0.01)
+    devices.measured.cache_clear()
     yield
-    cores.measured.cache_clear()
+    devices.measured.cache_clear()
 
 
 def test_a_machine_is_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    rates = cores.measured()
+    rates = devices.measured()
     assert {*rates.products} == {"float32", "bfloat16"}
     assert all(1e8 < rate < 1e13 for rate in (*rates.products.values(), rates.bytes))
     assert 1e-8 < rates.operation < 1e-4
-    cores.measured.cache_clear()  # as in another process
+    devices.measured.cache_clear()  # as in another process
     with monkeypatch.context() as patch:
-        patch.setattr(cores, "measure", None)
-        assert cores.measured() == rates
-    cores.measured.cache_clear()
+        patch.setattr(devices, "measure", None)
+        assert devices.measured() == rates
+    devices.measured.cache_clear()
     monkeypatch.setattr("torch.__version__", "another")
-    monkeypatch.setattr(cores, "measure", lambda: rates._replace(bytes=1.0))
-    assert cores.measured().bytes == 1.0
+    monkeypatch.setattr(devices, "measure", lambda: rates._replace(bytes=1.0))
+    assert devices.measured().bytes == 1.0
     for path in (tmp_path / "cache/pipegap").iterdir():
         path.write_text("{")
-    cores.measured.cache_clear()
-    assert cores.measured().bytes == 1.0  # a cut file is measured again
+    devices.measured.cache_clear()
+    assert devices.measured().bytes == 1.0  # a cut file is measured again
 
 
 def test_what_is_compiled_is_not_priced_again() -> None:

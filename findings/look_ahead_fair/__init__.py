@@ -1,0 +1,1 @@
+"""The study of look-ahead as a rival: its page from its table."""
