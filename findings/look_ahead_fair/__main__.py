@@ -53,7 +53,7 @@ def verdict(of: pd.DataFrame, arm: str) -> str:
 
 
 def _difference(of: pd.DataFrame, arm: str, other: str) -> str:
-    """The mean difference with its 95 % interval; the standard error is a fourth of its width."""
+    """The mean paired difference with its 95 % interval."""
     values = (of[arm] - of[other]).to_numpy()
     low, high = mean_interval(values)
     return f"{values.mean():+.4f} [{low:+.4f}, {high:+.4f}]"

@@ -9,6 +9,7 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 from typing_extensions import override
 
+from pipegap.trainer.base.flat import local
 from pipegap.trainer.corrections.error_feedback import ErrorFeedback
 from pipegap.trainer.corrections.none import State
 
@@ -71,7 +72,7 @@ class EmaNesterov(ErrorFeedback):
     @override
     def evaluated(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
         pairs = zip(weights, self._reached or weights, strict=True)
-        return [weight if torch.equal(weight, x) else x for weight, x in pairs]
+        return [weight if torch.equal(local(weight), local(x)) else x for weight, x in pairs]
 
     @override
     def num_buffers(self, lag: int) -> int:

@@ -117,3 +117,22 @@ def test_a_rate_without_a_scheduler_counts_as_the_peak() -> None:
         assert weight.item() == 9
     delayed.step()
     assert weight.item() == 8 - 1, "x(2) = y(1) − 1, and no look"
+
+
+def test_matrices_of_constant_norm_keep_it_where_they_look() -> None:
+    """What is read and stepped from lies on the sphere, as what is evaluated does."""
+    make = every_optimizer.maker("muonh", lr=0.05)
+    executor = toy.emulated(SCHEDULES[1], make, partial(LOOK, coefficient=1.0))
+    toy.run(executor, (0, 20))
+    [stage] = executor._stages
+    (on_sphere,) = (
+        group["params"] for group in stage.optimizer.param_groups if "on_sphere" in group
+    )
+    start = [*toy.modules(1)[0].parameters()]
+    rows = zip(start, stage.evaluated(), stage.versions.master, strict=True)
+    matrices = [(a, x, y) for a, x, y in rows if any(y is weight for weight in on_sphere)]
+    assert matrices
+    for first, x, ahead in matrices:
+        assert not torch.equal(x, ahead)
+        assert x.norm().item() == pytest.approx(first.norm().item(), rel=1e-12)
+        assert ahead.norm().item() == pytest.approx(first.norm().item(), rel=1e-12)
