@@ -130,8 +130,7 @@ class Executor(ABC):
         return {k: v for stage in self._stages for k, v in stage.weights().items()}
 
     def _finish(self, stage: Stage, batch: int, gradients: Sequence[Tensor]) -> None:
-        """Does with a stage's gradients what the batch's update is for: W(t) → W(t + 1), or what
-        that would be."""
+        """Makes a stage's update, W(t) → W(t + 1), or records what it would be."""
         (stage.probe if self._probes else stage.update)(batch, gradients)
 
     def _microbatch(self, op: Op, replica: int) -> tuple[Tensor, Tensor]:
