@@ -114,6 +114,7 @@ def made(group: str, node: Node, kind: type, *parts: object) -> Any:
 
 
 def label(node: Node) -> str:
-    """What a choice is called by its class: the last lower-case part of its published address."""
+    """What a choice is called by its class: the last lower-case part of its published address, or
+    the last of all."""
     parts = published(node["_target_"]).split(".")
-    return next(part for part in reversed(parts) if part == part.lower())
+    return next((part for part in reversed(parts) if part == part.lower()), parts[-1])
