@@ -15,21 +15,7 @@ PACKAGE, OWN, MISSING = "pipegap.", ("trainer.", "sweeps."), object()
 """Our package; how the published addresses of our own choices begin, which go without it; no
 attribute."""
 
-_PUBLISHED: Mapping[str, tuple[str, ...]] = {
-    "trainer.optimizers.averaging": ("schedule_free_adamw",),
-    "trainer.optimizers.dion": ("dion",),
-    "trainer.optimizers.entrywise": (
-        *("adamw", "adan", "ademamix", "adopt", "lion", "mars", "nadamw", "sgd", "sgdw"),
-        "signum",
-    ),
-    "trainer.optimizers.kronecker": ("kron", "shampoo", "soap"),
-    "trainer.optimizers.muon": ("adamuon", "muon", "normuon", "scion"),
-    "trainer.schedules.recipes": (
-        *("constant_delay", "gpipe", "interleaved_1f1b", "pipedream", "pipedream_2bw", "sync"),
-        "zero_bubble_h1",
-    ),
-}
-_JOINED: Mapping[str, tuple[str, ...]] = {
+_HOMES: Mapping[str, tuple[str, ...]] = {
     "trainer.corrections.compensation": (
         *("learning_rate.LearningRate", "taylor.Taylor", "weight_prediction.WeightPrediction"),
     ),
@@ -38,15 +24,27 @@ _JOINED: Mapping[str, tuple[str, ...]] = {
         "error_feedback_gradient.GradientErrorFeedback",
         "matched_error_feedback.MatchedErrorFeedback",
     ),
-    "trainer.optimizers.dion": ("dion2.dion2", "dion2.dion3"),
-    "trainer.optimizers.kronecker": ("basis_rotation.basis_rotation", "kl_soap.kl_soap"),
+    "trainer.optimizers.averaging": ("schedule_free_adamw",),
+    "trainer.optimizers.dion": ("dion", "dion2.dion2", "dion2.dion3"),
+    "trainer.optimizers.entrywise": (
+        *("adamw", "adan", "ademamix", "adopt", "lion", "mars", "nadamw", "sgd", "sgdw"),
+        "signum",
+    ),
+    "trainer.optimizers.kronecker": (
+        *("kron", "shampoo", "soap", "basis_rotation.basis_rotation", "kl_soap.kl_soap"),
+    ),
+    "trainer.optimizers.muon": ("adamuon", "muon", "normuon", "scion"),
     "trainer.optimizers.orthogonal": ("nanochat.nanochat",),
+    "trainer.schedules.recipes": (
+        *("constant_delay", "gpipe", "interleaved_1f1b", "pipedream", "pipedream_2bw", "sync"),
+        "zero_bubble_h1",
+    ),
 }
-"""Module → what it has by now, by the module beside it that each was published in."""
+"""Module → what it has by now, by its name in the package, or in the module beside it, that it was
+published in."""
 MOVED = {
     f"{module.rpartition('.')[0]}.{name}": f"{module}.{name.rpartition('.')[2]}"
-    for published in (_PUBLISHED, _JOINED)
-    for module, names in published.items()
+    for module, names in _HOMES.items()
     for name in names
 }
 """Address under which a choice was first published → where its function lives, both in our package.
@@ -114,6 +112,7 @@ def made(group: str, node: Node, kind: type, *parts: object) -> Any:
 
 
 def label(node: Node) -> str:
-    """What a choice is called by its class: the last lower-case part of its published address."""
+    """What a choice is called by its class: the last lower-case part of its published address, or
+    the last of all."""
     parts = published(node["_target_"]).split(".")
-    return next(part for part in reversed(parts) if part == part.lower())
+    return next((part for part in reversed(parts) if part == part.lower()), parts[-1])

@@ -3,7 +3,7 @@
 The names are those of YAMLs in conf/.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -23,10 +23,12 @@ def names(config: Mapping[str, Any]) -> dict[str, str]:
     """Group → name of its choice, for every choice in a config.
 
     The recorded name, `config["choices"]`, counts unless its YAML names another class than the
-    config: then somebody set `_target_` by hand. Without a name that counts, the choice gets that
-    of the group's YAML with the same published address; of several, that of the one with the same
-    values (of a path the last component counts). Else it is called by its class
-    (`trainer.base.build.label`).
+    config: then somebody set `_target_` by hand. Configs made before names were recorded have none.
+    Without a name that counts, the choice gets that of the group's YAML with the same published
+    address. Of several such YAMLs the one wins that shares the most values with the choice (of a
+    path the last component counts), then the one with the fewest keys that differ, then the first
+    in the alphabet. If there is none, or none of several shares a value, the choice is called by
+    its class (`trainer.base.build.label`).
     """
     recorded = config.get("choices") or {}
     choices = {group: config.get(group) for group in GROUPS}
@@ -54,13 +56,27 @@ def _name(group: str, node: Node, recorded: str | None) -> str:
     alike = _alike(group, address)
     if len(alike) == 1:
         return alike[0][0]
-    return next((name for name, values in alike if values == _values(node)), label(node))
+    return _closest(_values(node), alike) or label(node)
 
 
 def data_place(config: Mapping[str, Any]) -> str:
     """Return where a config's data lies: `data.path`, or its name if it has no such key, as data of
     one's own may not."""
     return str(config["data"].get("path") or names(config)["data"])
+
+
+def _closest(given: Node, alike: Sequence[tuple[str, Node]]) -> str | None:
+    for name, values in alike:
+        if values == given:  # the common case, and a cheap test
+            return name
+    ranked = sorted((*_unlikeness(given, values), name) for name, values in alike)
+    return next((name for unshared, _, name in ranked if unshared < len(given)), None)
+
+
+def _unlikeness(given: Node, values: Node) -> tuple[int, int]:
+    """How many values of `given` are not in `values`; how many keys of both together differ."""
+    shared = sum(key in values and values[key] == value for key, value in given.items())
+    return len(given) - shared, len(given.keys() | values.keys()) - shared
 
 
 @cache

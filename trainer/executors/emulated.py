@@ -105,8 +105,7 @@ class Emulated(Executor):
         if op.batch not in self._reduced:
             self._reduced[op.batch] = self._reduce(op.batch)
         gradients = self._gradients[op.batch].pop(op.stage)
-        # In training `finish` is the update of the stage, W(t) → W(t + 1).
-        self._pass.finish(self._stages[op.stage], op.batch, gradients)
+        self._finish(self._stages[op.stage], op.batch, gradients)
         if self._gradients[op.batch]:
             return None
         del self._gradients[op.batch]
@@ -120,7 +119,7 @@ class Emulated(Executor):
             for of_stage in gradients:
                 torch._foreach_div_(wholes(of_stage)[0], self._num_parts)
         _add_tied(self._stages, gradients)
-        if self._pass.is_corrected:
+        if not self._probes:
             for stage, of_stage in zip(self._stages, gradients, strict=True):
                 stage.correct(batch, of_stage)
         pairs = zip(self._slots, gradients, strict=True)

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, TypeVar
 
@@ -21,19 +20,6 @@ Loss = Callable[[Output, Tensor], Tensor]
 def against(targets: Tensor, loss: Loss) -> Callable[[Output], Tensor]:
     """The loss of an output against these targets, int64 [rows, length]."""
     return lambda output: loss(output, targets)
-
-
-@dataclass(frozen=True)
-class Pass:
-    """One way to go forwards and backwards through a batch, and what is done with the gradients.
-
-    `finish(stage, batch, gradients)` gets each stage's gradients of `loss`. Executors call it where
-    the schedule has the batch's update.
-    """
-
-    # In training this is the delayed update itself.
-    finish: Callable[[Stage, int, Sequence[Tensor]], None]
-    is_corrected: bool
 
 
 def practise(stages: Mapping[int, Stage], last: int, loss: Loss, message: torch.Size) -> None:
@@ -58,9 +44,6 @@ def practise(stages: Mapping[int, Stage], last: int, loss: Loss, message: torch.
         stage.take_gradients()
 
 
-# By name: a kind of stage may have a way of its own.
-TRAINING = Pass(lambda stage, *update: stage.update(*update), is_corrected=True)
-FRESH_GRADIENT = Pass(lambda stage, *update: stage.probe(*update), is_corrected=False)
 OnUpdate = Callable[[Update], None]
 T = TypeVar("T")
 
@@ -95,7 +78,8 @@ class Executor(ABC):
         # The cache holds as many batches as may be in flight.
         self._batch = lru_cache(maxsize=schedule.num_stages + 1)(batch)
         self._num_parts = schedule.num_microbatches * num_replicas
-        self._pass = TRAINING
+        self._probes = False
+        """Whether a batch is only there for its fresh gradient, which no correction changes."""
 
     @property
     def stages(self) -> Sequence[Stage]:
@@ -109,7 +93,7 @@ class Executor(ABC):
         applying a bad one, on every rank (with a clip by stage other stages may have gone on
         meanwhile), and PeerLost if another rank is gone.
         """
-        self._pass = TRAINING
+        self._probes = False
         self._execute(self._schedule.operations(first, last), on_update)
 
     def probe(self, batch: int) -> None:
@@ -117,7 +101,7 @@ class Executor(ABC):
 
         Nothing is recorded if that gradient is not finite.
         """
-        self._pass = FRESH_GRADIENT
+        self._probes = True
         try:
             self._execute(self._schedule.undelayed(batch), lambda update: None)
         except Diverged:
@@ -144,6 +128,10 @@ class Executor(ABC):
     def weights(self) -> dict[str, Tensor]:
         """The newest weights by name, tied ones once, on the CPU."""
         return {k: v for stage in self._stages for k, v in stage.weights().items()}
+
+    def _finish(self, stage: Stage, batch: int, gradients: Sequence[Tensor]) -> None:
+        """Makes a stage's update, W(t) → W(t + 1), or records what it would be."""
+        (stage.probe if self._probes else stage.update)(batch, gradients)
 
     def _microbatch(self, op: Op, replica: int) -> tuple[Tensor, Tensor]:
         """Tokens for the first stage and targets for the last one, each int64 [rows, seq_len]."""

@@ -202,8 +202,7 @@ class Pipelined(Executor):
             gradients = self._reducer.next().gradients
             self._gang.heartbeat.beat()
         with self._clock.span(op):
-            # In training `finish` is the update of the stage, W(t) → W(t + 1).
-            self._pass.finish(self._at[op.stage], op.batch, gradients.pop(0))
+            self._finish(self._at[op.stage], op.batch, gradients.pop(0))
         return None if gradients else self._reducer.applied(self._stages[0].lr)
 
     def _note(self, op: Op) -> None:
@@ -213,4 +212,4 @@ class Pipelined(Executor):
             if left:
                 self._incomplete[op.batch] = left
             else:
-                self._reducer.add(op, self._losses.pop(op.batch, []), self._pass)
+                self._reducer.add(op, self._losses.pop(op.batch, []), not self._probes)

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from pipegap.trainer.base.flat import wholes
 from pipegap.trainer.executors.channel import on_stream, own_stream
-from pipegap.trainer.executors.executor import Pass
 from pipegap.trainer.executors.gradients import Clip, Diverged, Slots, Update, slots
 from pipegap.trainer.ranks.groups import Gang
 from pipegap.trainer.schedules.operations import Op
@@ -81,7 +80,7 @@ class Reducer:
         self._clock = clock
         self._stream = own_stream(gang.device)
         self._thread = ThreadPoolExecutor(1, "reducer", torch.set_num_threads, (1,))
-        self._complete: deque[tuple[Op, Sequence[Tensor], Pass]] = deque()
+        self._complete: deque[tuple[Op, Sequence[Tensor], bool]] = deque()
         self._pending: Future[Reduced] | None = None
         self._unreported: deque[tuple[Totals, float]] = deque()
         batches_in_flight = ceil(gang.num_ranks / num_microbatches)
@@ -93,12 +92,13 @@ class Reducer:
         self._pending = None
         self._unreported.clear()
 
-    def add(self, op: Op, losses: Sequence[Tensor], kind: Pass) -> None:
+    def add(self, op: Op, losses: Sequence[Tensor], is_corrected: bool) -> None:
         """Reduces the gradients of the batch that `op` completed, after those of earlier ones.
 
-        `losses` has the loss of each microbatch, on the last stage; elsewhere it is empty.
+        `losses` has the loss of each microbatch, on the last stage; elsewhere it is empty. Unless
+        the batch `is_corrected`, no correction changes its gradients.
         """
-        self._complete.append((op, losses, kind))
+        self._complete.append((op, losses, is_corrected))
         self._launch()
 
     def next(self) -> Reduced:
@@ -137,16 +137,16 @@ class Reducer:
         """
         if self._pending is not None or not self._complete:
             return
-        op, losses, kind = self._complete.popleft()
+        op, losses, is_corrected = self._complete.popleft()
         gradients = [stage.take_gradients() for stage in self._stages]
         loss = torch.stack(list(losses)).mean() if losses else gradients[0][0].new_zeros(())
         if self._stream is not None:
             # The sums must not start before the backward has written the gradients.
             self._stream.wait_stream(torch.cuda.current_stream())
-        self._pending = self._thread.submit(self._reduce, op, gradients, loss, kind)
+        self._pending = self._thread.submit(self._reduce, op, gradients, loss, is_corrected)
 
     def _reduce(
-        self, op: Op, gradients: list[Sequence[Tensor]], loss: Tensor, kind: Pass
+        self, op: Op, gradients: list[Sequence[Tensor]], loss: Tensor, is_corrected: bool
     ) -> Reduced:
         with on_stream(self._stream), self._clock.span(op, "reduce"):
             gang = self._gang
@@ -159,7 +159,7 @@ class Reducer:
                     torch._foreach_div_(wholes(of_stage)[0], self._divisor)
             # Before the correction and the norm, which must see one gradient per tied weight.
             self._sum_tied(gradients)
-            if kind.is_corrected:
+            if is_corrected:
                 for stage, of_stage in zip(self._stages, gradients, strict=True):
                     stage.correct(op.batch, of_stage)
             norms = [s.norms(of_stage) for s, of_stage in zip(self._slots, gradients, strict=True)]

@@ -13,7 +13,6 @@ from pydantic import AfterValidator, ConfigDict, Strict, TypeAdapter, Validation
 from pydantic_core import from_json
 from typing_extensions import TypedDict
 
-from pipegap.trainer.base.build import label
 from pipegap.trainer.base.errors import BadInput, some
 from pipegap.trainer.base.status import FINAL
 
@@ -146,17 +145,9 @@ def _whole_result(result: Content) -> Content:
     return result
 
 
-def _has_label(target: str) -> str:
-    try:
-        label({"_target_": target})
-    except StopIteration:
-        raise ValueError("must be an import path") from None
-    return target
-
-
 @with_config(KEYS)
 class _Choice(TypedDict):
-    _target_: Annotated[str, AfterValidator(_has_label)]
+    _target_: str
 
 
 @with_config(KEYS)
