@@ -56,6 +56,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             "ranks",
             "training",
         },
+        "averaged": {"base", "executors", "folder", "models", "parts"},
         "rehearsal": {"base", "data", "folder", "models", "ranks", "trial"},
         "delayed": {
             *("base", "config", "corrections", "executors", "folder", "optimizers", "schedules"),

@@ -158,10 +158,19 @@ class Training:
         if self._agenda.saves_after(last):
             # A GPU would be idle meanwhile. On a CPU the same core has to do both.
             self._save(wait=self._device.type != "cuda")
+        self._keep_weights(last)
 
     def _save(self, wait: bool) -> None:
         may_change = not self._executor.state_is_a_copy
         self._folder.save(self._progress.num_done, self._state(), wait, may_change=may_change)
+
+    def _keep_weights(self, num_done: int) -> None:
+        """Where a checkpoint is due, and at the end."""
+        number, is_last = self._config["save_last"], num_done == self._plan.num_updates
+        if number and (is_last or self._agenda.saves_after(num_done)):
+            weights = self._executor.weights()
+            if self._folder.records:
+                checkpoint.keep_weights(self._folder.path, num_done, weights, number)
 
     def _write(self, row: Row) -> None:
         self._folder.append(row)

@@ -1,4 +1,5 @@
-"""Asks the final models of a sweep's trials downstream questions, by lm-eval's `hf` model."""
+"""Asks the final models of a sweep's trials downstream questions, by lm-eval's `hf` model, or what
+the mean of their last weights loses on the validation split."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,8 @@ benchmarks= the folder of those named here (default: {FOLDER}, which `make data-
 limit=      ask only the first so many questions of each task
 max_length= tokens of the longest input (default: of the sequences that a trial was trained on)
 batch_size= inputs of a forward (default: {BATCH_SIZE})
+average=    in place of tasks: the validation loss of the mean of so many sets of weights, the last
+            that the trials kept (save_last=), beside that of the last set
 dry_run=    true says which differences the answers in the store show
 sweep=, scale=, results= and all other keys as of `pipegap sweep`
 
@@ -52,6 +55,9 @@ class Asked(NamedTuple):
 
 def main(words: Sequence[str]) -> int:
     """Exit code 0; raises BadInput."""
+    given = parse(words, "pipegap evaluate", __doc__ or "", KEYS)
+    if "average" in given:
+        return _average(given)
     asked = parse_words(words)
     trials = _with_weights(asked.request)
     if asked.request.dry_run:
@@ -69,6 +75,23 @@ def main(words: Sequence[str]) -> int:
         for name in names:
             _ask(model, tasks[name], asked.folder(trial, name), asked.counts.get("limit"))
             print(f"{trial.name}: {name}", flush=True)
+    return DONE
+
+
+def _average(given: Given) -> int:
+    """Prints a line for each completed trial of the sweeps; raises BadInput."""
+    from pipegap.trainer.averaged import mean_of_last, validation_loss
+
+    number = parse_count("average", given.pop("average"), low=1)
+    request = parse_request([f"{key}={value}" for key, value in given.items()])
+    require_folder("results", request.where)
+    seen = Snapshot()
+    for trial in all_planned(plan_sweeps(request, seen)):
+        if (row := seen.finished(trial)) is not None and row["status"] == Status.COMPLETED:
+            updates, mean = mean_of_last(trial.folder, number)
+            loss = validation_loss(trial.config, mean)
+            said = f"{loss:.5f}, the mean of updates {', '.join(map(str, updates))}"
+            print(f"{trial.name}: {row['final_val_loss']:.5f}; {said}", flush=True)
     return DONE
 
 

@@ -50,7 +50,7 @@ OWN_DATA = "trainer.data."
 
 CHANGES_NO_NUMBER = (
     *("choices", "results", "out", "data.path", "data.skip_bad_rows", "code"),
-    *("save_final", "checkpoint_every", "timeout", "trace"),
+    *("save_final", "save_last", "checkpoint_every", "timeout", "trace"),
 )
 """Keys left out of the id. The data counts by its hash, not by where it lies."""
 

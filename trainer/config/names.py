@@ -121,6 +121,7 @@ YOUNGER: Mapping[str, Any] = MappingProxyType(
         "eval_dtype": "float32",
         "deterministic": True,
         "from_pretrained": None,
+        "save_last": 0,
         **{key: usual for key, (usual, *_) in former.KEYS.items()},
         "model.loss_chunk": None,
         "model.fused_delta_rule": False,

@@ -140,6 +140,7 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: i
     tokens = num_updates * tokens_per_update
     flops_per_token = model.flops_per_token(config["seq_len"])
     acts = schedule.is_delayed or correction.looks_ahead
+    num_kept = config["save_final"] + config["save_last"]
     num_evaluations = ceil(num_updates / config["eval_every"])
     num_evaluated = num_validation + (num_evaluations - 1) * min(
         num_validation, config["eval_tokens"] or num_validation
@@ -159,7 +160,7 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: i
         correction.looks_ahead,
         not acts and type(correction) is not NoCorrection,
         _checkpoint_bytes(config, schedule, correction),
-        RECORD + ROW * num_updates + config["save_final"] * FP32 * model.num_parameters,
+        RECORD + ROW * num_updates + num_kept * FP32 * model.num_parameters,
         largest_rank(config, schedule, correction),
         loss_bytes(config, model),
         num_evaluations,

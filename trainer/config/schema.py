@@ -68,6 +68,7 @@ class TrialConfig(BaseModel):
     eval_dtype: Literal["float32", "bfloat16"] = YOUNGER["eval_dtype"]
     checkpoint_every: Count
     save_final: bool
+    save_last: Annotated[int, Interval(ge=0, le=4_096)] = YOUNGER["save_last"]
     results: str
     out: str | None
 

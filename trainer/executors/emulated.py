@@ -16,6 +16,20 @@ from pipegap.trainer.schedules.proof import interleave
 from pipegap.trainer.stages.stage import Stage
 
 
+def mean_loss(
+    stages: Sequence[Callable[[Tensor], Any]], loss: Loss, batches: Iterable[Tensor]
+) -> float:
+    """Mean loss per token over `batches`, int64 [rows, length + 1], of a model cut into stages."""
+    total, num_tokens = torch.zeros((), dtype=torch.float64), 0
+    for batch in batches:
+        inputs, targets = batch[:, :-1], batch[:, 1:]
+        for stage in stages:
+            inputs = stage(inputs)
+        total += loss(inputs, targets).double().cpu() * targets.numel()
+        num_tokens += targets.numel()
+    return float(total / num_tokens)
+
+
 class Emulated(Executor):
     """All stages, and all data-parallel replicas of them, in this process.
 
@@ -49,14 +63,7 @@ class Emulated(Executor):
     @override
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Tensor]) -> float:
-        total, num_tokens = torch.zeros((), dtype=torch.float64), 0
-        for batch in batches:
-            inputs, targets = batch[:, :-1], batch[:, 1:]
-            for stage in self._stages:
-                inputs = stage.evaluate(inputs)
-            total += self._loss(inputs, targets).double().cpu() * targets.numel()
-            num_tokens += targets.numel()
-        return float(total / num_tokens)
+        return mean_loss([stage.evaluate for stage in self._stages], self._loss, batches)
 
     @override
     def usage(self) -> dict[str, Any]:

@@ -7,11 +7,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors.torch import save as safetensors
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from pipegap.trainer.base import former
-from pipegap.trainer.base.atomic import always, file_hash, partial, publish, rename
+from pipegap.trainer.base.atomic import (
+    always,
+    file_hash,
+    partial,
+    publish,
+    rename,
+    write_atomically,
+)
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.folder import wellformed
 
@@ -19,6 +27,8 @@ State = dict[str, Any]
 PREFIX = "checkpoint-"
 NAME = re.compile(rf"{PREFIX}(?P<updates>\d+)-((?P<attempt>\d+)-)?(?P<digest>[0-9a-f]+)\.pt")
 """Updates, attempt and digest. Files written before attempts were in the name have none."""
+WEIGHTS = "weights"
+"""Folder of the weights that a trial keeps for others to read."""
 FORMAT = 2
 """Raised by hand when the state is laid out anew. 2: a correction's tensors have names."""
 
@@ -64,6 +74,22 @@ def save(
     for old in newest_first(folder):
         if old.attempt <= attempt and old.path != path:
             old.path.unlink(missing_ok=True)
+
+
+def keep_weights(
+    folder: Path, num_updates: int, weights: Mapping[str, Tensor], number: int
+) -> None:
+    """Writes the weights after `num_updates` updates, then drops all but the last `number` sets."""
+    path = folder / WEIGHTS / f"{num_updates:09d}.safetensors"
+    path.parent.mkdir(exist_ok=True)
+    write_atomically(path, safetensors({name: w.contiguous() for name, w in weights.items()}))
+    for old in kept_weights(folder)[:-number]:
+        old.unlink(missing_ok=True)
+
+
+def kept_weights(folder: Path) -> list[Path]:
+    """The sets of weights that a trial kept, named by their updates, the newest last."""
+    return sorted((folder / WEIGHTS).glob("*.safetensors"))
 
 
 def adopt(path: Path, attempt: int, permit: Callable[[], None]) -> None:
@@ -151,7 +177,7 @@ MAY_DIFFER = {
     *("pipeline", "runner", "num_replicas", "device", "num_threads"),
     *("compile", "resume_from"),
     *former.KEYS,
-    *("results", "out", "save_final", "checkpoint_every", "eval_every", "eval_tokens"),
+    *("results", "out", "save_final", "save_last", "checkpoint_every", "eval_every", "eval_tokens"),
     *("timeout", "trace", "diagnostics", "choices", "deterministic", "eval_dtype"),
 }
 
