@@ -1,6 +1,7 @@
 """May I make my pipeline asynchronous? From the trials of a store and a simulated pipeline."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -94,6 +95,13 @@ def main(given: Given) -> None:
         chunks=chunks,
         records=records(store),
     )
+    if (where := given.get("results", RESULTS)) != RESULTS:
+        answers = [
+            replace(answer, command=f"{answer.command} {shlex.quote(f'results={where}')}")
+            if answer.command
+            else answer
+            for answer in answers
+        ]
     if form == "json":
         nodes = [plain(asdict(answer)) for answer in answers]
         shown = nodes[0] if "optimizer" in given else nodes

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import altair as alt
 import pandas as pd
 
-from pipegap.analysis.figures.style import CONFIG
+from pipegap.analysis.figures.style import CONFIG, counted
 from pipegap.analysis.table.metrics import spaced
 from pipegap.analysis.table.names import signed
 from pipegap.trainer.base.errors import BadInput
@@ -23,6 +23,11 @@ OF_WHOLE = ("$schema", "config", "datasets")
 """Parts of a specification that panels beside each other share."""
 MOST_MEANS = 40
 """More numbers are not read out: the CSV has all of them."""
+MOST_PANELS, MOST_SMALL = 12, 36
+"""Panels of the usual size in one figure, and those of a SMALL one: the CSV has the others."""
+SMALL = {"width": 130, "height": 100}
+"""Pixels of a panel among many."""
+SMALL_COLUMNS = 6
 MOST_POINTS = 3_000
 """Rows of seeds in a picture; the CSV has all. More could not be told apart."""
 FEWEST = 16
@@ -74,19 +79,47 @@ _T = TypeVar("_T")
 def plot(figure: Figure, data: pd.DataFrame) -> Plot:
     """Draw a figure once for its files and the page, since altair is slow.
 
-    Of many seeds MOST_POINTS or a few more are drawn, which the caption says. A chart whose
-    `usermeta` has a `caption` needs other words than those of its figure. Raises BadInput for data
-    without a row.
+    Of many seeds MOST_POINTS or a few more are drawn, and many panels are small, with their axes
+    named in the caption, which says so. A chart whose `usermeta` has a `caption` needs other words
+    than those of its figure. Raises BadInput for data without a row.
     """
     if data.empty:
         raise BadInput("figure", figure.name, "must have a row of data: nothing is to be shown")
     # Altair's limit of rows is meant for notebooks. Tests hold every figure to Vega-Lite's schema.
     with alt.data_transformers.enable("default", max_rows=None):
-        specs = [chart.to_dict(validate=False) for chart in figure.charts(data)]
+        charts = figure.charts(data)
+        specs = [chart.to_dict(validate=False) for chart in charts[:MOST_SMALL]]
     words = [spec.pop("usermeta", {}).get("caption", figure.caption) for spec in specs]
-    caption = *dict.fromkeys(line for lines in words for line in lines), *thin(specs)
-    figure = figure._replace(caption=caption)
+    caption = [*dict.fromkeys(line for lines in words for line in lines), *thin(specs)]
+    if len(charts) > len(specs):
+        caption.append(f"the first {len(specs)} of {len(charts)} panels: the CSV has all")
+    if len(specs) > MOST_PANELS and not any("height" in spec for spec in specs):
+        caption += _made_small(specs, data)
+        figure = figure._replace(columns=SMALL_COLUMNS)
+    figure = figure._replace(caption=tuple(caption))
     return Plot(figure, data, [{**spec, "config": CONFIG} for spec in specs])
+
+
+def _made_small(specs: Sequence[Spec], data: pd.DataFrame) -> Iterator[str]:
+    """Make panels SMALL, without titles of axes, and with the legend of the first one alone; yield
+    what they leave unsaid."""
+    encodings = [layer["encoding"] for spec in specs for layer in spec["layer"]]
+    titles = [title for axis in ("x", "y") for title in _titles_taken(encodings, axis)]
+    yield "axes: " + "; ".join(dict.fromkeys(titles))
+    for number, spec in enumerate(specs):
+        spec.update(SMALL)
+        for channel in (c for layer in spec["layer"] for c in layer["encoding"].values()):
+            if "legend" in channel and (number or len(channel["scale"]["domain"]) == 1):
+                channel["legend"] = None
+    if "n" in data:
+        yield counted(data["n"].dropna())
+
+
+def _titles_taken(encodings: Sequence[Spec], axis: str) -> Iterator[str]:
+    for channel in (encoding[axis] for encoding in encodings if axis in encoding):
+        if title := channel.get("title"):
+            channel["title"] = None
+            yield title if isinstance(title, str) else ", ".join(title)
 
 
 def thin(specs: Sequence[Spec]) -> Iterator[str]:

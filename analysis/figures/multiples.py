@@ -38,8 +38,8 @@ def panels_of(
     """
     for (panel, subtitle), rows in data.groupby(PANEL, sort=False):
         for name, part in _parted(rows, [*order], beside):
-            words = in_lines([name, str(subtitle)])
-            yield Panel(titled(str(panel), words), part, rows)
+            first, *others = filter(None, [name, str(panel)])
+            yield Panel(titled(first, in_lines([*others, str(subtitle)])), part, rows)
 
 
 def _parted(

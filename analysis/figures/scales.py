@@ -169,7 +169,6 @@ def number_axis(column: str, title: str, values: pd.Series) -> alt.X:
         domain=[distinct[0], distinct[-1]],
         padding=SIDES,
         nice=False,
-        zero=False,
         **_kind([value for value in distinct if value > 0], whole=distinct),
     )
     ticks = distinct if len(distinct) <= MAX_TICKS else alt.Undefined
@@ -180,7 +179,7 @@ def number_axis(column: str, title: str, values: pd.Series) -> alt.X:
 def _kind(positive: Sequence[float], whole: Sequence[float]) -> dict[str, Any]:
     """Return the kind of scale: a log axis has no place for 0, a symlog axis is linear there."""
     if not positive or positive[-1] <= LOG_FROM * positive[0]:
-        return {"type": "linear"}
+        return {"type": "linear", "zero": False}
     if len(positive) == len(whole):
         return {"type": "log"}
     return {"type": "symlog", "constant": positive[0]}

@@ -9,7 +9,7 @@ from contextlib import suppress
 from rich.console import RenderableType
 from rich.live import Live
 
-from pipegap.analysis.table.text import aligned
+from pipegap.analysis.table.text import aligned, terminal_width
 from pipegap.sweeps.plan.labels import Asked
 from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from pipegap.sweeps.request.command_line import Request, parse_request
@@ -114,6 +114,9 @@ def _overview(where: str) -> str:
     if len(rows) == 1:
         return f"{results} has no record of a sweep: pipegap sweep sweep=main makes one"
     lines = [*map("  ".join, zip(aligned(rows, str.rjust), more, strict=True))]
+    if (width := terminal_width()) and max(map(len, lines)) > width:
+        head, *shown = aligned(rows, str.rjust)
+        lines = [head, *(f"{row}\n  {then}" for row, then in zip(shown, more[1:], strict=True))]
     if failed:
         lines += failures(failed.items(), len(planned))
         lines.append(f"all that failed: {shlex.join([*LIST_FAILED, *_store(where)])}")

@@ -70,6 +70,7 @@ def test_a_narrow_terminal_breaks_no_word_and_no_command(
     assert {*code} <= {*narrow.splitlines()}
     commands = re.findall(r"pipegap sweep .*", wide)
     assert bool(commands) == (not optimizer)
+    assert all(command.endswith(f" results={results}") for command in commands), "else trains anew"
     assert re.findall(r"pipegap sweep .*", narrow) == commands
     for number in re.findall(r"[+-]\d+\.\d{4} \[[^]]*\] n=\d", wide):
         assert number in narrow

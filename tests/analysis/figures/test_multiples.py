@@ -1,5 +1,7 @@
 """Many series are many panels on one scale: five curves in one picture at most, and none lost."""
 
+import json
+import re
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -8,7 +10,8 @@ import pytest
 
 from pipegap.analysis import gaps, load
 from pipegap.analysis.figures import BY_NAME, plot
-from pipegap.analysis.figures.figure import Spec, whole
+from pipegap.analysis.figures.figure import MOST_PANELS, MOST_SMALL, Spec, whole
+from pipegap.analysis.figures.files import picture
 from pipegap.analysis.figures.multiples import MOST_CURVES
 from tests.support.synthetic_store import config, put, result, write
 
@@ -123,3 +126,27 @@ def test_few_series_stay_in_one_panel(tmp_path: Path) -> None:
     trials, figure = load(tmp_path), BY_NAME["validation_curves"]
     spec = whole(plot(figure, figure.data(trials, gaps(trials))))
     assert [len(series) for series, *_ in panels(spec)] == [MOST_CURVES, MOST_CURVES - 1]
+
+
+def test_many_panels_are_small_and_few_enough_for_a_look(tmp_path: Path) -> None:
+    names = [f"optimizer{number:02d}" for number in range(MOST_SMALL + 1)]
+    for optimizer, momentum in product(names, (0.8, 0.9)):
+        put(tmp_path, "sync", [1.0, 1.1], optimizer=optimizer, momentum=momentum)
+        put(tmp_path, "delay", [1.0 + momentum, 2.0], optimizer=optimizer, momentum=momentum)
+    trials, figure = load(tmp_path), BY_NAME["fig04_momentum"]
+    table = gaps(trials)
+    drawn = plot(figure, figure.data(trials, table))
+    said = f"the first {MOST_SMALL} of {len(names)} panels: the CSV has all"
+    assert {said, "axes: momentum; gap to sync (nats per token)", "n=2"} <= {*drawn.figure.caption}
+    assert [panel["title"]["text"] for panel in drawn.specs] == [
+        name.title() for name in names[:MOST_SMALL]
+    ]
+    layers = json.dumps([panel["layer"] for panel in drawn.specs])
+    assert '"legend": {' not in layers, "its title says which it is"
+    width = re.search(r'width="(\d+)', picture(whole(drawn)))
+    assert width is not None
+    assert int(width[1]) < 1_400
+    some = trials[trials["optimizer"].isin(names[:MOST_PANELS])]
+    usual = plot(figure, figure.data(some, gaps(some)))
+    assert usual.figure == figure
+    assert "width" not in usual.specs[0]

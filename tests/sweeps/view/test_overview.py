@@ -24,6 +24,20 @@ def test_each_recorded_sweep_has_a_line(tmp_path: Path, capsys: pytest.CaptureFi
     assert " ".join(tiny[6:]) == f"pipegap status sweep=main scale=tiny results={tmp_path}"
 
 
+def test_a_narrow_terminal_has_the_command_below_its_sweep(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_arms(tmp_path, {"sync": [1.7, 1.8]})
+    record(tmp_path, "main", "tiny", ids(tmp_path))
+    monkeypatch.setattr("pipegap.sweeps.commands.status.terminal_width", lambda: 60)
+    assert main(["status", f"results={tmp_path}"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "sweep      trials  completed  diverged  failed  left",
+        "main-tiny       2          2         0       0     0",
+        f"  pipegap status sweep=main scale=tiny results={tmp_path}",
+    ]
+
+
 def test_failed_trials_are_told_with_their_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
