@@ -6,6 +6,7 @@ from math import isnan
 
 from pipegap.analysis.advice.evidence import Evidence, Gap
 from pipegap.analysis.advice.speed import Costs
+from pipegap.analysis.advice.timing import Ratio
 from pipegap.analysis.advice.verdict import (
     BY_UPDATES,
     UNDECIDED,
@@ -192,7 +193,7 @@ def _against(advice: Advice, width: int | None) -> list[str]:
     for rival in advice.rivals.values():
         at, row = rival.same_time, rival.row
         gap = loss_text(at) if at and at.n else ""
-        rows.append([rival.label, f"{rival.speed_up:.3f}", row["verdict"], gap, row["evidence"]])
+        rows.append([rival.label, rival.ratio.text, row["verdict"], gap, row["evidence"]])
     return fitted(heads, rows, width, heads[::2])
 
 
@@ -227,17 +228,17 @@ def _tax(advice: Advice, gap: Gap, evidence: Evidence) -> Iterator[str]:
         yield f"  whether the delay pays: {TOO_SHORT}"
         return
     for rival in advice.rivals.values():
-        pays = break_even(tax, rival.speed_up)
-        yield f"  against {rival.speed_up:.3f}, the speed-up over {rival.label}: {pays}"
+        pays = break_even(tax, rival.ratio)
+        yield f"  against {rival.ratio.text}, the speed-up over {rival.label}: {pays}"
 
 
-def break_even(tax: Tax, speed_up: float) -> str:
+def break_even(tax: Tax, speed_up: Ratio) -> str:
     """A tax below the speed-up pays."""
     if isnan(tax.tax_low):
         return "one seed shows nothing"
-    if tax.tax_high < speed_up:
-        left = speed_up / tax.tax
+    if tax.tax_high < speed_up.low:
+        left = speed_up.value / tax.tax
         return f"the tax is lower, so the delay pays: {left:.2f} times as fast to sync's loss"
-    if tax.tax_low > speed_up:
+    if tax.tax_low > speed_up.high:
         return "the tax is higher, so the delay does not pay"
     return "not shown to be lower or higher"

@@ -96,7 +96,7 @@ def _answer(evidence: Evidence | None, longest: float, timed: Timing, rival: str
     """The fields of an advice that depend on the length of training."""
     ratios = timed.ratios
     simulated = [at.value for name, at in ratios.items() if name not in timed.measured]
-    ends = [end for at in ratios.values() for end in (at.low or at.value, at.high) if at.high > 1]
+    ends = [end for at in ratios.values() for end in at.ends if at.ends[1] > 1]
     left = candidates(evidence, ends) if evidence is not None else []
     arms = [candidate.arm for candidate in left]
     rivals = {}
@@ -113,7 +113,7 @@ def _answer(evidence: Evidence | None, longest: float, timed: Timing, rival: str
             name,
             at.num_chunks,
             value,
-            (interval[0], interval[1]),
+            interval,
             name in timed.measured,
             at.activations,
             at.fits(timed.most),

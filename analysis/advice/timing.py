@@ -3,7 +3,7 @@ what stands in the way of a gain."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, inf, log, nan
+from math import exp, inf, isfinite, log, nan
 from statistics import fmean, variance
 from typing import NamedTuple
 
@@ -22,11 +22,17 @@ from pipegap.analysis.advice.speed import (
 from pipegap.analysis.statistics.intervals import CONFIDENCE
 
 LITTLE = 0.05
-"""The share of a step below which 2BW can win little."""
+"""The share of a step below which 2BW can win little: the token tax of AdamW with Error Feedback
+in the README takes as much."""
 LEAST = 0.0005
 """The share that is not said: it would round to nothing."""
 HOST = 0.8
-"""The share of a step that a rank's kernels must fill, else its host is too slow."""
+"""The share of a step that a rank's kernels must fill, else its host is too slow: without kernels
+for the other fifth it loses as much as to the bubble of m = 4 (p − 1) microbatches."""
+APART = 0.5
+"""How far stages must overlap on the way from one at a time to what SLOWEST allows. Half way a step
+loses (m − 1) (p − 1) / (2 m p) to what keeps them apart, more than to its bubble, all that 2BW
+wins, if (m − 1) (m − 2) > 2 p."""
 
 
 class Ratio(NamedTuple):
@@ -37,6 +43,17 @@ class Ratio(NamedTuple):
     """Between here and `high` it lies with 95 % confidence: in the same time it makes so many more
     updates at least. 0 where 2BW's own time is only known to be no shorter than simulated."""
     high: float
+    """Infinite where 2BW's time was measured, and the rival's is no shorter than simulated."""
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """`low` and `high`, and `value` in the place of an end that is not known."""
+        return self.low or self.value, self.high if isfinite(self.high) else self.value
+
+    @property
+    def text(self) -> str:
+        """`1.438`, `≤ 1.438` or `≥ 1.438`."""
+        return f"{'' if self.low else '≤ '}{'' if isfinite(self.high) else '≥ '}{self.value:.3f}"
 
 
 def ratio(theirs: Sequence[float], own: Sequence[float]) -> Ratio:
@@ -69,7 +86,7 @@ class Timing:
     measured: Mapping[str, Sequence[float]]
     """Times of a step of any rival."""
     own_times: Sequence[float]
-    """Those of 2BW; none if not measured."""
+    """Those of 2BW, beside costs `with_step_time`; none if not measured."""
     most: float
     """Of how many microbatches a rank may keep activations."""
 
@@ -77,22 +94,20 @@ class Timing:
     def ratios(self) -> dict[str, Ratio]:
         """For each rival."""
         own = self.own_times or [self.own.batch_time]
-        ratios = {
-            name: ratio(self.measured.get(name, [at.batch_time]), own)
-            for name, at in self.others.items()
-        }
-        if self.own_times:
-            return ratios
+        # A measured time has what no simulation knows: against a simulated one it is a bound.
+        bound = {"high": inf} if self.own_times else {"low": 0.0}
+        bounded = {*self.others} - {*self.measured, SLOWEST} if self.own_times else self.measured
         return {
-            name: at._replace(low=0.0) if name in self.measured else at
-            for name, at in ratios.items()
+            name: ratio(self.measured.get(name, [at.batch_time]), own)._replace(
+                **bound if name in bounded else {}
+            )
+            for name, at in self.others.items()
         }
 
     @property
     def faster(self) -> list[str]:
-        """The rivals that 2BW is measured to be no faster than, or that were and are faster than it
-        could be; the fastest first."""
-        known = self.others if self.own_times else self.measured
+        """Those measured to be faster than 2BW, or than it could be; the fastest first."""
+        known = {*self.measured, SLOWEST} if self.own_times else self.measured
         faster = [name for name in known if self.ratios[name].high < 1 - NEARLY]
         return sorted(faster, key=lambda name: self.others[name].batch_time)
 
@@ -106,7 +121,7 @@ class Timing:
                 whose = f"2BW takes {fmean(self.own_times):.4g}"
             yield f"stay with {name}: its step takes {theirs:.4g}, {whose}"
         overlap, allowed = self.costs.overlap, self._overlap
-        if overlap - 1 < (allowed - 1) / 2:  # False where it is not known
+        if overlap - 1 < APART * (allowed - 1):  # False where it is not known
             yield (
                 f"stages overlap {overlap:.1f} times, where {SLOWEST} lets them overlap "
                 f"{allowed:.1f} times: this is the limit, not the bubble, and no delay lifts it"
@@ -144,7 +159,8 @@ class Timing:
         )
         yield f"a step of {SLOWEST} is {told}"
         wins = {name: 1 - 1 / at.value for name, at in self.ratios.items() if at.value > 1}
-        told = ", ".join(f"{share:.1%} of a step of {name}" for name, share in wins.items())
+        least = {name: "" if isfinite(at.high) else "at least " for name, at in self.ratios.items()}
+        told = ", ".join(f"{least[k]}{share:.1%} of a step of {k}" for k, share in wins.items())
         how = "wins, as measured," if self.own_times else "can win at most"
         yield f"2BW {how} {told or 'nothing'}"
         if wins and max(wins.values()) < LITTLE:

@@ -3,7 +3,7 @@ answer against each synchronous pipeline, as rows and as one sentence."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil, floor, isinf, nan
+from math import ceil, floor, isfinite, isinf, nan
 from typing import Any
 
 from pipegap.analysis.advice.evidence import Evidence, Gap
@@ -99,15 +99,16 @@ def decide(
     """
     if slower := no_faster(speed_up):
         return slower, None
-    low = optimistic(evidence, arms, speed_up.high)
-    high = pessimistic(evidence, arms, speed_up.low or speed_up.value)
-    for at, is_shown, word in ((high, high.is_lower, GO), (low, low.is_higher, STAY)):
+    least, most = speed_up.ends
+    high, low = pessimistic(evidence, arms, least), optimistic(evidence, arms, most)
+    go = Decision(GO, _by_time(high)) if speed_up.low else NOT_MEASURED
+    stay = Decision(STAY, _by_time(low)) if isfinite(speed_up.high) else RIVAL_NOT_MEASURED
+    for at, is_shown, decision in ((high, high.is_lower, go), (low, low.is_higher, stay)):
         shortest = min(at.sync_lengths) if is_shown else evidence.updates
         if few := _too_few(shortest, evidence.deciding):
             return few, at
         if is_shown:
-            is_known = word == STAY or speed_up.low
-            return Decision(word, _by_time(at)) if is_known else NOT_MEASURED, at
+            return decision, at
     return _undecided(evidence, high, largest), high
 
 
@@ -126,8 +127,10 @@ def _undecided(evidence: Evidence, at: SameTime, largest: float) -> Decision:
 
 def no_faster(speed_up: Ratio) -> Decision | None:
     """The verdict that needs no losses; None where 2BW may be faster."""
-    if speed_up.high > 1 + NO_FASTER:
+    if speed_up.ends[1] > 1 + NO_FASTER:
         return None
+    if not isfinite(speed_up.high):
+        return RIVAL_NOT_MEASURED
     if speed_up.value > 1 - NO_FASTER:
         return Decision(STAY, "2BW is no faster here")
     share = f"its step takes {speed_up.value:.2f} of the time of one of 2BW"
@@ -138,6 +141,9 @@ NO_FASTER = 1e-9
 """The rounding error of a speed-up."""
 NOT_MEASURED = Decision(
     UNDECIDED, "go only if 2BW is as fast as simulated: measure a step of it, time_2bw="
+)
+RIVAL_NOT_MEASURED = Decision(
+    UNDECIDED, "stay only if this rival is as fast as simulated: measure a step of it, rival.NAME="
 )
 
 
@@ -191,8 +197,8 @@ class Rival:
     """Parts of the model per rank."""
     speed_up: float
     """How many batches 2BW makes in the time of one."""
-    speed_up_interval: tuple[float, float]
-    """Both ends are `speed_up` where nothing was measured; see `Ratio.low`."""
+    speed_up_interval: Sequence[float]
+    """`low` and `high` of `Ratio`: `speed_up` where nothing was measured."""
     is_measured: bool
     activations: float
     """Of how many microbatches a rank keeps activations; NaN if that is not known."""
@@ -209,9 +215,9 @@ class Rival:
         return f"{self.name} ({self.num_chunks} parts)" if several else self.name
 
     @property
-    def share(self) -> float:
-        """The share of a step of it that 2BW can win at all."""
-        return 1 - 1 / self.speed_up
+    def ratio(self) -> Ratio:
+        """The speed-up with its interval."""
+        return Ratio(self.speed_up, *self.speed_up_interval)
 
     @property
     def row(self) -> dict[str, Any]:

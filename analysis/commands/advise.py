@@ -150,8 +150,10 @@ def _measured(given: Given) -> tuple[dict[str, tuple[float, ...]], tuple[float, 
     }
     if "" in rivals:
         raise BadInput(RIVAL, given[RIVAL], "must name the rival: rival.fsdp=1.01")
-    alone = [key for key in given if key.startswith(RIVAL) or key == "time_2bw"]
-    if alone and not {"step_time", "trace", "forward"} & {*given}:
+    # Of a measured 2BW no simulated time may be compared that was not tied to a measured one.
+    simulated = {"step_time"} if "time_2bw" in given else {"step_time", "trace", "forward"}
+    alone = [key for key in given if key == "time_2bw" or key.startswith(RIVAL)]
+    if alone and not simulated & {*given}:
         raise BadInput(alone[0], given[alone[0]], "must stand beside step_time, in the same unit")
     return rivals, _above_0(given, "time_2bw")
 

@@ -1,24 +1,31 @@
-"""A Llama of transformers in stages, one per rank, trained by 1F1B or by flush-free 2BW.
+"""A Llama of transformers in stages, one per rank, trained by 1F1B or by flush-free 2BW; or whole,
+on a part of each batch, by FSDP.
 
     torchrun --standalone --nproc-per-node 2 -m examples.llama.train
     torchrun --standalone --nproc-per-node 2 -m examples.llama.train --asynchronous
+    torchrun --standalone --nproc-per-node 2 -m examples.llama.train --fsdp
 
-Both print the loss of each batch, and the words that tell `pipegap advise` how long a step takes.
+All print the loss of each batch, and the words that tell `pipegap advise` how long a step takes.
+With `--profile FOLDER` each rank leaves a trace of its last batches there, for `trace=FOLDER`.
 The text is that of `make data-wiki`, as bytes. Each rank takes a GPU where there are some.
 """
 
 import argparse
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.functional import cross_entropy
+from torch.profiler import profile, schedule
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pipegap import Schedule2BW
@@ -87,47 +94,97 @@ def norm_over_stages(module: nn.Module) -> Tensor:
     return square.sqrt()
 
 
-def train(updates: int, asynchronous: bool) -> None:
-    """Trains this rank's stage; the last one prints."""
-    rank, count = dist.get_rank(), dist.get_world_size()
-    device = device_of(rank)
-    module = Stage(rank, count).to(device)
-    stage = PipelineStage(module, rank, count, device)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3)
+class Pipeline:
+    """This rank's stage, and the schedule that trains it; the last rank has losses."""
 
-    def update() -> None:
+    def __init__(self, asynchronous: bool) -> None:
+        rank, count = dist.get_rank(), dist.get_world_size()
+        self.device, self.asynchronous = device_of(rank), asynchronous
+        self.module = Stage(rank, count).to(self.device)
+        self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=3e-3)
+        self.stage = PipelineStage(self.module, rank, count, self.device)
         if asynchronous:
-            schedule.clip_grad_norm_(MAX_NORM)
+            options = {"update": self.update, "error_feedback": 1.0}
+            self.schedule = Schedule2BW(self.stage, MICROBATCHES, loss_of, **options)
         else:
-            norm = norm_over_stages(module)
-            nn.utils.clip_grads_with_norm_(module.parameters(), MAX_NORM, norm)
-        optimizer.step()
-        optimizer.zero_grad()
+            self.schedule = Schedule1F1B(self.stage, MICROBATCHES, loss_of)
 
-    if asynchronous:
-        options = {"update": update, "error_feedback": 1.0}
-        schedule = Schedule2BW(stage, MICROBATCHES, loss_of, **options)
-    else:
-        schedule = Schedule1F1B(stage, MICROBATCHES, loss_of)
+    def update(self) -> None:
+        """Of a batch: with 2BW the schedule calls it, one batch later."""
+        if self.asynchronous:
+            self.schedule.clip_grad_norm_(MAX_NORM)
+        else:
+            norm = norm_over_stages(self.module)
+            nn.utils.clip_grads_with_norm_(self.module.parameters(), MAX_NORM, norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
-    is_first, is_last = rank == 0, rank == count - 1
-    ends: list[float] = []
-    for number, batch in enumerate(batches(updates)):
-        x, y = (rows.to(device) for rows in batch)
+    def step(self, x: Tensor, y: Tensor) -> Tensor | None:
+        """Trains on a batch."""
         losses: list[Tensor] = []
-        last = {"target": y, "losses": losses} if is_last else {}
-        schedule.step(*([x] if is_first else []), **last)
-        if not asynchronous:
-            update()
-        if is_last:
-            print(f"batch {number}: {torch.stack(losses).mean():.6f}", flush=True)
-        ends.append(time.perf_counter())  # the last rank has read its losses
-    if asynchronous:
-        with schedule.drained():  # here one would evaluate, and save
+        last = {"target": y, "losses": losses} if self.stage.is_last else {}
+        self.schedule.step(*([x] if self.stage.is_first else []), **last)
+        if not self.asynchronous:
+            self.update()
+        return torch.stack(losses).mean() if losses else None
+
+    def end(self) -> None:
+        """After the last batch: here one would evaluate, and save."""
+        with self.schedule.drained() if self.asynchronous else nullcontext():
             pass
-    if is_last and len(ends) > WARM_UP + 1:
+
+
+class Sharded:
+    """The whole model on this rank's rows of each batch, its weights sharded over all ranks."""
+
+    def __init__(self) -> None:
+        self.device = device_of(dist.get_rank())
+        self.module = Stage(0, 1).to(self.device)
+        for part in (*self.module.llama.model.layers, self.module):
+            fully_shard(part)
+        self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=3e-3)
+
+    def step(self, x: Tensor, y: Tensor) -> Tensor:
+        """Trains on a batch."""
+        rank, count = dist.get_rank(), dist.get_world_size()
+        loss = loss_of(self.module(x.chunk(count)[rank]), y.chunk(count)[rank])
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.module.parameters(), MAX_NORM)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        whole = loss.detach() / count
+        dist.all_reduce(whole)
+        return whole
+
+    def end(self) -> None:
+        """Nothing is left."""
+
+
+def profiled(path: Path, updates: int) -> profile:
+    """A profiler that traces what comes after warming up, and writes it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    warmed_up = schedule(wait=WARM_UP - 1, warmup=1, active=updates - WARM_UP, repeat=1)
+    return profile(
+        schedule=warmed_up, on_trace_ready=lambda made: made.export_chrome_trace(str(path))
+    )
+
+
+def train(trained: Pipeline | Sharded, updates: int, word: str, folder: Path | None) -> None:
+    """Trains on so many batches; the last rank prints."""
+    rank, count = dist.get_rank(), dist.get_world_size()
+    ends: list[float] = []
+    with profiled(folder / f"rank{rank}.json", updates) if folder else nullcontext() as profiler:
+        for number, batch in enumerate(batches(updates)):
+            x, y = (rows.to(trained.device) for rows in batch)
+            loss = trained.step(x, y)
+            if rank == count - 1:
+                print(f"batch {number}: {loss:.6f}", flush=True)
+            ends.append(time.perf_counter())  # the last rank has read its losses
+            if profiler:
+                profiler.step()
+    trained.end()
+    if rank == count - 1 and len(ends) > WARM_UP + 1:
         step = median(after - before for before, after in pairwise(ends[WARM_UP:]))
-        word = "time_2bw" if asynchronous else "step_time"
         print(f"pipegap advise stages={count} microbatches={MICROBATCHES} {word}={step:.4g}")
 
 
@@ -136,9 +193,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--updates", type=int, default=30)
     parser.add_argument("--asynchronous", action="store_true", help="2BW with Error Feedback")
+    parser.add_argument("--fsdp", action="store_true", help="no pipeline")
+    parser.add_argument("--profile", type=Path, help="a folder for traces by torch.profiler")
     given = parser.parse_args()
     dist.init_process_group()  # gloo, and NCCL where there are GPUs
-    train(given.updates, given.asynchronous)
+    trained = Sharded() if given.fsdp else Pipeline(given.asynchronous)
+    word = "time_2bw" if given.asynchronous else "step_time"
+    train(trained, given.updates, "rival.fsdp" if given.fsdp else word, given.profile)
     dist.destroy_process_group()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -18,12 +19,35 @@ OWN = ROOT / ".venv" / "torchtitan" / "bin" / "python"
 pytestmark = pytest.mark.slow
 
 
+PARSE = "from torchtitan.config import ConfigManager as C; print(C().parse_args())"
+
+
 @pytest.fixture(scope="module")
-def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The losses of each way of training."""
-    python = sys.executable if find_spec("torchtitan") else str(OWN)
-    if not Path(python).exists():
+def python() -> str:
+    """The interpreter that has torchtitan."""
+    found = sys.executable if find_spec("torchtitan") else str(OWN)
+    if not Path(found).exists():
         pytest.skip("no torchtitan: make torchtitan")
+    return found
+
+
+@pytest.mark.parametrize("page", ["advise", "torchtitan"])
+def test_its_options_are_those_that_the_pages_name(python: str, page: str) -> None:
+    """Each is read by torchtitan; the model is that of docs/torchtitan.md."""
+    given = ["--module", "llama3", "--config", "llama3_debugmodel"]
+    for option in re.findall(r"--[a-z]+\.\S+(?: [\w.]+)?", (ROOT / f"docs/{page}.md").read_text()):
+        given += option.strip("`|").split()
+    assert len(given) > 6
+    read = subprocess.run(
+        [python, "-c", PARSE, *given], capture_output=True, text=True, check=False
+    )
+    assert read.returncode == 0, read.stderr
+    assert "pipeline_parallel_schedule='2BW'" in read.stdout or page == "advise"
+
+
+@pytest.fixture(scope="module")
+def losses(python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The losses of each way of training."""
     folder = tmp_path_factory.mktemp("torchtitan")
     words = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     words += ["-m", "tests.support.torchtitan_run", str(folder)]

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,14 @@ import pytest
 import torch
 from scipy import stats
 
-from pipegap.analysis.advice.speed import equal_stages, slowest, with_step_time
-from pipegap.analysis.advice.timing import ratio
+from pipegap.analysis.advice.speed import (
+    Costs,
+    equal_stages,
+    flushed_speeds,
+    slowest,
+    with_step_time,
+)
+from pipegap.analysis.advice.timing import APART, ratio, timing
 from pipegap.analysis.advice.verdict import SHORT
 from pipegap.analysis.commands import advise
 from pipegap.trainer.base.errors import BadInput
@@ -98,12 +105,92 @@ def test_what_others_found(capsys: pytest.CaptureFixture[str], store: Path, row:
     assert not any("to go with" in line for line in lines) or STAY not in verdicts.values()
 
 
+# marin's model of a network between 8 slices of 256 chips: FLOP/s and bytes/s of a chip, parameters
+# and those that a token meets, and the share of an all-reduce that it takes to be hidden.
+FLOPS, BANDWIDTH, PARAMETERS, MET, HIDDEN, TAX = 0.4 * 900e12, 25e9, 300e9, 20e9, 0.5, 1.16
+
+
+@pytest.mark.parametrize(("tokens", "left"), [(8e6, 0.97), (4e6, 1.08), (2e6, 1.30), (1e6, 1.73)])
+def test_what_is_left_of_a_speed_up_over_replicas(tokens: float, left: float) -> None:
+    """Replicas compute, and wait for half of the all-reduce of their gradients in float32; 2BW, as
+    it is simulated, only computes. All communication / compute are by this: 0.25, 0.5, 1 and 2."""
+    compute = 6 * MET * tokens / (8 * 256 * FLOPS)
+    all_reduce = 2 * 7 / 8 * 4 * PARAMETERS / 256 / BANDWIDTH
+    costs = with_step_time(equal_stages(8), 32, compute * 39 / 32)  # 1F1B's
+    replicas = compute + (1 - HIDDEN) * all_reduce
+    gain = timing(costs, 32, measured={"replicas": [replicas]}).ratios["replicas"].value
+    assert all_reduce / compute == pytest.approx(2e6 / tokens, rel=0.01)
+    assert round(gain / TAX, 2) == left
+    assert tokens != 2e6 or round(gain, 2) == 1.50, "the break-even"
+
+
+def test_the_order_of_schedules_that_zero_bubble_21_measured() -> None:
+    """6.2B on 8 GPUs: 55, 66 and 64 samples/s with 1F1B, interleaved 1F1B of most parts and ZB-V,
+    and 48, 57 and 53 GB. Of 24 microbatches, as its authors run 6.2B, all but one follow.
+
+    ZB-V comes first here, as its bubble is shortest. That its halves compute less well than whole
+    backwards, and start twice as many kernels and messages, no number of stages says: a rival that
+    might be the fastest must be measured. ZB-2P keeps twice the activations: it is not simulated.
+    """
+    speeds = flushed_speeds(equal_stages(8), 24, inf)
+    gains = {name: speeds["1F1B"].batch_time / at.batch_time for name, at in speeds.items()}
+    assert gains["interleaved 1F1B"] == pytest.approx(66 / 55, abs=0.005)
+    assert gains["ZB-V"] == pytest.approx(1.23, abs=0.005)
+    assert gains["ZB-V"] > gains["interleaved 1F1B"] > gains["ZB-H1"] > 1
+    kept = {name: at.activations / 8 for name, at in speeds.items()}
+    assert kept["interleaved 1F1B"] == pytest.approx(57 / 48, abs=0.035)
+    assert kept["1F1B"] == kept["ZB-V"] < kept["interleaved 1F1B"]
+
+
+def test_a_bubble_that_shrinks_without_effect_is_not_the_limit() -> None:
+    """marin 6532, GPipe of 8 ranks: a bubble of 47 % with 8 microbatches, 30 % with 16 half as
+    long, and 8,077 and 7,987 tokens/s. By the bubble alone it would be 1.30 times as fast."""
+    steps = {m: slowest(equal_stages(8), m) for m in (8, 16)}
+    bubbles = {m: 1 - 3 * m / step for m, step in steps.items()}
+    assert bubbles == pytest.approx({8: 0.47, 16: 0.30}, abs=0.005)
+    assert steps[8] / (steps[16] / 2) == pytest.approx(1.30, abs=0.005)
+    [said, *_] = timing(with_step_time(Costs((1.0,) * 8, (2.0,) * 8), 16, 300.0), 16).limits
+    assert said.startswith("stages overlap 1.3 times, where 1F1B lets them overlap 5.6 times")
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (8, 8), (8, 64)])
+def test_half_the_overlap_is_where_more_is_lost_than_the_bubble(p: int, m: int) -> None:
+    costs = Costs((1.0,) * p, (2.0,) * p)
+    step = slowest(costs, m)
+    allowed = 3 * m * p / step
+    at_limit = 3 * m * p / (1 + APART * (allowed - 1))
+    lost = (m - 1) * (p - 1) / (2 * m * p)
+    assert 1 - step / at_limit == pytest.approx(lost)
+    assert (step - 3 * m) / at_limit < lost
+    said = [any(timing(with_step_time(costs, m, x * at_limit), m).limits) for x in (0.99, 1.01)]
+    assert said == [False, True]
+
+
+def test_of_a_simulated_rival_a_measured_2bw_knows_one_side(
+    capsys: pytest.CaptureFixture[str], store: Path
+) -> None:
+    """2BW at 1.9 against a 1F1B of 2.2 is slower than ZB-V as simulated from that, 1.60, in which
+    no message is waited for: that is no stay before ZB-V was measured."""
+    words = {"step_time": "2.20", "time_2bw": "1.9"}
+    told, lines = asked(capsys, store, **words)
+    rival = told["rivals"]["ZB-V"]
+    assert rival["speed_up"] == pytest.approx(2.2 * (16 + 7 / 6) / 23 / 1.9)
+    assert rival["speed_up_interval"][1] is None, "it may be infinite"
+    assert SHORT[rival["decision"]["word"]] == OPEN
+    assert "measure a step of it, rival.NAME=" in rival["decision"]["why"]
+    assert any(line.startswith("ZB-V ") and "≥ 0.864" in line for line in lines)
+    assert not any("stay with" in line for line in lines)
+    told, lines = asked(capsys, store, **words, **{"rival__ZB-V": "1.65"})
+    assert SHORT[told["rivals"]["ZB-V"]["decision"]["word"]] == STAY
+    assert "stay with ZB-V: its step takes 1.65, 2BW takes 1.9" in lines
+    told, lines = asked(capsys, store, step_time="1.8", time_2bw="1.9")
+    assert "stay with 1F1B: its step takes 1.8, 2BW takes 1.9" in lines
+
+
 def test_of_a_tax_the_break_even_is_what_is_left_of_the_speed_up(
     capsys: pytest.CaptureFixture[str], store: Path
 ) -> None:
-    """At communication = compute a synchronous step takes 1.5 of the asynchronous one: a tax of
-    1.16 leaves 1.29, and one of 1.5 is the break-even; at a quarter of the communication nothing
-    is left."""
+    """A tax of 1.16 leaves 1.29 of a speed-up of 1.5, and nothing of one of 1.125."""
     put(store / "taxed", "sync", [1.00, 1.01, 1.02])
     for updates, level in ((400, 1.1), (450, 1.02), (464, 1.0), (600, 0.85)):
         losses = [level, level + 0.01, level + 0.02]
