@@ -10,11 +10,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WIKI := data/wiki/manifest.json
 MOTO := $(VENV)/moto
-TITAN := $(VENV)/torchtitan
 # Others than ours, on which `make versions` tries Schedule2BW.
 TORCHES ?= 2.11.0 2.14.1 2.15.0
 
-.PHONY: help setup moto torchtitan versions data-% sweep-% figures docs site submit test test-slow fuzz check wheel clean
+.PHONY: help setup moto torchtitan trackio versions data-% sweep-% figures docs site submit test test-slow fuzz check wheel clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -37,14 +36,14 @@ $(MOTO)/.ready: tests/moto.txt | $(READY)
 	$(MOTO)/bin/python -m pip install -q -r tests/moto.txt
 	touch $@
 
-# torchtitan wants other versions than ours of what both need: it gets ours.
-torchtitan: $(TITAN)/.ready  ## torchtitan, for the slow test that runs docs/torchtitan.md in it
+# They want other versions than ours of what all need, and get ours of what is not in their lists.
+torchtitan trackio: %: $(VENV)/%/.ready  ## torchtitan, trackio: for the slow tests that ask for them
 
 SITE := import sysconfig; print(sysconfig.get_path("purelib"))
-$(TITAN)/.ready: tests/torchtitan.txt | $(READY)
-	$(PYTHON) -m venv $(TITAN)
-	$(BIN)/python -c '$(SITE)' > "$$($(TITAN)/bin/python -c '$(SITE)')/pipegap.pth"
-	$(TITAN)/bin/python -m pip install -q --no-deps -r tests/torchtitan.txt
+$(VENV)/torchtitan/.ready $(VENV)/trackio/.ready: $(VENV)/%/.ready: tests/%.txt | $(READY)
+	$(PYTHON) -m venv $(@D)
+	$(BIN)/python -c '$(SITE)' > "$$($(@D)/bin/python -c '$(SITE)')/pipegap.pth"
+	$(@D)/bin/python -m pip install -q --no-deps -r $<
 	touch $@
 
 # PyPI's wheels for Linux are those of CUDA: without TORCH_INDEX its libraries must be on LD_LIBRARY_PATH.

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("pipegap", "trainer", "sweeps", "analysis")
 CODE = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
-TRACKERS = {"wandb", "wandb_workspaces", "tensorboard"}
+TRACKERS = {"wandb", "wandb_workspaces", "tensorboard", "trackio"}
 FORBIDDEN = {
     "pipegap": {"ray", "hydra", "torch", "pandas", *TRACKERS},
     "trainer": {"ray", "pandas", "sweeps", "analysis", *TRACKERS},
@@ -121,9 +121,10 @@ def test_hydra_is_known_in_one_place() -> None:
     assert users == {"trainer/config/compose.py"}
 
 
-def test_wandb_is_known_in_its_tracker_and_its_dashboard() -> None:
+def test_a_tracker_is_known_in_its_file_and_wandb_in_its_dashboard() -> None:
     users = {name(p) for p in CODE if any(m.split(".")[0] in TRACKERS for m in imports(p))}
-    assert users == {"sweeps/tracking/wandb_tracker.py", "sweeps/commands/dashboard.py"}
+    trackers = {f"sweeps/tracking/{name}_tracker.py" for name in ("trackio", "wandb")}
+    assert users == {*trackers, "sweeps/commands/dashboard.py"}
 
 
 def test_trials_and_plans_wait_for_no_import_that_they_do_not_use(tmp_path: Path) -> None:
@@ -137,7 +138,7 @@ def test_trials_and_plans_wait_for_no_import_that_they_do_not_use(tmp_path: Path
         "import pipegap.sweeps.__main__ as entry; "
         "import pipegap.sweeps.request.command_line as asked; "
         "[asked.parse_request(['sweep=main', f'tracking={name}']) "
-        "for name in ('none', 'wandb', 'tensorboard')]; "
+        "for name in ('none', 'wandb', 'tensorboard', 'trackio')]; "
         f"assert not {TRACKERS | {'scipy'}} & {{name.split('.')[0] for name in sys.modules}}; "
         f"assert entry.main({words}) == 0; "
         "assert 'torch._dynamo' not in sys.modules"
