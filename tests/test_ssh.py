@@ -48,7 +48,8 @@ def test_a_sweep_on_machines_with_ssh_outlives_the_loss_of_one() -> None:
 
         def attempts(number: int) -> list[tuple[Path, dict[str, Any]]]:
             found = folder.glob(f"results/trials/*/attempt-{number:06d}.json")
-            return [(path, json.loads(path.read_text())) for path in found]
+            whole = [(path, text) for path in found if (text := path.read_text())]
+            return [(path, json.loads(text)) for path, text in whole]
 
         def checkpoints(trial: Path) -> list[int]:
             return [int(path.name.split("-")[1]) for path in trial.glob("checkpoint-*.pt")]
@@ -56,20 +57,23 @@ def test_a_sweep_on_machines_with_ssh_outlives_the_loss_of_one() -> None:
         (cluster := folder / "cluster.yaml").write_text(filled_in(folder))
         here.run("ray", "get-auth-token", "--generate")
         here.run("ray", "up", "-y", cluster)
-        until(lambda: "2 local.cluster.node" in here.run("ray", "exec", cluster, "ray status"))
+        nodes = folder / "pipea/ray/cluster-pipegap.state"
+        until(lambda: nodes.read_text().count("up-to-date") == 2)
+        assert "2 local.cluster.node" in here.run("ray", "exec", cluster, "ray status")
         words = ["sweep=momentum", "scale=micro", "grid.optimizer=[adamw]", "seeds=[0]"]
         words += ["grid.optimizer.momentum=[0.9]", "address=http://localhost:8265"]
-        length = ("num_updates=2000", "eval_every=2000")
+        length = ("num_updates=1000", "eval_every=1000")
         with here.start("ray", "dashboard", cluster) as forwarding:
-            time.sleep(3)
+            connect = ["bash", "-c", "</dev/tcp/localhost/8265"]
+            until(lambda: here.start(*connect).wait() == 0)
             job = here.start("pipegap", "submit", *words, *small.overrides(folder, *length))
             until(lambda: {a["host"] for _, a in attempts(1)} == {*ADDRESSES})
             [lost] = [path for path, attempt in attempts(1) if attempt["host"] == "pipeb"]
             until(lambda: checkpoints(lost.parent))
             here.lose(1)
+            kept = max(checkpoints(lost.parent))
             # After a minute without a heartbeat others may take the trial: as if it were over.
             until(lambda: os.utime(lost, (0, 0)) or attempts(2))
-            kept = max(checkpoints(lost.parent))
             assert job.wait() == 0, here.said.read_text()
             forwarding.kill()
         [(_, second)] = attempts(2)

@@ -29,7 +29,8 @@ from tests.support.synthetic_store import write_arms
 
 pytestmark = pytest.mark.filterwarnings("ignore:Pydantic V1 style:DeprecationWarning")  # wandb's
 Words = Sequence[str]
-ELSEWHERE = {"git", "cd", "source", "export", "tensorboard", "wandb", "pip", "python3"}
+ELSEWHERE = {"git", "cd", "source", "export", "tensorboard", "trackio", "wandb", "pip", "python3"}
+ELSEWHERE |= {"kubectl", "ray", "sbatch"}
 """Programs that are not ours."""
 ACTIVATE = ["source", ".venv/bin/activate"]
 OURS = {"pipegap", "python", "torchrun", "wandb"}
