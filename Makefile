@@ -17,7 +17,7 @@ TORCHES ?= 2.11.0 2.14.1 2.15.0
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
-	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z% -]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 setup: $(READY)  ## virtual environment with pinned packages
 
@@ -37,7 +37,7 @@ $(MOTO)/.ready: tests/moto.txt | $(READY)
 	touch $@
 
 # They want other versions than ours of what all need, and get ours of what is not in their lists.
-torchtitan trackio: %: $(VENV)/%/.ready  ## torchtitan, trackio: for the slow tests that ask for them
+torchtitan trackio: %: $(VENV)/%/.ready  ## for the slow tests that ask for them
 
 SITE := import sysconfig; print(sysconfig.get_path("purelib"))
 $(VENV)/torchtitan/.ready $(VENV)/trackio/.ready: $(VENV)/%/.ready: tests/%.txt | $(READY)

@@ -7,12 +7,14 @@ import json
 import sys
 import threading
 import time
-import urllib.request
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from urllib.error import HTTPError
+from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from pipegap.sweeps.plan.round import Round
 from pipegap.sweeps.plan.sweep_record import FOLDER
@@ -32,11 +34,27 @@ LISTED = 10
 """How many lines one notice shows at most."""
 
 
+class Direct(HTTPRedirectHandler):
+    """Makes an error of a redirect, after which urllib would ask for a page and post nothing."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Follow none."""
+
+
 def post(url: str, content: Mapping[str, object]) -> None:
-    """Send the content as JSON. Raises OSError or HTTPException."""
+    """Send the content as JSON, with the user and password that the URL may have.
+
+    Raises OSError, HTTPException or ValueError.
+    """
     headers = {"Content-Type": "application/json", "User-Agent": "pipegap"}
-    request = urllib.request.Request(url, json.dumps(content).encode(), headers)
-    with urllib.request.urlopen(request, timeout=TIMEOUT):
+    parts = urlsplit(url)
+    _, has_user, host = parts.netloc.rpartition("@")
+    if has_user:
+        login = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
+        headers["Authorization"] = f"Basic {b64encode(login.encode()).decode()}"
+    plain = urlunsplit(parts._replace(netloc=host))
+    request = Request(plain, json.dumps(content).encode(), headers)
+    with build_opener(Direct).open(request, timeout=TIMEOUT):
         pass
 
 
@@ -72,7 +90,8 @@ class Notices:
         trace: TracebackType | None,
     ) -> None:
         if error is not None:
-            self.tell("stopped", f"stopped {time.time_ns()}", f"stopped: {type(error).__name__}")
+            why = why_failed(f"{type(error).__name__}: {error}".removesuffix(": "))
+            self.tell("stopped", f"stopped {time.time_ns()}", f"stopped: {why}")
         if self._url:
             self._end.set()
             self._thread.join(TIMEOUT + 2 * LOOK_EVERY)
@@ -112,7 +131,7 @@ class Notices:
         counts = ", ".join(f"{words.count(s)} {s}" for s in dict.fromkeys(Status) if s in words)
         what = "stopped" if stopped else "ended"
         state = [*zip((trial.trial_id for trial in now.planned), words, strict=True)]
-        key = f"{what} {_digest(state)}"
+        key = f"{what} {_digest([self.title, state])}"
         if stopped or has_run:
             self._known.discard(key)
         self.tell(what, key, f"{what}: {counts}")
@@ -138,7 +157,7 @@ class Notices:
             what = {"kind": kind, "sweep": self.title, "store": self._store.name}
             try:
                 post(self._url, {"text": text, **what, "lines": [*lines.values()]})
-            except (OSError, http.client.HTTPException) as error:
+            except (OSError, http.client.HTTPException, ValueError) as error:
                 self._warn(error)
                 with self._lock:  # it is tried again a minute later
                     self._due[kind] = {**lines, **self._due.get(kind, {})}

@@ -127,11 +127,21 @@ def take_url(words: Sequence[str]) -> tuple[str, list[str]]:
                 command = [part for part in sys.orig_argv if part != word]
                 os.execv(sys.executable, [sys.executable, *command[1:]])
     url = os.environ.pop(NOTIFY, "")
-    parts = urlsplit(url)
-    is_text = url.isascii() and url.isprintable() and " " not in url
-    if url and not (is_text and parts.scheme in ("http", "https") and parts.hostname):
+    if url and not _is_url(url):
         raise BadInput("notify", "what was given", "must be a URL: http://… or https://…")
     return url, others
+
+
+def _is_url(text: str) -> bool:
+    """Whether a host is named by http or https that may exist."""
+    try:
+        parts = urlsplit(text)
+        (parts.hostname or "").encode("idna")
+        _ = parts.port  # as the host, it raises ValueError
+    except ValueError:
+        return False
+    is_text = text.isascii() and text.isprintable() and " " not in text
+    return is_text and parts.scheme in ("http", "https") and bool(parts.hostname)
 
 
 def _at_scale(sweep: Sweep, scale: str, first: Sequence[str], words: Sequence[str]) -> Sweep:

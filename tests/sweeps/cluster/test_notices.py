@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -34,6 +35,7 @@ class Server:
     url: str = ""
     status: int = 200
     posts: list[dict[str, Any]] = field(default_factory=list)
+    logins: set[str | None] = field(default_factory=set)
 
     def kinds(self) -> list[str]:
         return [post["kind"] for post in self.posts]
@@ -48,7 +50,13 @@ def server() -> Iterator[Server]:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if made.status == 200:
                 made.posts.append(body)
+            made.logins.add(self.headers["Authorization"])
             self.send_response(made.status)
+            self.send_header("Location", "/")
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            self.send_response(200)
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
@@ -120,16 +128,17 @@ def test_the_next_driver_tells_what_a_killed_one_did_not(tmp_path: Path, server:
     ]
 
 
+@pytest.mark.parametrize("status", [302, 404])
 def test_a_dead_server_costs_a_warning(
-    tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str]
+    status: int, tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What it did not take is told when it lives again."""
-    now, server.status = at(tmp_path), 404
+    """What it did not take is told when it lives again. A page elsewhere has taken nothing."""
+    now, server.status = at(tmp_path), status
     with Notices(server.url, now, every=0.1) as notices:
         notices.tell("failed", "failed a", "a failed")
         notices.end(now, stopped=True, has_run=True)
     error = capsys.readouterr().err
-    assert error.startswith("warning: notices: HTTPError 404: ")
+    assert error.startswith(f"warning: notices: HTTPError {status}: ")
     assert error.count("\n") == 1
     assert SECRET not in error
     server.status = 200
@@ -146,12 +155,34 @@ def test_an_error_after_the_end_is_told_with_it(tmp_path: Path, server: Server) 
 
     with pytest.raises(OSError, match="disk"):
         fails(at(tmp_path))
-    assert [post["lines"] for post in server.posts] == [["ended: 3 waiting", "stopped: OSError"]]
+    assert [post["lines"] for post in server.posts] == [
+        ["ended: 3 waiting", "stopped: OSError: disk"]
+    ]
 
 
-@pytest.mark.parametrize(
-    "url", ["hooks.slack.com/x", "ftp://a/b", "https:///x", "https://a/ b", "ü"]
-)
+def test_a_user_and_a_password_are_no_part_of_the_host(tmp_path: Path, server: Server) -> None:
+    url = server.url.replace("http://", "http://me:p%40ss@")
+    for title in (
+        "main-micro",
+        "other",
+    ):  # of another sweep with the same trials the end is told too
+        with Notices(url, now := at(tmp_path)) as notices:
+            notices.title = title
+            notices.end(now, stopped=False, has_run=False)
+    assert [post["sweep"] for post in server.posts] == ["main-micro", "other"]
+    assert server.logins == {f"Basic {b64encode(b'me:p@ss').decode()}"}
+
+
+@pytest.mark.parametrize("url", ["http://[::1]:8080/x", "HTTPS://a.b/%20", "http://u@a:1", ""])
+def test_what_is_a_url_is_taken(url: str) -> None:
+    assert take_url([f"notify={url}", "sweep=main"]) == (url, ["sweep=main"])
+
+
+NO_HOST = ["hooks.slack.com/x", "ftp://a/b", "https:///x", "http://[::1/x", "http://[z]/", "ü"]
+NO_HOST += ["https://a/ b", "http://a:b/", "http://a:99999/", "http://a..b/", f"http://{'a' * 64}/"]
+
+
+@pytest.mark.parametrize("url", NO_HOST)
 def test_what_is_no_url_is_refused_without_it(url: str) -> None:
     with pytest.raises(BadInput, match=r"must be a URL") as refused:
         take_url([f"notify={url}", "sweep=main"])
