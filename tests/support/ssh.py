@@ -1,7 +1,6 @@
 """Machines that are reachable by SSH, on this one: each has a network, a name, a home and processes
 of its own."""
 
-import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -74,7 +73,8 @@ def machines(folder: Path) -> Iterator[Machines]:
     """
     if missing := [package for program, package in PROGRAMS.items() if which(program) is None]:
         pytest.skip(f"takes servers of SSH: apt-get install {missing[0]}")
-    if os.getuid():
+    own = ["unshare", "--mount", *OF_ITS_OWN, "true"]
+    if subprocess.run(own, check=False, capture_output=True).returncode:
         pytest.skip("takes root: machines are namespaces of the kernel")
     for name in ("host", "user"):
         made = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pipegap.sweeps.tracking import trackio_tracker
 from pipegap.sweeps.tracking.tracker import numbers
 from pipegap.trainer.base.errors import Stopped
 from tests.support import small, trials
@@ -58,6 +59,7 @@ def test_trackio_holds_what_metrics_jsonl_holds(
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("HF_TOKEN", "hf_of_the_test")
+    monkeypatch.setattr(trackio_tracker, "WRITE_EVERY", 0)  # the end finds every row written
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.setattr(socket.socket, "connect", refuse)
     config = small.config(tmp_path)
