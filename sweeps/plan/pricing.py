@@ -18,7 +18,7 @@ from pipegap.trainer.base.cli import duration
 from pipegap.trainer.base.errors import some
 from pipegap.trainer.config.memory import peak_bytes
 from pipegap.trainer.config.names import data_place, names
-from pipegap.trainer.config.plan import which_optimizer
+from pipegap.trainer.config.plan import Plan, which_optimizer
 from pipegap.trainer.data.shards import Source
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ CONTEXT = 1e9
 """Bytes of a GPU that its context and libraries take beside a trial (bench/README.md)."""
 NO_MEMORY = {"seed", "choices", "num_updates", "tokens_per_parameter", "lr_schedule", "data"}
 """Keys that do not change the memory of an update."""
+EVEN = 0.8
+"""The share of the speed-up of p equal ranks below which a plan says how the model is cut."""
 HALF_WIDTH = 0.01
 """Nats per token: a plan says how many seeds give this precision, as small as the gaps of robust
 optimizers."""
@@ -87,6 +89,7 @@ def _lines(now: Round) -> Iterator[str]:
     yield _models(trials)
     yield _memory(trials, now.request.gpus_per_trial)
     yield _storage(trials, todo)
+    yield from dict.fromkeys(filter(None, (_uneven_cut(t.plan) for t in trials)))
     yield from _warnings(trials)
 
 
@@ -294,3 +297,16 @@ def in_bytes(number: float) -> str:
             return f"{number:.3g} {name}"
         number /= 1000
     return f"{number:.3g} TB"
+
+
+def _uneven_cut(plan: Plan) -> str | None:
+    """Return the line on how the model is cut; None if the ranks are nearly equal."""
+    work = plan.work_by_rank
+    speed_up = sum(work) / max(work)
+    if speed_up >= EVEN * len(work):
+        return None
+    layers = ", ".join(map(str, plan.layers_by_stage))
+    return (
+        f"split     stages of {layers} layers: {len(work)} ranks are at most {speed_up:.3g} times "
+        "as fast as one"
+    )

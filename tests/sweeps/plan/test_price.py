@@ -194,7 +194,7 @@ def test_emulated_trials_may_share_a_gpu(tmp_path: Path) -> None:
     assert half.total == pytest.approx(whole.total / 2)
 
 
-def test_the_paper_s_scales_tell_sizes_and_memory(
+def test_the_paper_s_scales_tell_sizes_memory_and_how_the_model_is_cut(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without a GPU and without the data."""
@@ -207,9 +207,14 @@ def test_the_paper_s_scales_tell_sizes_and_memory(
     )
     assert "8.63 GB weights and states" in price["memory"]
     assert price["memory"].endswith("fit 85 GB of H100")
+    assert price["split"] == (
+        "split     stages of 2, 2, 2, 2, 2, 3, 3, 0 layers: 8 ranks are at most 3.31 times as fast "
+        "as one"
+    )
     assert "5e+10 in the longest trial" in price["tokens"]
     assert "data/fineweb is not prepared here" in price["data"]
     alone = plan([*short, "scale=2b"], capsys)
+    assert "split" not in alone
     assert "39.4 GB weights and states" in alone["memory"]
     assert "share" not in alone["memory"]
     shared = plan([*short, "scale=2b", "gpus_per_trial=0.5"], capsys)
