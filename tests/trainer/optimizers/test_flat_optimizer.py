@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pipegap.trainer.base.build import locate
-from pipegap.trainer.base.flat import LARGEST, Flat, Layout
+from pipegap.trainer.base.flat import LARGEST, Flat, Layout, cloned, wholes
 from pipegap.trainer.optimizers import state
 from pipegap.trainer.optimizers.averaging import evaluated
 from pipegap.trainer.optimizers.flat_optimizer import flattened
@@ -73,6 +73,17 @@ def test_the_state_is_that_of_each_weight(name: str) -> None:
         for key, value in alone["state"].items():
             other = together["state"][key]
             assert torch.equal(value, other) if isinstance(value, Tensor) else value == other
+
+
+def test_lists_of_one_layout_are_few_vectors_and_others_stay_lists() -> None:
+    a, b = laid_out(0), laid_out(1)
+    assert [whole.shape for whole in wholes(a, b)[0]] == [w.shape for w in wholes(b)[0]]
+    assert len(wholes(a, b)[0]) == 2
+    assert len(wholes(a, list(b))[0]) == 5
+    copy = cloned(a)
+    torch._foreach_add_(*wholes(copy, b))
+    assert all(torch.equal(c, x + y) for c, x, y in zip(copy, a, b, strict=True))
+    assert all(part.data_ptr() % 256 == a[1].data_ptr() % 256 for part in (a[1], a[3]))
 
 
 def test_a_tensor_lies_in_the_first_vector_that_has_room() -> None:
