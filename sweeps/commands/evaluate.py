@@ -45,6 +45,8 @@ class Asked(NamedTuple):
     tasks: list[str]
     benchmarks: str
     counts: Mapping[str, int]
+    average: int
+    """How many sets of weights; 0: tasks are asked."""
     request: Request
 
     def folder(self, trial: Trial, task: str) -> Path:
@@ -55,10 +57,9 @@ class Asked(NamedTuple):
 
 def main(words: Sequence[str]) -> int:
     """Exit code 0; raises BadInput."""
-    given = parse(words, "pipegap evaluate", __doc__ or "", KEYS)
-    if "average" in given:
-        return _average(given)
     asked = parse_words(words)
+    if asked.average:
+        return _average(asked)
     trials = _with_weights(asked.request)
     if asked.request.dry_run:
         from pipegap.analysis.statistics.downstream import precision
@@ -78,17 +79,14 @@ def main(words: Sequence[str]) -> int:
     return DONE
 
 
-def _average(given: Given) -> int:
+def _average(asked: Asked) -> int:
     """Prints a line for each completed trial of the sweeps; raises BadInput."""
     from pipegap.trainer.averaged import mean_of_last, validation_loss
 
-    number = parse_count("average", given.pop("average"), low=1)
-    request = parse_request([f"{key}={value}" for key, value in given.items()])
-    require_folder("results", request.where)
     seen = Snapshot()
-    for trial in all_planned(plan_sweeps(request, seen)):
+    for trial in all_planned(plan_sweeps(asked.request, seen)):
         if (row := seen.finished(trial)) is not None and row["status"] == Status.COMPLETED:
-            updates, mean = mean_of_last(trial.folder, number)
+            updates, mean = mean_of_last(trial.folder, asked.average)
             loss = validation_loss(trial.config, mean)
             said = f"{loss:.5f}, the mean of updates {', '.join(map(str, updates))}"
             print(f"{trial.name}: {row['final_val_loss']:.5f}; {said}", flush=True)
@@ -98,11 +96,15 @@ def _average(given: Given) -> int:
 def parse_words(words: Sequence[str]) -> Asked:
     """Raises BadInput for words that nothing can be asked by."""
     given = parse(words, "pipegap evaluate", __doc__ or "", KEYS)
-    tasks, folder = _take_tasks(given), given.pop("benchmarks", str(FOLDER))
-    counts = {key: parse_count(key, given.pop(key), low=1) for key in COUNTS if key in given}
+    tasks, folder, counts, average = list[str](), "", dict[str, int](), 0
+    if "average" in given:  # what is said of tasks is refused below
+        average = parse_count("average", given.pop("average"), low=1)
+    else:
+        tasks, folder = _take_tasks(given), given.pop("benchmarks", str(FOLDER))
+        counts = {key: parse_count(key, given.pop(key), low=1) for key in COUNTS if key in given}
     request = parse_request([f"{key}={value}" for key, value in given.items()])
     require_folder("results", request.where)  # weights of an object store stay there
-    return Asked(tasks, folder, counts, request)
+    return Asked(tasks, folder, counts, average, request)
 
 
 def _take_tasks(given: Given) -> list[str]:

@@ -77,3 +77,5 @@ def test_the_command_says_it_of_each_trial(
     assert line.endswith(f"; {loss}, the mean of updates 5, 7")
     assert main(["evaluate", "average=3", *words]) == 2
     assert "average=3: must be at most 2" in capsys.readouterr().err
+    assert main(["evaluate", "average=2", "limit=5", *words]) == 2
+    assert "limit=5: must be a key of the config" in capsys.readouterr().err
