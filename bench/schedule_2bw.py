@@ -1,12 +1,16 @@
 """Schedules of torch.distributed.pipelining and `Schedule2BW` on stages that sleep.
 
     python -m bench.schedule_2bw [stages=4] [microbatches=4] [rounds=5]
+    python -m bench.schedule_2bw stages=2 clock=cpu
 
 Ranks sleep in place of computing, so that two cores are enough; messages, sums over the ranks and
 updates are real. Each schedule stands beside the ideal: our own recipe of it, in which messages,
 sums and updates take no time. 2BW, of `Schedule2BW` and of our own executor, stands beside its
 simulation too, with the mean time of each rank's operations and the median time of a message of
 the same run. `microbatches` is a multiple of `stages`.
+
+With `clock=cpu` it prints what `Schedule1F1B` and `Schedule2BW` take of the host: processor time of
+all ranks and threads per microbatch, which sleeping takes none of; medians of alternating rounds.
 """
 
 import time
@@ -30,7 +34,7 @@ from torch.distributed.pipelining import (
 )
 
 from bench.pipeline import clip
-from bench.timing import WARM_UPS, medians_of_all, options
+from bench.timing import WARM_UPS, medians, medians_of_all, options, table
 from pipegap.analysis.advice.speed import Costs, speed
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.executors.gradients import Clip
@@ -253,9 +257,37 @@ def show(message: tuple[int, int, dict[str, float], dict[str, float]]) -> None:
         )
 
 
+def host(gang: Gang, send: Send, m: int, rounds: int) -> None:
+    """Sends the median processor time per microbatch, of all ranks together."""
+    made = {
+        BASELINE: Contender(Schedule1F1B, [gang.place], m),
+        "Schedule2BW": Contender(Schedule2BW, [gang.place], m),
+        "Schedule2BW without Error Feedback": Contender(
+            partial(Schedule2BW, error_feedback=0.0), [gang.place], m
+        ),
+    }
+
+    def of_all_ranks(run: Run) -> float:
+        gang.heartbeat.beat()
+        dist.barrier()
+        started = time.process_time()
+        run()
+        taken = torch.tensor(time.process_time() - started, dtype=torch.float64)
+        dist.all_reduce(taken)
+        return taken.item() / (BATCHES * m)
+
+    runs: dict[str, Run] = {name: contender.run for name, contender in made.items()}
+    seconds = medians(runs, rounds, of_all_ranks)
+    if gang.records:
+        send(table(seconds, BASELINE, 1e-3, "CPU ms per microbatch"))
+
+
 def main() -> None:
     """Prints the table."""
-    given = options(stages=4, microbatches=4, rounds=5)
+    given = options(stages=4, microbatches=4, rounds=5, clock="wall")
+    if given.clock == "cpu":
+        on_ranks(host, (given.microbatches, given.rounds), print, num_stages=given.stages)
+        return
     print(f"| p | m | | ms for {BATCHES} batches | throughput / ideal ", end="")
     print(f"| / own simulation | {BASELINE} / this | ideal |\n" + "| --- " * 8 + "|")
     on_ranks(compare, (given.microbatches, given.rounds), show, num_stages=given.stages)
