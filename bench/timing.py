@@ -33,15 +33,17 @@ def seconds_of(run: Call) -> float:
     return time.perf_counter() - started
 
 
-def medians(contenders: Mapping[str, Call], rounds: int) -> dict[str, float]:
+def medians(
+    contenders: Mapping[str, Call], rounds: int, taken: Callable[[Call], float] = seconds_of
+) -> dict[str, float]:
     """Median seconds of each contender over `rounds` rounds, two warm-ups first: in each round all
-    have a turn, and each round begins with another one."""
+    have a turn, and each round begins with another one. `taken` are the seconds of a call."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     names = list(contenders)
     for turn in range(rounds + WARM_UPS):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
-            seconds[name].append(seconds_of(contenders[name]))
+            seconds[name].append(taken(contenders[name]))
     return {name: median(of_all[WARM_UPS:]) for name, of_all in seconds.items()}
 
 
