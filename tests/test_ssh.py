@@ -59,7 +59,8 @@ def test_a_sweep_on_machines_with_ssh_outlives_the_loss_of_one() -> None:
         here.run("ray", "up", "-y", cluster)
         nodes = folder / "pipea/ray/cluster-pipegap.state"
         until(lambda: nodes.read_text().count("up-to-date") == 2)
-        assert "2 local.cluster.node" in here.run("ray", "exec", cluster, "ray status")
+        status = "ray", "exec", cluster, "ray status"
+        until(lambda: "2 local.cluster.node" in here.run(*status))  # which hears of nodes later
         words = ["sweep=momentum", "scale=micro", "grid.optimizer=[adamw]", "seeds=[0]"]
         words += ["grid.optimizer.momentum=[0.9]", "address=http://localhost:8265"]
         length = ("num_updates=1000", "eval_every=1000")
