@@ -1,7 +1,9 @@
 """A results folder → one page, tables and figures in a folder, and the text that is printed."""
 
+import gc
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -65,6 +67,20 @@ LEGEND = (
 )
 
 
+@contextmanager
+def _garbage_waits() -> Iterator[None]:
+    """Python does not look for circles of garbage: among all objects of 10,000 trials that takes an
+    eighth of their report's time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_garbage_waits()
 def report(
     results: Path | Sequence[Path],
     out: Path,
