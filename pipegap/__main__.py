@@ -3,6 +3,7 @@
 import os
 import sys
 from difflib import get_close_matches
+from importlib.metadata import version
 from runpy import run_module
 from typing import NoReturn
 
@@ -33,13 +34,16 @@ PROGRAMS: dict[str, Program] = {
 def run() -> int:
     """Run the command that the first word names, as `python -m` does.
 
-    Returns 0 after a list of all commands, 2 if there is no such command; a command ends the
-    process with its own exit code.
+    Returns 0 after a list of all commands or the version, 2 if there is no such command; a command
+    ends the process with its own exit code.
     """
     name, *words = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
         lines = (f"  {command:<11}{does}" for command, does in DOES.items())
         print("pipegap COMMAND [key=value …], or pipegap COMMAND --help", "", *lines, sep="\n")
+        return 0
+    if name == "--version":
+        print(f"pipegap {version('pipegap')}")
         return 0
     if name not in PROGRAMS:
         print(f"pipegap: {name}: {_refusal(name)}, see pipegap --help", file=sys.stderr)

@@ -1,6 +1,7 @@
 """The front package: public names of two packages, and the commands of all."""
 
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -63,6 +64,14 @@ def test_no_command_is_refused_in_one_line(
     monkeypatch.setattr(sys, "argv", ["pipegap", name])
     assert run() == 2
     assert capsys.readouterr().err == f"pipegap: {name}: {says}\n"
+
+
+def test_the_version_is_the_installed_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["pipegap", "--version"])
+    assert run() == 0
+    assert capsys.readouterr().out == f"pipegap {version('pipegap')}\n"
 
 
 def test_it_ends_as_the_command_does(

@@ -27,7 +27,7 @@ from pipegap.trainer.base.errors import BadInput, Unavailable, one_line
 from pipegap.trainer.base.scratch import scratch
 from pipegap.trainer.store.store import SweepStore
 
-CONNECT_WITHIN = 20.0
+CONNECT_WITHIN = 8.0
 """Seconds that the cluster of RAY_ADDRESS has to accept a connection, and as many to answer."""
 ANSWER_WITHIN = 60.0
 """Seconds that a node has to say whether it sees the store."""
@@ -176,19 +176,23 @@ def _require_listening(address: str) -> None:
 
 
 def _require_answer(address: str) -> None:
-    """Raises TimeoutError if what listens there is no Ray: Ray would try for a minute, then end
-    this process. Whatever else is wrong, Ray says by itself."""
+    """Raises TimeoutError if what listens there does not answer as Ray does, and ConnectionError
+    with Ray's reason if it refuses, as without its token: asked by `ray.init` itself, Ray would try
+    for 20 s to a minute, then end this process or give no reason."""
     where = [] if address == "auto" else ["--address", address]
     try:
-        subprocess.run(
+        asked = subprocess.run(
             [sys.executable, "-m", "ray.scripts.scripts", "health-check", *where],
             timeout=CONNECT_WITHIN,
             capture_output=True,
+            text=True,
             check=False,
         )
     except subprocess.TimeoutExpired:
         allowed = f"no cluster within {CONNECT_WITHIN:.0f} s: correct RAY_ADDRESS, or unset it"
         raise TimeoutError(allowed) from None
+    if asked.returncode:
+        raise ConnectionError(one_line(asked.stderr.strip().rpartition("\n")[2]))
 
 
 def require_seen_by_nodes(store: SweepStore) -> None:

@@ -72,6 +72,15 @@ def await_updates(cluster: Cluster, follower: subprocess.Popen[str]) -> None:
         time.sleep(0.1)
 
 
+def test_without_its_token_a_sweep_is_told_so_in_a_line(cluster: Cluster) -> None:
+    where = (cluster.files / "ray_current_cluster").read_text()
+    joined = cluster.run("sweep", *cluster.words, RAY_ADDRESS=where, RAY_AUTH_TOKEN="another one")
+    assert joined.returncode == 1
+    [line] = joined.stderr.splitlines()
+    assert "Ray does not start or answer" in line
+    assert "token is missing or incorrect" in line
+
+
 def test_one_job_from_submission_to_result(cluster: Cluster) -> None:
     """Ctrl-C detaches, the same words find the job, `stop` saves, a new attempt goes on to the end,
     and then the same words start nothing more."""
