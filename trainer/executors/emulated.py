@@ -52,13 +52,6 @@ class Emulated(Executor):
         self._losses: dict[tuple[int, int], list[Tensor]] = {}
         self._gradients: dict[int, dict[int, Sequence[Tensor]]] = {}
         self._reduced: dict[int, tuple[float, float]] = {}
-        self._do = {
-            "F": self._forward,
-            "B": self._backward,
-            "I": self._backward_input,
-            "W": self._backward_weights,
-            "U": self._update,
-        }
 
     @override
     @torch.no_grad()
@@ -78,6 +71,7 @@ class Emulated(Executor):
             if done is not None:
                 on_update(done)
 
+    @override
     def _forward(self, op: Op) -> None:
         for replica in range(self._num_replicas):
             inputs, _ = self._microbatch(op, replica)
@@ -90,10 +84,12 @@ class Emulated(Executor):
                 loss = stage.forward(op, x, self._loss_of(op, replica), replica)
                 self._losses.setdefault((op.batch, replica), []).append(loss)
 
+    @override
     def _backward(self, op: Op) -> None:
         self._backward_input(op)
         self._backward_weights(op)
 
+    @override
     def _backward_input(self, op: Op) -> None:
         for replica in range(self._num_replicas):
             gradient = self._sent.pop(("B", op.stage, op.batch, op.microbatch, replica), None)
@@ -101,6 +97,7 @@ class Emulated(Executor):
             if gradient is not None and op.stage > 0:
                 self._sent["B", op.stage - 1, op.batch, op.microbatch, replica] = gradient
 
+    @override
     def _backward_weights(self, op: Op) -> None:
         stage = self._stages[op.stage]
         for replica in range(self._num_replicas):
@@ -108,6 +105,7 @@ class Emulated(Executor):
         if completes(op, self._schedule.num_microbatches):
             self._gradients.setdefault(op.batch, {})[op.stage] = stage.take_gradients()
 
+    @override
     def _update(self, op: Op) -> Update | None:
         if op.batch not in self._reduced:
             self._reduced[op.batch] = self._reduce(op.batch)

@@ -59,8 +59,6 @@ class Executor(ABC):
 
     state_is_a_copy: ClassVar[bool] = False
     """Whether no later update changes what `state` returned."""
-    _do: Mapping[str, Callable[[Op], Update | None]]
-    """Kind of an operation → what executes it."""
 
     def __init__(
         self,
@@ -78,6 +76,13 @@ class Executor(ABC):
         # The cache holds as many batches as may be in flight.
         self._batch = lru_cache(maxsize=schedule.num_stages + 1)(batch)
         self._num_parts = schedule.num_microbatches * num_replicas
+        self._do: Mapping[str, Callable[[Op], Update | None]] = {
+            "F": self._forward,
+            "B": self._backward,
+            "I": self._backward_input,
+            "W": self._backward_weights,
+            "U": self._update,
+        }
         self._probes = False
         """Whether a batch is only there for its fresh gradient, which no correction changes."""
 
@@ -153,3 +158,18 @@ class Executor(ABC):
 
     @abstractmethod
     def _execute(self, operations: Sequence[Sequence[Op]], on_update: OnUpdate) -> None: ...
+
+    @abstractmethod
+    def _forward(self, op: Op) -> None: ...
+
+    @abstractmethod
+    def _backward(self, op: Op) -> None: ...
+
+    @abstractmethod
+    def _backward_input(self, op: Op) -> None: ...
+
+    @abstractmethod
+    def _backward_weights(self, op: Op) -> None: ...
+
+    @abstractmethod
+    def _update(self, op: Op) -> Update | None: ...

@@ -52,13 +52,6 @@ class Pipelined(Executor):
         self._losses: dict[int, list[Tensor]] = {}
         self._incomplete: dict[int, int] = {}
         self._runs: list[tuple[int, int]] = []
-        self._do = {
-            "F": self._forward,
-            "B": self._backward,
-            "I": self._backward_input,
-            "W": self._backward_weights,
-            "U": self._update,
-        }
 
     @override
     def run(self, first: int, last: int, on_update: OnUpdate) -> None:
@@ -157,6 +150,7 @@ class Pipelined(Executor):
             for update in self._reducer.unreported():
                 on_update(update)
 
+    @override
     def _forward(self, op: Op) -> None:
         stage, x = self._at[op.stage], self._take(op)
         x = self._microbatch(op, self._gang.replica)[0] if x is None else x
@@ -167,6 +161,7 @@ class Pipelined(Executor):
                 loss = stage.forward(op, x, self._loss_of(op, self._gang.replica))
                 self._losses.setdefault(op.batch, []).append(loss)
 
+    @override
     def _backward(self, op: Op) -> None:
         gradient = self._take(op)
         with self._clock.span(op):
@@ -175,11 +170,13 @@ class Pipelined(Executor):
             self._at[op.stage].backward_weights(op)
         self._note(op)
 
+    @override
     def _backward_input(self, op: Op) -> None:
         gradient = self._take(op)
         with self._clock.span(op):
             self._pass_back(op, gradient)
 
+    @override
     def _backward_weights(self, op: Op) -> None:
         with self._clock.span(op):
             self._at[op.stage].backward_weights(op)
@@ -195,6 +192,7 @@ class Pipelined(Executor):
         with self._clock.span(op, f"wait {op.kind}"):
             return self._channels.take(op)
 
+    @override
     def _update(self, op: Op) -> Update | None:
         """Applies the next update. Returns the one that can be reported then, if there is one."""
         with self._clock.span(op, f"wait {op.kind}"):
