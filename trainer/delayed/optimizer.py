@@ -185,7 +185,8 @@ class DelayedOptimizer(Around):
         """Makes the updates that wait and puts W(T) into the model, at the end of the training.
 
         It may be left out if `num_updates` was given. A training that goes on from here is drained:
-        its next batch is not delayed.
+        its next batch is not delayed. What is evaluated at other weights than W(T), like
+        schedule-free AdamW, still asks for `eval()`.
         """
         self.train()
         if self._keeper is not None:
