@@ -11,7 +11,7 @@ from pipegap.sweeps.cluster.notices import Ends
 from pipegap.sweeps.cluster.queue import WorkList
 from pipegap.sweeps.cluster.session import session
 from pipegap.sweeps.plan import sweep_record
-from pipegap.sweeps.plan.round import Round
+from pipegap.sweeps.plan.pace import Round
 from pipegap.sweeps.request.expand import Trial
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.resources import require_device

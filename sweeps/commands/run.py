@@ -7,8 +7,8 @@ from pipegap.sweeps.cluster.notices import Notices
 from pipegap.sweeps.cluster.rounds import require_ready, run_rounds
 from pipegap.sweeps.commands import COMMANDS
 from pipegap.sweeps.plan import sweep_record
+from pipegap.sweeps.plan.pace import Round
 from pipegap.sweeps.plan.pricing import summary
-from pipegap.sweeps.plan.round import Round
 from pipegap.sweeps.plan.sweep_plan import SweepPlan
 from pipegap.sweeps.request.command_line import NOTIFY, parse_request, take_url
 from pipegap.sweeps.request.expand import unique

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pipegap.analysis.table.text import aligned
 from pipegap.sweeps.plan.devices import bundles, compiler_seconds, device_of, occupied, unit
-from pipegap.sweeps.plan.round import Round
+from pipegap.sweeps.plan.pace import Round
 from pipegap.sweeps.plan.sweep_plan import SweepPlan
 from pipegap.sweeps.request.expand import Trial, unique
 from pipegap.trainer.base.build import made

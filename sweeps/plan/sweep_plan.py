@@ -20,10 +20,10 @@ from functools import cache
 from typing import Any
 
 from pipegap.sweeps.plan import tried
+from pipegap.sweeps.plan.choosing import check_reach, tune_all
 from pipegap.sweeps.plan.labels import Asked
 from pipegap.sweeps.plan.searching import check_space, try_settings
 from pipegap.sweeps.plan.tried import Choice
-from pipegap.sweeps.plan.tuning import check_reach, tune_all
 from pipegap.sweeps.request.command_line import Request
 from pipegap.sweeps.request.expand import Trial, points, unique
 from pipegap.sweeps.request.files import scale_file

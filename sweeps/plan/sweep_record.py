@@ -19,7 +19,7 @@ from typing import Any
 
 from pipegap.sweeps.plan import tried
 from pipegap.sweeps.plan.labels import is_free
-from pipegap.sweeps.plan.round import Round
+from pipegap.sweeps.plan.pace import Round
 from pipegap.sweeps.plan.sweep_plan import SweepPlan
 from pipegap.sweeps.request.expand import unique
 from pipegap.trainer.base.atomic import clean, create_json, write_json

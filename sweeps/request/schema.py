@@ -174,7 +174,7 @@ class Sweep(BaseModel):
     A value of the grid that is a mapping stands for several overrides that change together.
     `scales`: name of a scale → words as on a command line (see command_line.py). `tune`: keys →
     factors on their values, which are chosen for each point before the arms run, or, with `shared`,
-    for those of that optimizer (see plan/tuning.py). `search`: settings that a sampler proposes,
+    for those of that optimizer (see plan/choosing.py). `search`: settings that a sampler proposes,
     instead (see `Search`). `early_stop` leaves out points whose sync arm ends far above the best
     one. The sweep ends in the answer to the question `advice`. For people: `question`, with which
     its report begins, `verdict`, which is printed with it, and `paper`, the figures and tables that

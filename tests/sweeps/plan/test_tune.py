@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from pipegap.sweeps.plan.choosing import MAX_EXTENSIONS, Values, beyond, tune, tune_all
 from pipegap.sweeps.plan.sweep_plan import judge
 from pipegap.sweeps.plan.tried import Choice, remarks, write
-from pipegap.sweeps.plan.tuning import MAX_EXTENSIONS, Values, beyond, tune, tune_all
 from pipegap.sweeps.request.expand import points
 from pipegap.sweeps.request.schema import Sweep, check_sweep
 from pipegap.trainer.base.errors import BadInput
