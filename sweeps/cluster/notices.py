@@ -18,7 +18,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from typing_extensions import override
 
-from pipegap.sweeps.plan.pace import Round
+from pipegap.sweeps.plan.sweep_plan import Round
 from pipegap.sweeps.plan.sweep_record import FOLDER
 from pipegap.trainer.base.status import Status
 from pipegap.trainer.folder.result import why_failed

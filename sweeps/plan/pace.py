@@ -1,12 +1,10 @@
-"""A request's sweeps, planned by what their store has at one moment; and the seconds that their
-trials will take, by the pace of finished trials of their shape."""
+"""The seconds that trials will take, start and evaluation included: by the pace of finished ones of
+their shape, or else by their counted work."""
 
 import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import chain
 from math import ceil
 from pathlib import Path
@@ -14,15 +12,11 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from pipegap.sweeps.plan.devices import compiler_seconds, counted_seconds, occupied
-from pipegap.sweeps.plan.sweep_plan import SweepPlan, all_planned, plan_sweeps
-from pipegap.sweeps.request.command_line import Request
 from pipegap.sweeps.request.expand import Expected, Trial
 from pipegap.trainer.base.build import label
 from pipegap.trainer.config.names import YOUNGER, without_younger
-from pipegap.trainer.folder.result import Row
 from pipegap.trainer.folder.wellformed import CONFIG, read
 from pipegap.trainer.store.snapshot import Snapshot
-from pipegap.trainer.store.store import SweepStore
 
 ASSUMED_START = 0.35
 """Seconds that a trial takes besides (bench/README.md): to build its parts, to write its record."""
@@ -37,62 +31,6 @@ MAX_READ = 2_000
 Config = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Round:
-    """What is planned, done and to do. Every number of a round is of the same `seen` results."""
-
-    request: Request
-    store: SweepStore
-    seen: Snapshot
-    sweeps: Sequence[SweepPlan]
-
-    @classmethod
-    def first(cls, request: Request, store: SweepStore) -> "Round":
-        """Return the round of now; raises BadInput for what can be known to be wrong."""
-        store.pull()
-        seen = Snapshot()
-        return cls(request, store, seen, plan_sweeps(request, seen))
-
-    def again(self) -> "Round":
-        """Return the round of now, after this one. Raises StoreAway."""
-        self.store.pull()
-        seen = self.seen.again()
-        return replace(self, seen=seen, sweeps=[sweep.refreshed(seen) for sweep in self.sweeps])
-
-    @property
-    def title(self) -> str:
-        """The labels of its sweeps, for people."""
-        return ", ".join(sweep.label for sweep in self.sweeps)
-
-    @cached_property
-    def planned(self) -> list[Trial]:
-        """All trials, as far as they are known, each once, the longest first."""
-        return all_planned(self.sweeps)
-
-    @cached_property
-    def todo(self) -> list[Trial]:
-        """The planned trials that have to run."""
-        return [trial for trial in self.planned if self.seen.finished(trial) is None]
-
-    @property
-    def runnable(self) -> list[Trial]:
-        """Those of them that can run now."""
-        ids = {trial.trial_id for sweep in self.sweeps for trial in sweep.runnable}
-        return [trial for trial in self.todo if trial.trial_id in ids]
-
-    @cached_property
-    def prices(self) -> "Prices":
-        """The seconds of a trial, by the finished ones."""
-        return Prices(self.request.results, self.planned, self.seen)
-
-    @cached_property
-    def expected(self) -> Expected:
-        """What each planned trial takes, and the compiler before those to do."""
-        gpus = self.request.gpus_per_trial
-        seconds = {t.trial_id: self.prices.seconds(t, occupied(t, gpus)) for t in self.planned}
-        return Expected(seconds, compiler_seconds(self.todo))
-
-
 class Pace(NamedTuple):
     """What a trial takes, by the clock."""
 
@@ -102,50 +40,64 @@ class Pace(NamedTuple):
     """Of everything else, start and checkpoints included, divided by its evaluations."""
 
 
-class Prices:
-    """The seconds that trials take, start and evaluation included, by the paces of finished ones.
+Paces = dict[str, dict[str, list[Pace]]]
+"""Shape → optimizer and pipeline → the paces of finished trials."""
 
-    Those of a shape with the same optimizer and pipeline go before others of the shape.
-    """
 
-    def __init__(self, store: Path, trials: Sequence[Trial], seen: Snapshot) -> None:
-        """Take the paces of these trials; for shapes without a finished one, those of others of the
-        store."""
-        self._paces: dict[str, dict[str, list[Pace]]] = {}
-        for trial in trials:
-            if (result := seen.finished(trial)) is not None:
-                self._add(trial.config, result)
-        missing = {shape(trial.config) for trial in trials} - self._paces.keys()
-        for folder in _newest(store / "trials") if missing else []:
-            with suppress(OSError, ValueError, LookupError):  # not a trial, or an older one
-                config = read(folder / "config.json", CONFIG)
-                if shape(config) in missing and (result := seen.result(folder)) is not None:
-                    self._add(config, result)
+def expected(
+    store: Path,
+    trials: Sequence[Trial],
+    todo: Sequence[Trial],
+    seen: Snapshot,
+    gpus_per_trial: float,
+) -> Expected:
+    """Return what these trials take, by the results that were seen, and the compiler before those
+    `todo`."""
+    paces = _paces(store, trials, seen)
+    known = [trial for trial in trials if shape(trial.config) in paces]
+    by_pace = {trial.trial_id: _seconds(trial, paces) for trial in known}
+    counted = {t.trial_id: _counted(t, gpus_per_trial) for t in trials if t.trial_id not in by_pace}
+    return Expected({**by_pace, **counted}, compiler_seconds(todo), by_pace.keys())
 
-    def _add(self, config: Config, result: Row) -> None:
-        """Add the pace of a finished trial, unless it trained on no token."""
-        if result.get("tokens") and (speed := result["tokens_per_second"]):
-            rest = max(0.0, result["wall_seconds"] - result["tokens"] / speed)
-            pace = Pace(speed, rest / ceil(result["num_updates"] / config["eval_every"]))
-            self._paces.setdefault(shape(config), {}).setdefault(_kind(config), []).append(pace)
 
-    def measured_seconds(self, trial: Trial) -> float | None:
-        """Return the seconds by the median pace of its shape; None if none of it has finished."""
-        of_shape = self._paces.get(shape(trial.config))
-        if of_shape is None:
-            return None
-        paces = of_shape.get(_kind(trial.config)) or [*chain.from_iterable(of_shape.values())]
-        pace = Pace(*map(median, zip(*paces, strict=True)))
-        training = trial.plan.tokens / pace.tokens_per_second
-        return training + trial.plan.num_evaluations * pace.seconds_per_evaluation
+def _paces(store: Path, trials: Sequence[Trial], seen: Snapshot) -> Paces:
+    """Return the paces of these trials; for shapes without a finished one, those of others of the
+    store."""
+    paces: Paces = {}
+    for trial in trials:
+        if (result := seen.finished(trial)) is not None:
+            _add(paces, trial.config, result)
+    missing = {shape(trial.config) for trial in trials} - paces.keys()
+    for folder in _newest(store / "trials") if missing else []:
+        with suppress(OSError, ValueError, LookupError):  # not a trial, or an older one
+            config = read(folder / "config.json", CONFIG)
+            if shape(config) in missing and (result := seen.result(folder)) is not None:
+                _add(paces, config, result)
+    return paces
 
-    def seconds(self, trial: Trial, amount: float) -> float:
-        """Return the measured seconds, or else those of the counted work on `amount` units."""
-        measured = self.measured_seconds(trial)
-        if measured is not None:
-            return measured
-        per_process = amount / trial.plan.num_processes
-        return ASSUMED_START + counted_seconds(trial.config, trial.plan) / per_process
+
+def _add(paces: Paces, config: Config, result: Mapping[str, Any]) -> None:
+    """Add the pace of a finished trial, unless it trained on no token."""
+    if result.get("tokens") and (speed := result["tokens_per_second"]):
+        rest = max(0.0, result["wall_seconds"] - result["tokens"] / speed)
+        pace = Pace(speed, rest / ceil(result["num_updates"] / config["eval_every"]))
+        paces.setdefault(shape(config), {}).setdefault(_kind(config), []).append(pace)
+
+
+def _seconds(trial: Trial, paces: Paces) -> float:
+    """Return the seconds by the median pace of a trial's shape. Those with its optimizer and
+    pipeline go before others."""
+    of_shape = paces[shape(trial.config)]
+    alike = of_shape.get(_kind(trial.config)) or [*chain.from_iterable(of_shape.values())]
+    pace = Pace(*map(median, zip(*alike, strict=True)))
+    training = trial.plan.tokens / pace.tokens_per_second
+    return training + trial.plan.num_evaluations * pace.seconds_per_evaluation
+
+
+def _counted(trial: Trial, gpus_per_trial: float) -> float:
+    """Return the seconds of the counted work of a trial, on the cores or GPUs that it occupies."""
+    per_process = occupied(trial, gpus_per_trial) / trial.plan.num_processes
+    return ASSUMED_START + counted_seconds(trial.config, trial.plan) / per_process
 
 
 def shape(config: Config) -> str:

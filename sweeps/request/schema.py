@@ -130,7 +130,7 @@ def _ascend(ends: Any) -> bool:
 
 class Search(BaseModel):
     """At each point, `budget` settings of the keys in `space` are tried in every arm, `at_once` of
-    them side by side, at `seeds`, which compare nothing (see plan/searching.py).
+    them side by side, at `seeds`, which compare nothing (see plan/choosing.py).
 
     An axis of the space is {factors: [low, high]} (times the value of the point, log-uniform),
     {range: [low, high]} (uniform), or a list of choices.

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pipegap.sweeps.plan.choosing import MAX_EXTENSIONS, Values, beyond, tune, tune_all
+from pipegap.sweeps.plan.choosing import MAX_EXTENSIONS, Choice, Values, beyond, choose, tune
 from pipegap.sweeps.plan.sweep_plan import judge
-from pipegap.sweeps.plan.tried import Choice, remarks, write
+from pipegap.sweeps.plan.tried import remarks, write
 from pipegap.sweeps.request.expand import points
 from pipegap.sweeps.request.schema import Sweep, check_sweep
 from pipegap.trainer.base.errors import BadInput
@@ -167,12 +167,12 @@ def shared_store(store: Path) -> tuple[Sweep, list[Choice]]:
     own = {"optimizer": "lion", KEY: 0.0005}
     grid = {"optimizer": ["muon", "adamw", own], "clip_norm": [1, 2]}
     swept = sweep(grid=grid, shared="adamw")
-    tuned = tune_all(swept, [*map(Choice, points(swept, store))], Snapshot())
+    tuned = choose(swept, [*map(Choice, points(swept, store))], Snapshot())
     while not all(choice.settled for choice in tuned):
         for trial in (trial for choice in tuned for trial in choice.choosing):
             loss = bowl(0.008 / trial.config["clip_norm"])
             leave_loss(trial.folder, loss(trial.config["optimizer"]["lr"]))
-        tuned = tune_all(swept, tuned, Snapshot())
+        tuned = choose(swept, tuned, Snapshot())
     return swept, tuned
 
 
