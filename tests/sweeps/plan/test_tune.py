@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from pipegap.sweeps.plan.choosing import MAX_EXTENSIONS, Choice, Values, beyond, choose, tune
+from pipegap.sweeps.plan.choosing import (
+    MAX_EXTENSIONS,
+    Choice,
+    Values,
+    beyond,
+    check_reach,
+    choose,
+    tune,
+)
 from pipegap.sweeps.plan.sweep_plan import judge
 from pipegap.sweeps.plan.tried import remarks, write
 from pipegap.sweeps.request.expand import points
@@ -195,10 +203,17 @@ def test_too_many_combinations_are_refused() -> None:
         sweep(tune={"clip_norm": factors, KEY: factors})
 
 
-def test_multiples_of_zero_are_refused(tmp_path: Path) -> None:
-    swept = sweep(tune=BOTH, base=[f"{KEY}=0.004", f"{DECAY}=0"])
-    with pytest.raises(BadInput, match=r"weight_decay: must be a number other than 0"):
-        tune(swept, points(swept, tmp_path)[0], Snapshot())
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        (DECAY, "weight_decay: must be a number other than 0"),
+        ("optimizer.variance_decay", r"variance_decay=486\.4: must be less than 1"),
+    ],
+)
+def test_multiples_that_no_trial_can_have_are_refused(key: str, says: str, tmp_path: Path) -> None:
+    swept = sweep(tune={key: [0.5, 1, 2]}, base=[f"{DECAY}=0"])
+    with pytest.raises(BadInput, match=says):
+        check_reach(swept, points(swept, tmp_path))
 
 
 def test_every_tried_value_is_in_the_file(tmp_path: Path) -> None:
