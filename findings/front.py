@@ -25,7 +25,7 @@ from pipegap.analysis.statistics.text import gap_table
 from pipegap.analysis.table.names import minus
 from pipegap.analysis.table.names import optimizer as name
 from pipegap.sweeps.plan.pricing import costs
-from pipegap.sweeps.plan.round import Round
+from pipegap.sweeps.plan.sweep_plan import Round
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.trainer.base.atomic import write_atomically
 from pipegap.trainer.store.files import FileStore

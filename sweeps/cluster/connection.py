@@ -1,4 +1,5 @@
-"""The Ray cluster of a driver: the one of RAY_ADDRESS, or one of its own on this machine.
+"""The Ray cluster of a driver, the one of RAY_ADDRESS or one of its own on this machine; and the
+session in which trials run there, until the driver is asked to stop.
 
 All nodes of a cluster must share the store.
 """
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
@@ -21,6 +23,8 @@ from ray._private.node import Node
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # compiled
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from pipegap.sweeps.cluster.notices import Ends
+from pipegap.sweeps.tracking.choice import Tracking
 from pipegap.trainer.base.children import num_cores
 from pipegap.trainer.base.cli import stopping
 from pipegap.trainer.base.errors import BadInput, Unavailable, one_line
@@ -48,6 +52,9 @@ for more nodes, one send workers' logs to the driver, one serve the dashboard.""
 LONGEST_BASE = 20
 """Letters of the folder above a driver's own: Ray's sockets lie inside, and Linux allows 107 for
 their paths."""
+SAYS = "running trials save a checkpoint and stop"
+"""What a driver says when a signal asks it to stop."""
+
 OF_RAY, TOKEN = "r", "token"
 """Ray's folder inside a driver's own, and the file by which the processes of its cluster know each
 other. Everyone may enter what Ray makes, and nobody else may enter a driver's folder."""
@@ -224,3 +231,38 @@ def require_seen_by_nodes(store: SweepStore) -> None:
 def _sees(sees: Callable[[], bool]) -> bool:
     """Whether this node sees what the driver made."""
     return sees()
+
+
+@dataclass(frozen=True)
+class Session:
+    """What trials of a store run with. `gpus_per_trial` and `tracking` are those of a request."""
+
+    title: str
+    """What people see of it."""
+    store: SweepStore
+    gpus_per_trial: float
+    tracking: Tracking
+    folder: Path
+    """For temporary files."""
+    asked_to_stop: Callable[[], bool]
+    ends: Ends
+    """Is called at the end of every trial that ran here."""
+
+
+@contextmanager
+def session(
+    title: str, store: SweepStore, gpus_per_trial: float, tracking: Tracking, ends: Ends
+) -> Iterator[Session]:
+    """Yield a session, which a signal asks to stop, and so may its `ends`.
+
+    Raises Unavailable if Ray does not start, and BadInput if a node of the cluster does not see the
+    store.
+    """
+    # Ray installs its signal handlers when it starts; `stopping` replaces them after that.
+    with cluster() as (folder, asked_before), stopping(SAYS) as asked_since:
+        require_seen_by_nodes(store)
+
+        def asked_to_stop() -> bool:
+            return asked_before() or asked_since() or ends.has_failed()
+
+        yield Session(title, store, gpus_per_trial, tracking, folder, asked_to_stop, ends)

@@ -10,9 +10,9 @@ import ray
 from ray import tune
 from ray.tune import FailureConfig, PlacementGroupFactory, RunConfig, TuneConfig, Tuner
 
+from pipegap.sweeps.cluster.connection import Session
 from pipegap.sweeps.cluster.gang import run_gang_on_ray
 from pipegap.sweeps.cluster.queue import WorkList
-from pipegap.sweeps.cluster.session import Session
 from pipegap.sweeps.cluster.stop_flag import stop_requested
 from pipegap.sweeps.cluster.tune_hooks import (
     Bundles,
@@ -22,7 +22,7 @@ from pipegap.sweeps.cluster.tune_hooks import (
     inherited_environment,
     num_slots,
 )
-from pipegap.sweeps.plan.devices import bundles
+from pipegap.sweeps.plan.devices import bundles, require_room
 from pipegap.sweeps.request.expand import Expected, Trial
 from pipegap.sweeps.tracking.choice import Tracking
 from pipegap.sweeps.view.display import Display
@@ -65,7 +65,7 @@ def _run_on_tune(session: Session, work: WorkList, display: Display) -> None:
     trials = work.left
     needed = {trial.trial_id: bundles(trial, session.gpus_per_trial) for trial in trials}
     for bundle in needed.values():
-        require_resources(bundle)
+        require_room(bundle, ray.cluster_resources())
     smallest = min(needed.values(), key=lambda each: sum(sum(bundle.values()) for bundle in each))
     stop = StopWhenAsked(session.asked_to_stop, display.running)
     shared = {"flag": stop.flag, "tracking": session.tracking, "store": session.store}
@@ -193,14 +193,3 @@ def _train(payload: Mapping[str, Any], flag: Any, tracking: Tracking, store: Swe
 
 def _resources(payload: Mapping[str, Any]) -> PlacementGroupFactory:
     return PlacementGroupFactory(payload["trial"]["bundles"])
-
-
-def require_resources(needed: Sequence[Mapping[str, float]]) -> None:
-    """Raise BadInput if the cluster is too small for a trial that needs these bundles."""
-    available = ray.cluster_resources()
-    for key, resource in (("device", "GPU"), ("num_threads", "CPU")):
-        amount = sum(bundle.get(resource, 0.0) for bundle in needed)
-        if available.get(resource, 0) < amount:
-            ranks = f" for its {len(needed) - 1} ranks" if len(needed) > 1 else ""
-            allowed = f"a trial needs {amount:g} {resource}{ranks}, "
-            raise BadInput(key, amount, f"{allowed}Ray has {available.get(resource, 0):g}")

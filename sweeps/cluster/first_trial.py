@@ -14,10 +14,9 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from pipegap.sweeps.cluster.driver import require_resources
+from pipegap.sweeps.cluster.connection import Session
 from pipegap.sweeps.cluster.gang import run_gang_on_ray
-from pipegap.sweeps.cluster.session import Session
-from pipegap.sweeps.plan.devices import bundles
+from pipegap.sweeps.plan.devices import bundles, require_room
 from pipegap.sweeps.plan.pricing import in_bytes
 from pipegap.sweeps.request.expand import Trial
 from pipegap.trainer.base.cli import duration
@@ -55,7 +54,7 @@ def try_first(session: Session, todo: Sequence[Trial], wanted: bool | None) -> N
         return
     trial, started = largest(on_gpus or todo), time.monotonic()
     needed = bundles(trial, session.gpus_per_trial)
-    require_resources(needed)
+    require_room(needed, ray.cluster_resources())
     print(
         f"first     {UPDATES} updates of {trial.name}, straight through and with a stop", flush=True
     )

@@ -18,7 +18,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from typing_extensions import override
 
-from pipegap.sweeps.plan.round import Round
+from pipegap.sweeps.plan.sweep_plan import Round
 from pipegap.sweeps.plan.sweep_record import FOLDER
 from pipegap.trainer.base.status import Status
 from pipegap.trainer.folder.result import why_failed
@@ -138,18 +138,14 @@ class Notices(Ends):
         elif status == Status.DIVERGED:
             self.tell("diverged", f"diverged {trial_id}", f"{trial_id} {name} diverged")
 
-    def look(self, now: Round) -> None:
-        """Have told what the store says of trials, and nobody told."""
-        for trial in now.planned:
-            if (result := now.seen.result(trial.folder)) is not None:
-                error = result.get("error") or ""
-                self._ended(trial.trial_id, trial.name, Status(result["status"]), error)
-
     def end(self, now: Round, *, stopped: bool, has_run: bool) -> None:
-        """Have told that the sweep was stopped, or how it ended: if trials ran, or nobody did."""
-        self.look(now)
-        results = [now.seen.result(trial.folder) for trial in now.planned]
-        words = [Status.WAITING if row is None else Status(row["status"]) for row in results]
+        """Have told that the sweep was stopped, or how it ended: if trials ran, or nobody did; and
+        before what the store says of trials, and nobody told."""
+        words = []
+        for trial in now.planned:
+            row = now.seen.result(trial.folder) or {"status": Status.WAITING}
+            words.append(Status(row["status"]))
+            self._ended(trial.trial_id, trial.name, words[-1], row.get("error") or "")
         counts = ", ".join(f"{words.count(s)} {s}" for s in dict.fromkeys(Status) if s in words)
         what = "stopped" if stopped else "ended"
         state = [*zip((trial.trial_id for trial in now.planned), words, strict=True)]

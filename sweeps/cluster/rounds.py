@@ -9,9 +9,8 @@ from typing import Any
 
 from pipegap.sweeps.cluster.notices import Ends
 from pipegap.sweeps.cluster.queue import WorkList
-from pipegap.sweeps.cluster.session import session
 from pipegap.sweeps.plan import sweep_record
-from pipegap.sweeps.plan.round import Round
+from pipegap.sweeps.plan.sweep_plan import Round
 from pipegap.sweeps.request.expand import Trial
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.resources import require_device
@@ -28,12 +27,17 @@ def run_rounds(now: Round, ends: Ends) -> tuple[Round, bool]:
     """Run the trials that can run, in rounds: those that decide which others do, then the others.
 
     This driver tries each trial once at most. Trials that another driver runs are waited for, and
-    run here if it dies. Returns the round at the end, and whether a signal or `ends` stopped it.
+    run here if it dies. The sweeps are recorded before, when a round changes them, and at the end.
+    Returns the round at the end, and whether a signal or `ends` stopped it. Raises BadInput if
+    another request has taken a label meanwhile.
     """
     request = now.request
+    sweep_record.write(now, now.sweeps)
     if not now.runnable:
         return now, False
     print(_what_starts(now.runnable), flush=True)
+    from pipegap.sweeps.cluster.connection import session  # Ray is slow
+
     with session(now.title, now.store, request.gpus_per_trial, request.tracking, ends) as here:
         from pipegap.sweeps.cluster.driver import run_trials
         from pipegap.sweeps.cluster.first_trial import try_first
@@ -54,7 +58,9 @@ def run_rounds(now: Round, ends: Ends) -> tuple[Round, bool]:
                 now = _next(now, here.asked_to_stop)
                 work.add(now.runnable)
         stopped = here.asked_to_stop()
-    return now.again(), stopped
+    now = now.again()
+    sweep_record.write(now, now.sweeps)  # what is left is priced by what has finished
+    return now, stopped
 
 
 def _what_starts(trials: Sequence[Trial]) -> str:

@@ -3,11 +3,11 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipegap.sweeps.cluster.notices import Ends
 from pipegap.sweeps.cluster.queue import WorkList
 from pipegap.sweeps.cluster.rounds import require_ready
-from pipegap.sweeps.cluster.session import Session, session
 from pipegap.sweeps.commands.list import KEYS, select
 from pipegap.sweeps.request.command_line import CHOICES, parse_gpus
 from pipegap.sweeps.request.expand import Trial, placed
@@ -22,6 +22,9 @@ from pipegap.trainer.folder.result import Row, failures, trial_folder
 from pipegap.trainer.folder.wellformed import CONFIG, read
 from pipegap.trainer.store.opened import open_store
 from pipegap.trainer.store.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from pipegap.sweeps.cluster.connection import Session
 
 OPTIONS = f"""\
 {KEYS}
@@ -59,6 +62,8 @@ def main(words: Sequence[str]) -> int:
         return FAILED if refused else DONE
     seen = Snapshot()
     require_ready(store, [trial for trial in chosen if seen.finished(trial) is None])
+    from pipegap.sweeps.cluster.connection import session  # Ray is slow
+
     with store.driven(), session("rerun", store, gpus_per_trial, tracking, Ends()) as here:
         stopped = _run(chosen, here, first_trial, seen)
     store.pull()
@@ -97,7 +102,9 @@ def recorded(folder: Path, arm: str, trial_id: str, results: Path) -> Trial:
     return Trial(arm, config, plan, sweeps=("rerun",))
 
 
-def _run(trials: Sequence[Trial], here: Session, first_trial: bool | None, seen: Snapshot) -> bool:
+def _run(
+    trials: Sequence[Trial], here: "Session", first_trial: bool | None, seen: Snapshot
+) -> bool:
     """Runs the trials; returns whether a signal asked to stop.
 
     Trials that had not started by then get the output of their earlier run back.

@@ -8,10 +8,8 @@ from pipegap.sweeps.cluster.rounds import require_ready, run_rounds
 from pipegap.sweeps.commands import COMMANDS
 from pipegap.sweeps.plan import sweep_record
 from pipegap.sweeps.plan.pricing import summary
-from pipegap.sweeps.plan.round import Round
-from pipegap.sweeps.plan.sweep_plan import SweepPlan
+from pipegap.sweeps.plan.sweep_plan import Round, SweepPlan
 from pipegap.sweeps.request.command_line import NOTIFY, parse_request, take_url
-from pipegap.sweeps.request.expand import unique
 from pipegap.sweeps.request.files import ALL, PAPER, known
 from pipegap.trainer.base.cli import DONE, FAILED, parser
 from pipegap.trainer.base.errors import Stopped
@@ -29,9 +27,7 @@ def main(words: Sequence[str]) -> int:
         return DONE
     require_ready(now.store, now.todo)
     with now.store.driven(), Notices(url, now) as notices:
-        sweep_record.write(now, now.sweeps)
         first, (now, stopped) = now, run_rounds(now, notices)
-        sweep_record.write(now, now.sweeps)  # what is left is priced by what has finished
         notices.end(now, stopped=stopped, has_run=bool(first.runnable))
         if notices.has_failed():
             print(f"stopped by fail_fast={request.fail_fast}")
@@ -86,12 +82,12 @@ def _end(now: Round, plan: SweepPlan) -> int:
     """Prints what became of a sweep, its report and its advice; returns an exit code."""
     if len(now.sweeps) > 1:
         print(f"\nsweep {plan.label}")
-    todo = [trial for trial in unique(plan.planned) if now.seen.finished(trial) is None]
+    todo = [trial for trial in plan.distinct if now.seen.finished(trial) is None]
     lost = [(trial.name, row) for trial in todo if (row := now.seen.failure(trial)) is not None]
     print(sweep_record.report(now, plan))
     if plan.sweep.verdict:
         print(f"rule for the verdict, written before the run: {plan.sweep.verdict}")
-    for line in failures(lost, len(unique(plan.planned))):
+    for line in failures(lost, len(plan.distinct)):
         print(line)
     if lost:
         print(f"all that failed: {shlex.join([*LIST_FAILED, f'results={now.request.where}'])}")

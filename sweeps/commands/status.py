@@ -11,7 +11,7 @@ from rich.live import Live
 
 from pipegap.analysis.table.text import aligned, terminal_width
 from pipegap.sweeps.plan.labels import Asked
-from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
+from pipegap.sweeps.plan.sweep_plan import Round
 from pipegap.sweeps.request.command_line import Request, parse_request
 from pipegap.sweeps.view.progress import Progress
 from pipegap.sweeps.view.render import SHARE, GapTable, ReadConsole, render
@@ -39,30 +39,25 @@ class WatchedSweep:
 
     def __init__(self, request: Request) -> None:
         self._gaps = GapTable(request.results)
-        self._store = open_store(request.where)
-        self._store.pull()
-        self._seen = Snapshot()
-        self._sweeps = plan_sweeps(request, self._seen)
-        for sweep in self._sweeps:
+        self._now = Round.first(request, open_store(request.where))
+        for sweep in self._now.sweeps:
             _require_asked(sweep.asked, request.where)
         self.progress = Progress([])
 
     def render(self, width: int | None) -> RenderableType:
         """The view now. The gap table has `width` columns; with None it is Markdown."""
         with suppress(StoreAway):  # for a moment: what was seen last is shown
-            self._store.pull()
-        self._seen = self._seen.again()
-        self._sweeps = [sweep.refreshed(self._seen) for sweep in self._sweeps]
-        trials = all_planned(self._sweeps)
+            self._now = self._now.again()
+        trials, seen = self._now.planned, self._now.seen
         self.progress = Progress(trials, self.progress)
-        self.progress.refresh(self.progress.trials, self._seen)
+        self.progress.refresh(self.progress.trials, seen)
         self._gaps.refresh(self.progress, width)
-        failed = [(t.name, row) for t in trials if (row := self._seen.failure(t)) is not None]
+        failed = [(t.name, row) for t in trials if (row := seen.failure(t)) is not None]
         notes = [*failures(failed, len(trials))]
         if any(trial.plan.data_hash is None for trial in trials):
             notes.append("its data is not prepared here: trials cannot be recognised by their ids")
         return render(
-            ", ".join(sweep.label for sweep in self._sweeps),
+            self._now.title,
             self.progress,
             gaps=self._gaps.text,
             note="\n".join(notes),

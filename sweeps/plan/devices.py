@@ -26,6 +26,7 @@ from pipegap.trainer.base.atomic import write_json
 from pipegap.trainer.base.build import build
 from pipegap.trainer.base.children import num_cores
 from pipegap.trainer.base.code import use_code
+from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.places import cache_folder
 from pipegap.trainer.config.plan import FORWARD, Plan, which_optimizer
 from pipegap.trainer.config.work import StageWork, to_compile, work
@@ -60,6 +61,16 @@ def bundles(trial: Trial, gpus_per_trial: float) -> list[dict[str, float]]:
     if trial.config["runner"] == "emulated":
         return [{**cpus, "GPU": gpus_per_trial} if on_gpus else cpus]
     return [{}, *[{**cpus, "GPU": 1.0} if on_gpus else cpus] * trial.plan.num_processes]
+
+
+def require_room(needed: Sequence[Mapping[str, float]], available: Mapping[str, float]) -> None:
+    """Raise BadInput if a cluster with these resources is too small for a trial's bundles."""
+    for key, resource in (("device", "GPU"), ("num_threads", "CPU")):
+        amount = sum(bundle.get(resource, 0.0) for bundle in needed)
+        if available.get(resource, 0) < amount:
+            ranks = f" for its {len(needed) - 1} ranks" if len(needed) > 1 else ""
+            allowed = f"a trial needs {amount:g} {resource}{ranks}, "
+            raise BadInput(key, amount, f"{allowed}Ray has {available.get(resource, 0):g}")
 
 
 def unit(trial: Trial) -> str:

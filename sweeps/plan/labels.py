@@ -8,9 +8,8 @@ import hashlib
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, count
-from pathlib import Path
 
 from pipegap.sweeps.request.command_line import Request
 from pipegap.sweeps.request.expand import GridPoint
@@ -77,9 +76,3 @@ def _hash(sweep: Sweep, swept: Sequence[GridPoint]) -> str:
     ids = sorted(trial.trial_id for trial in trials)
     whole = json.dumps([ids, sweep.model_dump(include=RULES)], sort_keys=True)
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
-
-
-def is_free(results: Path, asked: Asked) -> bool:
-    """Whether no other request has taken the label since."""
-    now = replace(asked, records=of_sweep(results, asked.name, asked.scale))
-    return now.label == asked.label

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from pipegap.analysis.table.text import aligned
 from pipegap.sweeps.plan.devices import bundles, compiler_seconds, device_of, occupied, unit
-from pipegap.sweeps.plan.round import Round
-from pipegap.sweeps.plan.sweep_plan import SweepPlan
-from pipegap.sweeps.request.expand import Trial, unique
+from pipegap.sweeps.plan.sweep_plan import Round, SweepPlan
+from pipegap.sweeps.request.expand import Trial
 from pipegap.trainer.base.build import made
 from pipegap.trainer.base.children import num_cores
 from pipegap.trainer.base.cli import duration
@@ -97,12 +96,11 @@ def _table(now: Round) -> Iterator[str]:
     """Yield one row per sweep; `shared` are trials that a row above has too."""
     rows, seen = [], set[str]()
     for sweep in now.sweeps:
-        own = unique(sweep.planned)
-        new = [trial for trial in own if trial.trial_id not in seen]
+        new = [trial for trial in sweep.distinct if trial.trial_id not in seen]
         seen |= {trial.trial_id for trial in new}
-        rows.append(_row(now, sweep.label, own, new))
+        rows.append(_row(now, sweep.label, sweep.distinct, new))
     if len(rows) > 1:
-        planned = [trial for sweep in now.sweeps for trial in unique(sweep.planned)]
+        planned = [trial for sweep in now.sweeps for trial in sweep.distinct]
         rows.append(_row(now, "together", planned, now.planned))
     places = ", ".join(dict.fromkeys(f"on {_where(now, t)}" for t in now.planned))
     yield from aligned([("sweep", "trials", "shared", "done", "to do", places), *rows], str.rjust)
@@ -136,7 +134,7 @@ def _time(now: Round, taken: Sequence[Cost]) -> Iterator[str]:
     price of the hours, if it was asked for."""
     total = " and ".join(f"{duration(cost.total)} of one {cost.unit}" for cost in taken)
     longest = max(cost.longest for cost in taken)
-    assumed = [t for t in now.todo if now.prices.measured_seconds(t) is None]
+    assumed = [t for t in now.todo if t.trial_id not in now.expected.measured]
     sources = (
         f"{len(now.todo) - len(assumed)} of {len(now.todo)} trials by the time that finished "
         "ones of their shape took"

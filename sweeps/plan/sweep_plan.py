@@ -1,4 +1,4 @@
-"""The plan of each sweep of a request, by the results that the store has.
+"""The plan of each sweep of a request, by the results that the store has: a round of all of them.
 
 With `early_stop: {margin: m}` the sync arm is trained to its end at the first seed, at every point.
 A point whose loss ends more than m nats per token above the lowest, or that diverged, is not run
@@ -16,22 +16,20 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from pipegap.sweeps.plan import tried
+from pipegap.sweeps.plan.choosing import Choice, check_reach, choose
 from pipegap.sweeps.plan.labels import Asked
-from pipegap.sweeps.plan.searching import check_space, try_settings
-from pipegap.sweeps.plan.tried import Choice
-from pipegap.sweeps.plan.tuning import check_reach, tune_all
 from pipegap.sweeps.request.command_line import Request
-from pipegap.sweeps.request.expand import Trial, points, unique
-from pipegap.sweeps.request.files import scale_file
+from pipegap.sweeps.request.expand import Expected, Trial, points, unique
 from pipegap.sweeps.request.schema import Sweep
 from pipegap.trainer.base.build import label
 from pipegap.trainer.config.compose import Composer
 from pipegap.trainer.config.schema import validate
 from pipegap.trainer.store.snapshot import Snapshot
+from pipegap.trainer.store.store import SweepStore
 
 NEARLY = 1e-6
 """Updates: the rounding error of a simulated ratio."""
@@ -87,6 +85,11 @@ class SweepPlan:
         longer = [trial for point in self.points for trial in self._longer(point)]
         return [*(trial for point in self.points for trial in point.planned), *longer]
 
+    @cached_property
+    def distinct(self) -> list[Trial]:
+        """Each of them once, the longest first."""
+        return unique(self.planned)
+
     def _longer(self, point: JudgedPoint) -> list[Trial]:
         """Return the longer runs at a point; none without a question or where 2BW gains no time."""
         question = self.sweep.advice
@@ -135,10 +138,62 @@ class SweepPlan:
         return replace(self, points=_decided(self.sweep, self.choices, seen))
 
 
+@dataclass(frozen=True)
+class Round:
+    """What is planned, done and to do. Every number of a round is of the same `seen` results."""
+
+    request: Request
+    store: SweepStore
+    seen: Snapshot
+    sweeps: Sequence[SweepPlan]
+
+    @classmethod
+    def first(cls, request: Request, store: SweepStore) -> "Round":
+        """Return the round of now; raises BadInput for what can be known to be wrong."""
+        store.pull()
+        seen = Snapshot()
+        return cls(request, store, seen, plan_sweeps(request, seen))
+
+    def again(self) -> "Round":
+        """Return the round of now, after this one. Raises StoreAway."""
+        self.store.pull()
+        seen = self.seen.again()
+        return replace(self, seen=seen, sweeps=[sweep.refreshed(seen) for sweep in self.sweeps])
+
+    @property
+    def title(self) -> str:
+        """The labels of its sweeps, for people."""
+        return ", ".join(sweep.label for sweep in self.sweeps)
+
+    @cached_property
+    def planned(self) -> list[Trial]:
+        """All trials, as far as they are known, each once, the longest first."""
+        return all_planned(self.sweeps)
+
+    @cached_property
+    def todo(self) -> list[Trial]:
+        """The planned trials that have to run."""
+        return [trial for trial in self.planned if self.seen.finished(trial) is None]
+
+    @property
+    def runnable(self) -> list[Trial]:
+        """Those of them that can run now."""
+        ids = {trial.trial_id for sweep in self.sweeps for trial in sweep.runnable}
+        return [trial for trial in self.todo if trial.trial_id in ids]
+
+    @cached_property
+    def expected(self) -> Expected:
+        """What each planned trial takes, and the compiler before those to do."""
+        from pipegap.sweeps.plan.pace import expected  # torch is slow
+
+        request = self.request
+        return expected(request.results, self.planned, self.todo, self.seen, request.gpus_per_trial)
+
+
 def plan_sweeps(request: Request, seen: Snapshot | None = None) -> list[SweepPlan]:
     """Return one plan per sweep, by the results that were seen, or that the store has now; raises
     BadInput for everything that can be known to be wrong."""
-    compose = Composer(if_there={*scale_file(request.scale)} - {*request.words})
+    compose = Composer(request.if_there)
     now = seen or Snapshot()
     return [_plan_sweep(name, request, compose, now) for name in request.sweeps]
 
@@ -147,28 +202,15 @@ def _plan_sweep(name: str, request: Request, compose: Composer, seen: Snapshot) 
     """Return the plan of the sweep `name`, NAME-SCALE, with the label that it has in the store."""
     sweep = request.sweeps[name]
     swept = points(sweep, request.results, compose)
-    if sweep.search is None:
-        check_reach(sweep, swept)
-    else:
-        check_space(sweep.search, swept)
+    check_reach(sweep, swept)
     asked = Asked.of(request, name, swept)
     choices = [Choice(replace(point, sweep=asked.label)) for point in swept]
     return SweepPlan(asked.label, sweep, _decided(sweep, choices, seen), asked)
 
 
 def _decided(sweep: Sweep, choices: Sequence[Choice], seen: Snapshot) -> list[JudgedPoint]:
-    return judge(sweep, choose(sweep, choices, seen), seen)
-
-
-def choose(sweep: Sweep, choices: Sequence[Choice], seen: Snapshot) -> list[Choice]:
-    """Return the choices by the results that were seen; settled ones stay."""
-    if sweep.search is None:
-        return tune_all(sweep, choices, seen)
-    search = sweep.search
-    return [
-        choice if choice.settled else try_settings(sweep, search, choice.point, seen)
-        for choice in choices
-    ]
+    chosen = choose(sweep, choices, seen)
+    return judge(sweep, chosen, seen)
 
 
 def all_planned(sweeps: Iterable[SweepPlan]) -> list[Trial]:
@@ -199,15 +241,15 @@ def judge(sweep: Sweep, choices: Sequence[Choice], seen: Snapshot) -> list[Judge
     """
     if sweep.early_stop is None:
         return [JudgedPoint(choice, choice.settled) for choice in choices]
+    firsts = [(choice, _first(choice), _group(choice)) for choice in choices]
     losses: dict[str, list[float | None]] = {}
-    for choice in choices:
-        of_first = [seen.final_loss(trial) for trial in _first(choice)]
-        losses.setdefault(_group(choice), []).extend(of_first if choice.settled else [None])
+    for choice, first, group in firsts:
+        of_first = [seen.final_loss(trial) for trial in first]
+        losses.setdefault(group, []).extend(of_first if choice.settled else [None])
     judged = []
-    for choice in choices:
-        first, group = _first(choice), losses[_group(choice)]
-        known = [loss for loss in group if loss is not None]
-        settled = len(known) == len(group)
+    for choice, first, group in firsts:
+        known = [loss for loss in losses[group] if loss is not None]
+        settled = len(known) == len(losses[group])
         own = [loss for trial in first if (loss := seen.final_loss(trial)) is not None]
         why = _why(own[0], min(known), sweep.early_stop.margin) if own and settled else None
         judged.append(JudgedPoint(choice, settled, first, why))

@@ -13,22 +13,21 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
 from pipegap.sweeps.plan import tried
-from pipegap.sweeps.plan.labels import is_free
-from pipegap.sweeps.plan.round import Round
-from pipegap.sweeps.plan.sweep_plan import SweepPlan
-from pipegap.sweeps.request.expand import unique
+from pipegap.sweeps.plan.labels import Asked
+from pipegap.sweeps.plan.sweep_plan import Round, SweepPlan
 from pipegap.trainer.base.atomic import clean, create_json, write_json
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.config.identity import code_version
 from pipegap.trainer.folder.lease import STALE_AFTER
 from pipegap.trainer.folder.result import RESULT
 from pipegap.trainer.folder.wellformed import Damaged, content
-from pipegap.trainer.store.records import FORMAT
+from pipegap.trainer.store.records import FORMAT, of_sweep
 
 FOLDER = "sweeps"
 OLD_NS = round(STALE_AFTER * 1e9)
@@ -49,7 +48,7 @@ def write(now: Round, sweeps: Sequence[SweepPlan]) -> None:
             try:
                 create_json(path, holds)
             except FileExistsError:
-                if not is_free(results, sweep.asked):
+                if not _is_free(results, sweep.asked):
                     allowed = f"was begun with other words just now, as {sweep.label}: run it again"
                     raise BadInput("sweep", sweep.asked.name, allowed) from None
                 write_json(path, holds)
@@ -60,9 +59,16 @@ def write(now: Round, sweeps: Sequence[SweepPlan]) -> None:
             raise BadInput("results", results, allowed) from None
 
 
+def _is_free(results: Path, asked: Asked) -> bool:
+    """Whether no other request has taken the label since."""
+    now = replace(asked, records=of_sweep(results, asked.name, asked.scale))
+    return now.label == asked.label
+
+
 def record(now: Round, sweep: SweepPlan) -> dict[str, Any]:
     """Return what the record of a sweep holds."""
     words, added = now.request.words, _of_scale(now.request.words, sweep)
+    seconds, measured = now.expected.seconds, now.expected.measured
     return {
         "format": FORMAT,
         "sweep": sweep.asked.name,
@@ -84,7 +90,7 @@ def record(now: Round, sweep: SweepPlan) -> dict[str, Any]:
                 "seed": trial.config["seed"],
                 "tokens": trial.plan.tokens,
                 "flops": trial.plan.flops,
-                "seconds": now.prices.measured_seconds(trial),
+                "seconds": seconds[trial.trial_id] if trial.trial_id in measured else None,
             }
             for trial in sweep.planned
         },
@@ -105,7 +111,7 @@ def report(now: Round, plan: SweepPlan) -> str:
     The other values that tuning tried are in tuned.csv.
     """
     request, out = now.request, now.request.results / "reports" / plan.label
-    folders = [trial.folder for trial in unique(plan.planned)]
+    folders = [trial.folder for trial in plan.distinct]
     made_of = state(record(now, plan), folders, code_version())
     text = printed(out, made_of)
     if text is not None:

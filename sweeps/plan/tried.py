@@ -1,73 +1,13 @@
-"""The settings that a sweep tries at a point before its arms run there, what it chose, and how both
-are told: in lines for people, and in a table of tried settings."""
+"""How people are told what a sweep tried and chose: in lines, and in a table of tried settings."""
 
 import csv
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import fmean
-from typing import Any
 
-from pipegap.sweeps.request.expand import GridPoint, Trial
+from pipegap.sweeps.plan.choosing import Choice, TriedSetting
+from pipegap.sweeps.request.expand import GridPoint
 from pipegap.sweeps.request.schema import Search, Sweep
-from pipegap.trainer.store.snapshot import Snapshot
-
-
-@dataclass(frozen=True)
-class TriedSetting:
-    """Values of dotted keys that are tried at a point."""
-
-    values: dict[str, Any]
-    point: GridPoint
-    """The point with these values, in every arm."""
-    trials: list[Trial]
-    """The trials by which the values are judged."""
-    losses: dict[str, float] | None = field(compare=False)
-    """`mean_losses` of the trials when the setting was judged."""
-
-
-def mean_losses(trials: Iterable[Trial], seen: Snapshot) -> dict[str, float] | None:
-    """Return arm → mean final loss, infinite if it diverged; None while a trial has to run."""
-    by_arm: dict[str, list[float]] = {}
-    for trial in trials:
-        if (loss := seen.final_loss(trial)) is None:
-            return None
-        by_arm.setdefault(trial.arm, []).append(loss)
-    return {arm: fmean(losses) for arm, losses in by_arm.items()}
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A point, the settings that were tried there, and those that were chosen."""
-
-    point: GridPoint
-    tried: Sequence[TriedSetting] = ()
-    """Ascending by value where keys are tuned, else in the order in which they were proposed."""
-    settled: bool = False
-    """Whether nothing is left to try."""
-    chosen: Mapping[str, TriedSetting] = field(default_factory=dict)
-    """Arm → its best setting, once the choice is settled. Tuning chooses by sync alone. Empty if
-    sync completed at none of the settings, or if nothing is tried."""
-    arms: Sequence[Trial] = ()
-    """The trials of all arms and seeds at the chosen settings; an estimate until these are settled.
-    Empty if sync completed at none of the settings."""
-    leader: GridPoint | None = None
-    """The point at which the settings were chosen, if that is another one."""
-
-    @property
-    def choosing(self) -> list[Trial]:
-        """The trials that choose, as far as they are known."""
-        return [trial for setting in self.tried for trial in setting.trials]
-
-
-def try_at(
-    point: GridPoint, values: Mapping[str, Any], seeds: Sequence[int], seen: Snapshot
-) -> TriedSetting:
-    """Return the values as they are tried at a point, in every arm and at these seeds."""
-    there = point.at(values)
-    trials = there.trials(seeds)
-    return TriedSetting(dict(values), there, trials, mean_losses(trials, seen))
 
 
 def remarks(sweep: Sweep, choices: Sequence[Choice]) -> list[str]:

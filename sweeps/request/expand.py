@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -72,6 +72,8 @@ class Expected(NamedTuple):
     """Id → seconds of each trial."""
     compiler: float
     """Seconds by the clock that the first trials compile before they train."""
+    measured: Collection[str] = ()
+    """Ids of those whose seconds finished trials of their shape took; the others' are counted."""
 
 
 @dataclass(frozen=True)
@@ -127,12 +129,11 @@ def points(sweep: Sweep, results: Path, compose: Composer | None = None) -> list
     swept_points = []
     for combination in product(*axes):
         swept = [word for words in combination for word in words]
-        configs = {}
-        for arm, arm_words in sweep.arms.items():
-            config = compose([*sweep.base, *swept, *arm_words])
-            if {*keys(swept)} & {*SIZES}:
-                config = _with_as_many_tokens(config, compose(sweep.base))
-            configs[arm] = placed(config, results)
+        composed = {arm: compose([*sweep.base, *swept, *own]) for arm, own in sweep.arms.items()}
+        if {*keys(swept)} & {*SIZES}:
+            before = compose(sweep.base)
+            composed = {arm: _with_as_many_tokens(c, before) for arm, c in composed.items()}
+        configs = {arm: placed(config, results) for arm, config in composed.items()}
         swept_points.append(GridPoint(swept, configs, plan))
     _check_arms(swept_points)
     _check_repeats(swept_points)

@@ -130,7 +130,7 @@ def _ascend(ends: Any) -> bool:
 
 class Search(BaseModel):
     """At each point, `budget` settings of the keys in `space` are tried in every arm, `at_once` of
-    them side by side, at `seeds`, which compare nothing (see plan/searching.py).
+    them side by side, at `seeds`, which compare nothing (see plan/choosing.py).
 
     An axis of the space is {factors: [low, high]} (times the value of the point, log-uniform),
     {range: [low, high]} (uniform), or a list of choices.
@@ -174,7 +174,7 @@ class Sweep(BaseModel):
     A value of the grid that is a mapping stands for several overrides that change together.
     `scales`: name of a scale → words as on a command line (see command_line.py). `tune`: keys →
     factors on their values, which are chosen for each point before the arms run, or, with `shared`,
-    for those of that optimizer (see plan/tuning.py). `search`: settings that a sampler proposes,
+    for those of that optimizer (see plan/choosing.py). `search`: settings that a sampler proposes,
     instead (see `Search`). `early_stop` leaves out points whose sync arm ends far above the best
     one. The sweep ends in the answer to the question `advice`. For people: `question`, with which
     its report begins, `verdict`, which is printed with it, and `paper`, the figures and tables that

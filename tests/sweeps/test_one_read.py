@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipegap.sweeps.__main__ import main
-from pipegap.sweeps.plan.round import Round
+from pipegap.sweeps.plan.sweep_plan import Round
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.trainer.store.opened import open_store
 from pipegap.trainer.store.snapshot import Snapshot

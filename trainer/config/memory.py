@@ -2,7 +2,7 @@
 in use in an update, counted along its operations, before a trial runs."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -10,6 +10,7 @@ from math import prod
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch.optim import Optimizer
 
 from pipegap.trainer.base.build import build, locate
 from pipegap.trainer.corrections.none import NoCorrection
@@ -28,7 +29,13 @@ twice as much."""
 Number = TypeVar("Number", int, float)
 
 
-def largest_rank(config: Mapping[str, Any], schedule: Schedule, correction: NoCorrection) -> int:
+def largest_rank(
+    config: Mapping[str, Any],
+    schedule: Schedule,
+    correction: NoCorrection,
+    stages: "Stages",
+    states: Sequence[int],
+) -> int:
     """Return the bytes of the rank that needs most, in a delayed update; activations aside.
 
     All stages of an emulated pipeline are on one rank. Each weight has the fp32 master, the leaves
@@ -37,11 +44,10 @@ def largest_rank(config: Mapping[str, Any], schedule: Schedule, correction: NoCo
     the next gradients are summed. Of an optimizer divided among replicas, the replica counts that
     owns most states. A tied weight counts on both of its stages.
     """
-    stages = weights_of(config["model"], schedule.num_stages, config["seq_len"])
     is_true, dtype = config["runner"] != "emulated", getattr(torch, config["dtype"])
     of_stages = [
-        num_entries(stage) * _shared(dtype, lag, correction, is_true=is_true) + FP32 * states
-        for stage, states, lag in zip(stages, _states(config, stages), schedule.lags, strict=True)
+        num_entries(stage) * _shared(dtype, lag, correction, is_true=is_true) + FP32 * kept
+        for stage, kept, lag in zip(stages, states, schedule.lags, strict=True)
     ]
     return max(by_rank(schedule, of_stages)) if is_true else sum(of_stages)
 
@@ -125,6 +131,12 @@ def _weights(node: str, num_stages: int, seq_len: int) -> list[list[Weight]]:
     return weights
 
 
+def states_of(optimizer: Callable[..., Optimizer], stages: Stages) -> list[int]:
+    """Return how many fp32 numbers the optimizer keeps for each stage."""
+    kept = kept_entries(optimizer)
+    return [sum(kept(*weight) for weight in stage) for stage in stages]
+
+
 def visited(model: Recipe, stages: Stages) -> dict[Kind, float]:
     """For each kind of product, the share of its weights that one token is multiplied by."""
     experts = sum(w.size for stage in stages for w in stage if w.kind == EXPERTS)
@@ -168,25 +180,25 @@ def peak_bytes(config: Mapping[str, Any], num_updates: int) -> int:
     """
     model, schedule = build(config["model"]), build(config["pipeline"], num_updates)
     correction = build(config["correction"], num_updates, schedule.lags)
-    is_true = config["runner"] != "emulated"
+    optimizer = locate(config["optimizer"]["_target_"])
     stages = weights_of(config["model"], schedule.num_stages, config["seq_len"])
+    states = states_of(optimizer, stages)
+    made = [made_in_step(optimizer, stage) for stage in stages]
+    is_true, itemsize = config["runner"] != "emulated", itemsize_of(config)
     entries = list(map(num_entries, stages))
     times = 1 if is_true else config["num_replicas"]
-    fresh, held = _held(config, schedule, correction, stages)
+    fresh, held = _held(config, schedule, correction, entries, states)
     kept, again = _activations(config, model, stages)
-    optimizer, itemsize = locate(config["optimizer"]["_target_"]), itemsize_of(config)
     costs = _Costs(
         kept=tuple(times * number for number in kept),
         again=tuple(again),
         gradients=tuple(itemsize * number for number in entries),
-        update=tuple(
-            FP32 * (number + made_in_step(optimizer, stage))
-            for number, stage in zip(held, stages, strict=True)
-        ),
+        update=tuple(FP32 * sum(of_stage) for of_stage in zip(held, made, strict=True)),
         loss=loss_bytes(config, model),
     )
     waiting = FP32 * (fresh + (0 if is_true else sum(entries) * (times - 1)))
-    return largest_rank(config, schedule, correction) + waiting + _beside(schedule, costs, is_true)
+    weights = largest_rank(config, schedule, correction, stages, states)
+    return weights + waiting + _beside(schedule, costs, is_true)
 
 
 def _activations(
@@ -212,7 +224,11 @@ def itemsize_of(config: Mapping[str, Any]) -> int:
 
 
 def _held(
-    config: Mapping[str, Any], schedule: Schedule, correction: NoCorrection, stages: Stages
+    config: Mapping[str, Any],
+    schedule: Schedule,
+    correction: NoCorrection,
+    entries: Sequence[int],
+    states: Sequence[int],
 ) -> tuple[int, list[int]]:
     """The fp32 numbers of a rank's fresh updates, and those beside the update of each stage.
 
@@ -220,19 +236,12 @@ def _held(
     the whole batch that is compared, and beside are the update and a copy of the rank's weights
     before it; beside a fresh update itself is a copy of the optimizer's state.
     """
-    entries = list(map(num_entries, stages))
     if config["diagnostics"] is None:
         return 0, [correction.needs_update * number for number in entries]
     is_true = config["runner"] != "emulated"
     fresh = max(by_rank(schedule, entries)) if is_true else sum(entries)
-    pairs = zip(_states(config, stages), entries, strict=True)
-    return fresh, [max(states, fresh + number) for states, number in pairs]
-
-
-def _states(config: Mapping[str, Any], stages: Stages) -> list[int]:
-    """The fp32 numbers of each stage's optimizer."""
-    kept = kept_entries(locate(config["optimizer"]["_target_"]))
-    return [sum(kept(*weight) for weight in stage) for stage in stages]
+    pairs = zip(states, entries, strict=True)
+    return fresh, [max(kept, fresh + number) for kept, number in pairs]
 
 
 @cache

@@ -22,13 +22,13 @@ from pipegap.trainer.config.memory import (
     largest_rank,
     loss_bytes,
     num_entries,
+    states_of,
     weights_of,
 )
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.data.shards import Source
 from pipegap.trainer.models.export import check_start
 from pipegap.trainer.models.recipe import Recipe
-from pipegap.trainer.optimizers.routing import kept_entries
 from pipegap.trainer.schedules.operations import Schedule
 from pipegap.trainer.schedules.proof import check
 
@@ -140,6 +140,8 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: i
     tokens = num_updates * tokens_per_update
     flops_per_token = model.flops_per_token(config["seq_len"])
     acts = schedule.is_delayed or correction.looks_ahead
+    stages = weights_of(config["model"], schedule.num_stages, config["seq_len"])
+    states = states_of(locate(config["optimizer"]["_target_"]), stages)
     num_kept = config["save_final"] + config["save_last"]
     num_evaluations = ceil(num_updates / config["eval_every"])
     num_evaluated = num_validation + (num_evaluations - 1) * min(
@@ -161,7 +163,7 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: i
         not acts and type(correction) is not NoCorrection,
         _checkpoint_bytes(config, schedule, correction),
         RECORD + ROW * num_updates + num_kept * FP32 * model.num_parameters,
-        largest_rank(config, schedule, correction),
+        largest_rank(config, schedule, correction, stages, states),
         loss_bytes(config, model),
         num_evaluations,
         num_evaluated * flops_per_token * FORWARD,
@@ -197,9 +199,8 @@ def _checkpoint_bytes(
     In fp32 the newest version is the master itself. The estimate takes all stages as equally large.
     """
     dtype: torch.dtype = getattr(torch, config["dtype"])
-    [weights] = weights_of(config["model"], 1, config["seq_len"])
-    kept = kept_entries(locate(config["optimizer"]["_target_"]))
-    states = sum(kept(weight.kind, weight.shape) for weight in weights)
+    whole = weights_of(config["model"], 1, config["seq_len"])
+    [weights], [states] = whole, states_of(locate(config["optimizer"]["_target_"]), whole)
     lags = schedule.lags
     leaves = 1 + sum(lag + correction.num_leaves_ahead(lag) for lag in lags) / len(lags)
     buffers = sum(map(correction.num_buffers, lags)) / len(lags)

@@ -18,8 +18,8 @@ from pipegap.trainer.folder import checkpoint, metrics
 from pipegap.trainer.folder.checkpoint import copied
 from pipegap.trainer.folder.lease import attempts, holder, leased, read, trained
 from pipegap.trainer.folder.metrics import Metrics
-from pipegap.trainer.folder.result import RESULT, Row, final, read_result, require_own
-from pipegap.trainer.folder.wellformed import MARKER, Damaged
+from pipegap.trainer.folder.result import RESULT, Row, final, read_result
+from pipegap.trainer.folder.wellformed import MARKER, Damaged, require_own
 
 FILES = ("config.json", "metrics.jsonl", RESULT, MARKER)  # each has one name
 OF_ATTEMPT = ("attempt", "from_update", "git", "versions", "device_name")

@@ -1,13 +1,13 @@
-"""What a trial's folder says of it: whose folder it is, and how the trial ended. Without torch."""
+"""What a trial's folder says of its end: how, and why. Without torch."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipegap.trainer.base.errors import BadInput, some
+from pipegap.trainer.base.errors import some
 from pipegap.trainer.base.status import Status
 from pipegap.trainer.folder import wellformed
-from pipegap.trainer.folder.wellformed import Damaged, recorded_id
+from pipegap.trainer.folder.wellformed import Damaged
 
 Row = dict[str, Any]
 RESULT = "result.json"
@@ -18,14 +18,6 @@ LIST_FAILED = ("pipegap", "list", "status=failed")
 def trial_folder(config: Mapping[str, Any], trial_id: str) -> Path:
     """The folder of a trial: `out` of its config, or its place in the store."""
     return Path(config["out"] or f"{config['results']}/trials/{trial_id}")
-
-
-def require_own(folder: Path, trial_id: str) -> None:
-    """Raises BadInput if the folder is another trial's."""
-    held = recorded_id(folder)
-    if held not in (None, trial_id):
-        allowed = f"holds trial {held}, not {trial_id}: choose an empty folder"
-        raise BadInput("out", folder, allowed)
 
 
 def read_result(folder: Path) -> Row | None:

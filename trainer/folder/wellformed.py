@@ -72,6 +72,14 @@ def recorded_id(folder: Path) -> str | None:
     return trial_id
 
 
+def require_own(folder: Path, trial_id: str) -> None:
+    """Raises BadInput if the folder is another trial's."""
+    held = recorded_id(folder)
+    if held not in (None, trial_id):
+        allowed = f"holds trial {held}, not {trial_id}: choose an empty folder"
+        raise BadInput("out", folder, allowed)
+
+
 def read(path: Path, form: Form) -> Content:
     """The JSON object in a file. Raises FileNotFoundError, or Damaged if it is not of this form."""
     whole = content(path)

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.status import Status
-from pipegap.trainer.folder.result import RESULT, Row, final, read_result, require_own
+from pipegap.trainer.folder.result import RESULT, Row, final, read_result
+from pipegap.trainer.folder.wellformed import require_own
 from pipegap.trainer.store.store import Stored
 
 
@@ -53,9 +54,10 @@ class Snapshot:
         """
         key = trial.folder, trial.trial_id
         if key not in self._finished:
+            result = final(self.result(trial.folder))
             try:
                 require_own(*key)
-                self._finished[key] = final(self.result(trial.folder))
+                self._finished[key] = result
             except BadInput as error:
                 warnings.warn(f"trial {trial.trial_id} cannot run: {error}", stacklevel=1)
                 self._finished[key] = None

@@ -16,7 +16,7 @@ import pytest
 
 from pipegap.sweeps.__main__ import main
 from pipegap.sweeps.cluster.notices import Notices
-from pipegap.sweeps.plan.round import Round
+from pipegap.sweeps.plan.sweep_plan import Round
 from pipegap.sweeps.request.command_line import parse_request, take_url
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.status import Status

@@ -6,8 +6,7 @@ import pytest
 
 from pipegap.sweeps.cluster.rounds import require_ready
 from pipegap.sweeps.plan import sweep_record
-from pipegap.sweeps.plan.round import Round
-from pipegap.sweeps.plan.sweep_plan import SweepPlan, plan_sweeps
+from pipegap.sweeps.plan.sweep_plan import Round, SweepPlan, plan_sweeps
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.files import STUDIES
 from pipegap.trainer.base.errors import BadInput

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pipegap.sweeps.__main__ import main
+from pipegap.sweeps.plan.choosing import tune
 from pipegap.sweeps.plan.labels import Asked
 from pipegap.sweeps.plan.sweep_plan import JudgedPoint, SweepPlan, judge, plan_sweeps
-from pipegap.sweeps.plan.tuning import tune
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import points
 from pipegap.sweeps.request.schema import Sweep, check_sweep

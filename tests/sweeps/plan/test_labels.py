@@ -9,7 +9,7 @@ import pytest
 
 from pipegap.sweeps.__main__ import main
 from pipegap.sweeps.plan import sweep_record
-from pipegap.sweeps.plan.round import Round
+from pipegap.sweeps.plan.sweep_plan import Round
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.store.files import FileStore

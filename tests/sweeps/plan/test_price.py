@@ -7,9 +7,9 @@ import torch
 
 from pipegap.sweeps.__main__ import main
 from pipegap.sweeps.plan.devices import counted_seconds
+from pipegap.sweeps.plan.pace import ASSUMED_START
 from pipegap.sweeps.plan.pricing import Cost, costs
-from pipegap.sweeps.plan.round import ASSUMED_START, Round
-from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
+from pipegap.sweeps.plan.sweep_plan import Round, all_planned, plan_sweeps
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import Trial
 from pipegap.trainer.config.work import note_compiled

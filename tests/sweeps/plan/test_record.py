@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipegap.sweeps.plan import sweep_record
-from pipegap.sweeps.plan.round import Round
+from pipegap.sweeps.plan.sweep_plan import Round
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import Trial
 from pipegap.trainer.base.errors import BadInput

@@ -10,9 +10,9 @@ from typing import Any
 import optuna
 import pytest
 
-from pipegap.sweeps.plan.searching import check_space
-from pipegap.sweeps.plan.sweep_plan import choose, judge
-from pipegap.sweeps.plan.tried import Choice, remarks, write
+from pipegap.sweeps.plan.choosing import Choice, check_reach, choose
+from pipegap.sweeps.plan.sweep_plan import judge
+from pipegap.sweeps.plan.tried import remarks, write
 from pipegap.sweeps.request.expand import points
 from pipegap.sweeps.request.schema import Sweep, check_sweep
 from pipegap.trainer.base.errors import BadInput
@@ -207,7 +207,7 @@ def test_a_space_that_no_trial_can_have_is_refused(
     swept = sweep({"space": space})
     assert swept.search is not None
     with pytest.raises(BadInput, match=what):
-        check_space(swept.search, points(swept, tmp_path))
+        check_reach(swept, points(swept, tmp_path))
 
 
 def test_without_optuna_one_line_says_how_to_install_it(

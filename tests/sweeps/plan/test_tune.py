@@ -8,9 +8,17 @@ from typing import Any
 
 import pytest
 
+from pipegap.sweeps.plan.choosing import (
+    MAX_EXTENSIONS,
+    Choice,
+    Values,
+    beyond,
+    check_reach,
+    choose,
+    tune,
+)
 from pipegap.sweeps.plan.sweep_plan import judge
-from pipegap.sweeps.plan.tried import Choice, remarks, write
-from pipegap.sweeps.plan.tuning import MAX_EXTENSIONS, Values, beyond, tune, tune_all
+from pipegap.sweeps.plan.tried import remarks, write
 from pipegap.sweeps.request.expand import points
 from pipegap.sweeps.request.schema import Sweep, check_sweep
 from pipegap.trainer.base.errors import BadInput
@@ -167,12 +175,12 @@ def shared_store(store: Path) -> tuple[Sweep, list[Choice]]:
     own = {"optimizer": "lion", KEY: 0.0005}
     grid = {"optimizer": ["muon", "adamw", own], "clip_norm": [1, 2]}
     swept = sweep(grid=grid, shared="adamw")
-    tuned = tune_all(swept, [*map(Choice, points(swept, store))], Snapshot())
+    tuned = choose(swept, [*map(Choice, points(swept, store))], Snapshot())
     while not all(choice.settled for choice in tuned):
         for trial in (trial for choice in tuned for trial in choice.choosing):
             loss = bowl(0.008 / trial.config["clip_norm"])
             leave_loss(trial.folder, loss(trial.config["optimizer"]["lr"]))
-        tuned = tune_all(swept, tuned, Snapshot())
+        tuned = choose(swept, tuned, Snapshot())
     return swept, tuned
 
 
@@ -195,10 +203,17 @@ def test_too_many_combinations_are_refused() -> None:
         sweep(tune={"clip_norm": factors, KEY: factors})
 
 
-def test_multiples_of_zero_are_refused(tmp_path: Path) -> None:
-    swept = sweep(tune=BOTH, base=[f"{KEY}=0.004", f"{DECAY}=0"])
-    with pytest.raises(BadInput, match=r"weight_decay: must be a number other than 0"):
-        tune(swept, points(swept, tmp_path)[0], Snapshot())
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        (DECAY, "weight_decay: must be a number other than 0"),
+        ("optimizer.variance_decay", r"variance_decay=486\.4: must be less than 1"),
+    ],
+)
+def test_multiples_that_no_trial_can_have_are_refused(key: str, says: str, tmp_path: Path) -> None:
+    swept = sweep(tune={key: [0.5, 1, 2]}, base=[f"{DECAY}=0"])
+    with pytest.raises(BadInput, match=says):
+        check_reach(swept, points(swept, tmp_path))
 
 
 def test_every_tried_value_is_in_the_file(tmp_path: Path) -> None:

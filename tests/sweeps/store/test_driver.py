@@ -32,6 +32,18 @@ def is_said(server: Bucket, **facts: object) -> None:
     server.write(KEY, json.dumps({**ELSEWHERE, "writer": "x", **facts}).encode())
 
 
+def lives(server: Bucket) -> None:
+    """Somebody drives, whose heartbeat has gone on at each look."""
+    beats = iter(range(10**6))
+
+    def beat(method: str, key: str) -> None:
+        if method == "get" and key == KEY:
+            is_said(server, beat=next(beats))
+
+    is_said(server)
+    server.fault = beat
+
+
 def said(server: Bucket) -> Facts:
     facts: Facts = json.loads(server.objects[KEY])
     return facts
@@ -91,14 +103,7 @@ def test_a_second_driver_is_refused_in_a_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(driver, "STALE_AFTER", 1e9)  # a sign of life is enough
-    beats = iter(range(10**6))
-
-    def beat(method: str, key: str) -> None:
-        if method == "get" and key == KEY:
-            is_said(server, beat=next(beats))
-
-    is_said(server)
-    server.fault = beat
+    lives(server)
     words = small.overrides(tmp_path, "sweep=main", "scale=micro", "seeds=[0]")
     assert sweeps([*(word for word in words if "results=" not in word), f"results={URL}"]) == 2
     line = capsys.readouterr().err
@@ -196,14 +201,8 @@ def test_a_store_that_is_driven_is_not_pruned(
 ) -> None:
     with pytest.raises(Stopped):
         run(objects, trial, after(1))
-    before, beats = {*server.objects}, iter(range(10**6))
-
-    def beat(method: str, key: str) -> None:
-        if method == "get" and key == KEY:
-            is_said(server, beat=next(beats))
-
-    is_said(server)
-    server.fault = beat
+    before = {*server.objects}
+    lives(server)
     assert sweeps(["prune", f"results={URL}", "checkpoints=all"]) == 2
     assert HELD in capsys.readouterr().err
     assert {*server.objects} == before

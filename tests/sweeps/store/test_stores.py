@@ -14,7 +14,7 @@ import pytest
 from pipegap import analysis
 from pipegap.sweeps.commands.rerun import recorded
 from pipegap.sweeps.plan import sweep_record
-from pipegap.sweeps.plan.round import Round
+from pipegap.sweeps.plan.sweep_plan import Round
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import Trial
 from pipegap.trainer.base.errors import Stopped

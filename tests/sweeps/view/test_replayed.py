@@ -9,7 +9,7 @@ import pytest
 
 from pipegap.sweeps.plan import devices
 from pipegap.sweeps.plan.devices import core, counted_seconds
-from pipegap.sweeps.plan.round import ASSUMED_START
+from pipegap.sweeps.plan.pace import ASSUMED_START
 from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import Expected

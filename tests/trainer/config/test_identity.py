@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipegap.analysis.table.rows import row
-from pipegap.sweeps.plan.round import shape
+from pipegap.sweeps.plan.pace import shape
 from pipegap.trainer import lr
 from pipegap.trainer.base import build
 from pipegap.trainer.base.build import label, locate, published
