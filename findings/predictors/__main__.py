@@ -4,6 +4,7 @@ python -m findings.predictors
 """
 
 import warnings
+from collections import Counter
 from itertools import permutations
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from pipegap.analysis.figures import BY_NAME
 from pipegap.analysis.figures.figure import plot, whole
 from pipegap.analysis.figures.files import picture, with_font
 from pipegap.analysis.statistics.intervals import mean_interval
+from pipegap.analysis.statistics.text import TEXTS
 from pipegap.analysis.table import names
 from pipegap.trainer.base.atomic import write_atomically
 
@@ -77,25 +79,32 @@ def _difference(of: pd.DataFrame, arm: str, other: str, level: float) -> str:
 def result(trials: pd.DataFrame) -> str:
     """The tables between the marks of the page."""
     by_arm, of = names.arms(trials), losses(trials)["muon"]
-    heads = ["delay and prediction", "marin's gap", "gap here", "less than without"]
+    shares = {
+        str(row["arm"]): TEXTS["gap removed [95 %]"](row) for _, row in gaps(trials).iterrows()
+    }
+    heads = ["delay and prediction", "marin: gap", "removed", "here: gap", "removed"]
     rows = [heads, ["---"] * len(heads)]
     for delay in (PER_STAGE, UNIFORM):
-        for suffix in REPORTED:
-            gap = _difference(of, arm := delay + suffix, "sync", 0.95)
-            saved = _difference(of, delay, arm, 0.95) if suffix else ""
-            rows.append([by_arm[arm], reported(arm, "sync"), gap, saved])
+        for suffix, gap in REPORTED.items():
+            arm, theirs = delay + suffix, 1 - gap / REPORTED[""]
+            known = f"{theirs:.0%}" if suffix and delay == PER_STAGE else ""
+            ours = _difference(of, arm, "sync", 0.95), shares[arm]
+            rows.append([by_arm[arm], reported(arm, "sync"), known, *ours])
     stated = ["by marin's numbers", "costs more than", "marin", "here", "verdict"]
     judged = [stated, ["---"] * len(stated)]
     for worse, better in STATEMENTS:
         said = verdict(of, worse, better) if len(of) >= NUM_SEEDS else "waits for all seeds"
         here = _difference(of, worse, better, JOINT)
         judged.append([by_arm[worse], by_arm[better], reported(worse, better), here, said])
+    verdicts = Counter(row[-1].strip("*") for row in judged[2:])
     parts = [
         f"{len(trials)} trials: [{TABLE.name}]({TABLE.name}). Differences of final losses, paired "
         f"by seed, with 95 % intervals; {len(of)} of\n{NUM_SEEDS} seeds have all arms.",
         _table(rows),
         "Each statement by the rule's wider interval:",
         _table(judged),
+        f"Of {len(STATEMENTS)} statements: {verdicts['agrees']} agree, {verdicts['disagrees']} "
+        f"disagree, {verdicts['not enough data']} without enough data.",
         f"![Final losses]({PICTURE.name})",
     ]
     return names.minus("\n\n".join(parts))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from findings.predictors import __main__ as page
+from pipegap.analysis import load
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.config.compose import compose
 from pipegap.trainer.corrections.none import NoCorrection
@@ -188,3 +189,7 @@ def test_the_statements_are_marins() -> None:
     assert tied not in [{*pair} for pair in page.STATEMENTS]
     assert page.reported("pipedream", "pipedream_weight_prediction") == "+0.019"
     assert page.reported("constant_delay(5)_weight_prediction", "sync") == ""
+
+
+def test_the_page_says_what_its_table_says() -> None:
+    assert page.result(load(page.TABLE)) in page.PAGE.read_text()
