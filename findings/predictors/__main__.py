@@ -79,9 +79,8 @@ def _difference(of: pd.DataFrame, arm: str, other: str, level: float) -> str:
 def result(trials: pd.DataFrame) -> str:
     """The tables between the marks of the page."""
     by_arm, of = names.arms(trials), losses(trials)["muon"]
-    shares = {
-        str(row["arm"]): TEXTS["gap removed [95 %]"](row) for _, row in gaps(trials).iterrows()
-    }
+    removed = TEXTS["gap removed [95 %]"]
+    shares = {str(row["arm"]): removed(row) for row in gaps(trials).to_dict("records")}
     heads = ["delay and prediction", "marin: gap", "removed", "here: gap", "removed"]
     rows = [heads, ["---"] * len(heads)]
     for delay in (PER_STAGE, UNIFORM):
