@@ -1,0 +1,127 @@
+"""Makes the page and the picture of this study from its table, by the rule in sweep.yaml.
+
+python -m findings.predictors
+"""
+
+import warnings
+from collections import Counter
+from itertools import permutations
+from pathlib import Path
+
+import pandas as pd
+
+from findings.front import filled
+from findings.look_ahead_fair.__main__ import losses
+from pipegap.analysis import gaps, load
+from pipegap.analysis.figures import BY_NAME
+from pipegap.analysis.figures.figure import plot, whole
+from pipegap.analysis.figures.files import picture, with_font
+from pipegap.analysis.statistics.intervals import mean_interval
+from pipegap.analysis.statistics.text import TEXTS
+from pipegap.analysis.table import names
+from pipegap.trainer.base.atomic import write_atomically
+
+HERE = Path(__file__).parent
+PAGE, TABLE, PICTURE = (HERE / name for name in ("README.md", "trials_tiny.csv", "losses.svg"))
+PER_STAGE, UNIFORM = "pipedream", "constant_delay(5)"
+REPORTED = {
+    "": 0.086,
+    "_weight_prediction": 0.067,
+    "_momentum_prediction": 0.097,
+    "_trusted_prediction": 0.076,
+    "_cautious_prediction": 0.098,
+}
+"""Of a delay per stage with each correction: marin's gap, in nats per token."""
+REPORTED_UNIFORM = 0.282
+TIED = 0.005
+"""marin's gaps that differ by less have no order."""
+ORDER = [
+    (worse, better)
+    for worse, better in permutations(REPORTED, 2)
+    if REPORTED[worse] - REPORTED[better] > TIED
+]
+STATEMENTS = [
+    *(
+        pair
+        for delay in (PER_STAGE, UNIFORM)
+        for pair in [(delay, "sync"), *((delay + worse, delay + better) for worse, better in ORDER)]
+    ),
+    (UNIFORM, PER_STAGE),
+]
+"""The arm that has the larger loss by marin's numbers, and the other one."""
+JOINT = 1 - 0.05 / len(STATEMENTS)
+NUM_SEEDS = 8
+"""Those that sweep.yaml names: nothing is judged before all have run."""
+
+
+def verdict(of: pd.DataFrame, worse: str, better: str) -> str:
+    """What the rule says of a statement, from the losses by seed and arm."""
+    low, high = mean_interval((of[worse] - of[better]).to_numpy(), JOINT)
+    if low > 0:
+        return "**agrees**"
+    return "**disagrees**" if high < 0 else "not enough data"
+
+
+def reported(worse: str, better: str) -> str:
+    """marin's difference of two arms, where it has both."""
+    known = {PER_STAGE + suffix: gap for suffix, gap in REPORTED.items()}
+    known |= {UNIFORM: REPORTED_UNIFORM, "sync": 0.0}
+    return f"{known[worse] - known[better]:+.3f}" if {worse, better} <= {*known} else ""
+
+
+def _difference(of: pd.DataFrame, arm: str, other: str, level: float) -> str:
+    """The mean paired difference with its interval."""
+    values = (of[arm] - of[other]).to_numpy()
+    low, high = mean_interval(values, level)
+    return f"{values.mean():+.4f} [{low:+.4f}, {high:+.4f}]"
+
+
+def result(trials: pd.DataFrame) -> str:
+    """The tables between the marks of the page."""
+    by_arm, of = names.arms(trials), losses(trials)["muon"]
+    removed = TEXTS["gap removed [95 %]"]
+    shares = {str(row["arm"]): removed(row) for row in gaps(trials).to_dict("records")}
+    heads = ["delay and prediction", "marin: gap", "removed", "here: gap", "removed"]
+    rows = [heads, ["---"] * len(heads)]
+    for delay in (PER_STAGE, UNIFORM):
+        for suffix, gap in REPORTED.items():
+            arm, theirs = delay + suffix, 1 - gap / REPORTED[""]
+            known = f"{theirs:.0%}" if suffix and delay == PER_STAGE else ""
+            ours = _difference(of, arm, "sync", 0.95), shares[arm]
+            rows.append([by_arm[arm], reported(arm, "sync"), known, *ours])
+    stated = ["by marin's numbers", "costs more than", "marin", "here", "verdict"]
+    judged = [stated, ["---"] * len(stated)]
+    for worse, better in STATEMENTS:
+        said = verdict(of, worse, better) if len(of) >= NUM_SEEDS else "waits for all seeds"
+        here = _difference(of, worse, better, JOINT)
+        judged.append([by_arm[worse], by_arm[better], reported(worse, better), here, said])
+    verdicts = Counter(row[-1].strip("*") for row in judged[2:])
+    parts = [
+        f"{len(trials)} trials: [{TABLE.name}]({TABLE.name}). Differences of final losses, paired "
+        f"by seed, with 95 % intervals; {len(of)} of\n{NUM_SEEDS} seeds have all arms.",
+        _table(rows),
+        "Each statement by the rule's wider interval:",
+        _table(judged),
+        f"Of {len(STATEMENTS)} statements: {verdicts['agrees']} agree, {verdicts['disagrees']} "
+        f"disagree, {verdicts['not enough data']} without enough data.",
+        f"![Final losses]({PICTURE.name})",
+    ]
+    return names.minus("\n\n".join(parts))
+
+
+def _table(rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def main() -> None:
+    """Writes the page and the picture."""
+    warnings.simplefilter("ignore", UserWarning)
+    trials, figure = load(TABLE), BY_NAME["final_losses"]
+    page = filled(PAGE.read_text(), {"result": result(trials)})
+    write_atomically(PAGE, page.encode())
+    drawn = whole(plot(figure, figure.data(trials, gaps(trials))))
+    write_atomically(PICTURE, with_font(picture(drawn)).encode())
+
+
+if __name__ == "__main__":
+    main()
