@@ -81,8 +81,8 @@ def _looking_ahead(wins: Sequence[Advice]) -> list[str]:
         for pairs in (ahead - losses["sync"], late - ahead)
     )
     return [
-        f"Sync that looks ahead by EMA-Nesterov ends {gained} from sync; 2BW with the same look and "
-        f"Error Feedback ends {left} from that ([study](findings/{LOOK_AHEAD.name}/README.md))."
+        f"Sync that looks ahead by EMA-Nesterov ends {gained} from sync; 2BW with the same look "
+        f"and Error Feedback ends {left} from that ([study](findings/{LOOK_AHEAD.name}/README.md))."
     ]
 
 

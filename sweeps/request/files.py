@@ -1,5 +1,6 @@
 """Reads sweep files and scales, by their name in conf/, or a sweep file by its path."""
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -53,8 +54,16 @@ def sweep_files(names: str) -> list[tuple[str, dict[str, Any]]]:
 
 def _sweep_file(name: str) -> tuple[str, dict[str, Any]]:
     content = _read("sweep", name, f", {ALL}, {PAPER}, or path/to/a.yaml")
-    shared = parse("sweep", name, SHARED.read_text("utf-8")) if _is_of_study(name) else {}
-    return _label(name), {"base": [], **shared, **content}
+    if not _is_of_study(name):
+        return _label(name), {"base": [], **content}
+    study = {"base": [], **parse("sweep", name, SHARED.read_text("utf-8")), **content}
+    return _label(name), {**study, "base": [_from_here(word) for word in study["base"]]}
+
+
+def _from_here(word: str) -> str:
+    """A study's word, whose `code=` is a folder of the checkout wherever the command is given."""
+    key, _, folder = word.partition("=")
+    return f"code={os.path.relpath(CODE_ROOT / folder)}" if key == "code" else word
 
 
 def _is_of_study(name: str) -> bool:

@@ -1,10 +1,15 @@
 """A sweep asks for every combination, and for each trial once."""
 
+import sys
 from pathlib import Path
+
+import pandas as pd
+import pytest
 
 from pipegap import sweeps
 from pipegap.sweeps.request.expand import points
 from pipegap.sweeps.request.schema import check_sweep
+from pipegap.trainer.base.places import CODE_ROOT
 from tests.support.sweep_requests import ARMS, asked, content, expand, only
 
 
@@ -54,6 +59,18 @@ def test_a_list_of_the_grid_is_replaced_mappings_included(tmp_path: Path) -> Non
     sweep = only("sweep=optimizers", f"grid.optimizer={values}")
     rates = [point.configs["sync"]["optimizer"]["lr"] for point in points(sweep, tmp_path)]
     assert rates == [0.004, 0.5]
+
+
+def test_a_study_finds_its_own_code_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its trials are those of its table."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    (tmp_path / "data").symlink_to(CODE_ROOT / "data")
+    trials = expand(only("sweep=predictors", "scale=tiny"), tmp_path)
+    table = pd.read_csv(CODE_ROOT / "findings" / "predictors" / "trials_tiny.csv")
+    assert {trial.plan.trial_id for trial in trials} == {*table["trial_id"]}
 
 
 def test_the_public_names_plan_a_sweep(tmp_path: Path) -> None:
