@@ -16,7 +16,7 @@ from pipegap.analysis.advice.verdict import (
     listed,
     loss_text,
 )
-from pipegap.analysis.statistics.intervals import ends_text
+from pipegap.analysis.statistics.intervals import UNTOLD, ends_text, share_text
 from pipegap.analysis.statistics.tax import Tax
 from pipegap.analysis.statistics.text import tax_text
 from pipegap.analysis.table import names
@@ -159,7 +159,9 @@ def _gaps(advice: Advice, evidence: Evidence) -> list[str]:
 def _gap(gap: Gap) -> str:
     parts = [_mean(gap)] if gap.n else []
     if not isnan(gap.removed):
-        parts.append(f"removes {gap.removed:.0%}{ends_text(*gap.removed_interval, '.0%')}")
+        parts.append(f"removes {share_text(gap.removed, *gap.removed_interval)}")
+    elif gap.removes:
+        parts.append(f"how much it removes: {UNTOLD}")
     if gap.diverged:
         parts.append(f"{gap.diverged} of {gap.pairs} diverged")
     return ", ".join(parts)
