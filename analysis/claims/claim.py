@@ -19,6 +19,8 @@ from pipegap.analysis.claims.rule import (
 )
 from pipegap.analysis.statistics.intervals import CONFIDENCE, POWER
 from pipegap.analysis.statistics.pairs import ENOUGH_UPDATES
+from pipegap.analysis.table.tasks import updates_asked
+from pipegap.trainer.base.status import Status
 
 
 class Outcome(StrEnum):
@@ -103,11 +105,12 @@ ALL_PARTS = (
 
 def judged(claim: Claim, trials: pd.DataFrame) -> Verdict:
     """The verdict on a claim from the trials of its sweeps, `load`'s table."""
-    longest = max(trials["num_updates"].dropna(), default=0)
-    if 0 < longest < ENOUGH_UPDATES:
+    enough = deciding(trials)
+    if len(trials) and enough.empty:
+        longest = trials["num_updates"].max()
         why = f"the longest trial has {longest} updates, {ENOUGH_UPDATES} decide something"
         return _undecided(claim, "length of the trials", why)
-    comparisons = claim.compare(trials) if len(trials) else []
+    comparisons = claim.compare(enough) if len(enough) else []
     counted = [comparison for comparison in comparisons if comparison.counts]
     others = _parts([comparison for comparison in comparisons if not comparison.counts])
     if not counted:
@@ -115,6 +118,13 @@ def judged(claim: Claim, trials: pd.DataFrame) -> Verdict:
         return verdict._replace(others=others)
     parts = _parts(counted)
     return Verdict(claim, _together([part.outcome for part in parts]), parts, others, counted)
+
+
+def deciding(trials: pd.DataFrame) -> pd.DataFrame:
+    """Return the trials that made ENOUGH_UPDATES, or were to make them and did not complete: a
+    shorter one is a smoke test."""
+    made = trials["num_updates"].where(trials["status"] == Status.COMPLETED)
+    return trials[made.fillna(updates_asked(trials)) >= ENOUGH_UPDATES]
 
 
 def audited(verdict: Verdict) -> Verdict:

@@ -89,8 +89,6 @@ def _end(now: Round, plan: SweepPlan) -> int:
     todo = [trial for trial in unique(plan.planned) if now.seen.finished(trial) is None]
     lost = [(trial.name, row) for trial in todo if (row := now.seen.failure(trial)) is not None]
     print(sweep_record.report(now, plan))
-    if plan.sweep.verdict:
-        print(f"rule for the verdict, written before the run: {plan.sweep.verdict}")
     for line in failures(lost, len(unique(plan.planned))):
         print(line)
     if lost:

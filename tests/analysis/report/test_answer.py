@@ -213,9 +213,13 @@ def test_the_next_step_from_a_smoke_test_is_a_scale_that_decides(tmp_path: Path)
     for arm, loss in (("sync", 1.0), ("delay", 1.2)):
         put(store, arm, [loss, loss + 0.1], num_updates=20)
     record(store, "main", "micro", [*ids(store), "never"], settled=False)
-    first = page(store, tmp_path / "out").split('id="answer"')[1].split("</section>")[0]
+    text = page(store, tmp_path / "out")
+    first = text.split('id="answer"')[1].split("</section>")[0]
     assert "<code>pipegap sweep sweep=main scale=tiny" in first
     assert "scale=micro" not in first
+    commands = re.findall("not run: pipegap sweep [^<]*", text)
+    assert commands
+    assert all(" scale=tiny " in command for command in commands)
 
 
 def test_undecided_claims_are_folded_and_the_others_are_not(recorded: Made) -> None:
