@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Sequence
 
+from pipegap.analysis.table.text import hanging, terminal_width
 from pipegap.sweeps.cluster.notices import Notices
 from pipegap.sweeps.cluster.rounds import require_ready, run_rounds
 from pipegap.sweeps.commands import COMMANDS
@@ -24,7 +25,7 @@ def main(words: Sequence[str]) -> int:
     url, words = take_url(words)
     request = parse_request(_request_words(words))
     now = Round.first(request, open_store(request.where))
-    print(summary(now), flush=True)
+    print(hanging(summary(now), terminal_width()), flush=True)
     if request.dry_run:
         return DONE
     require_ready(now.store, now.todo)
