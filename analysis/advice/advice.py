@@ -58,8 +58,10 @@ class Advice:
 
     @property
     def settings(self) -> str:
-        """Those of the trials that would decide, in words; empty if the verdict is decided."""
-        shown = {k: value for k, value in self.verdict.settle.items() if k not in BY_UPDATES}
+        """Those of the trials that would decide, in words; empty if the verdict is decided, or if
+        no more of such trials decide: why says it."""
+        settle = {} if "scale" in self.verdict.settle else self.verdict.settle
+        shown = {k: value for k, value in settle.items() if k not in BY_UPDATES}
         return ", ".join(f"{k.removeprefix('grid.')}={value}" for k, value in shown.items())
 
     @property
