@@ -19,8 +19,6 @@ from pipegap.analysis.claims.rule import (
 )
 from pipegap.analysis.statistics.intervals import CONFIDENCE, POWER
 from pipegap.analysis.statistics.pairs import ENOUGH_UPDATES
-from pipegap.analysis.table.tasks import updates_asked
-from pipegap.trainer.base.status import Status
 
 
 class Outcome(StrEnum):
@@ -121,10 +119,10 @@ def judged(claim: Claim, trials: pd.DataFrame) -> Verdict:
 
 
 def deciding(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return the trials that made ENOUGH_UPDATES, or were to make them and did not complete: a
-    shorter one is a smoke test."""
-    made = trials["num_updates"].where(trials["status"] == Status.COMPLETED)
-    return trials[made.fillna(updates_asked(trials)) >= ENOUGH_UPDATES]
+    """Return the trials of points of ENOUGH_UPDATES: shorter ones are a smoke test. A run that
+    diverged is shorter than those of its point."""
+    longest = trials.groupby("point")["num_updates"].transform("max")
+    return trials[longest.fillna(0) >= ENOUGH_UPDATES]
 
 
 def audited(verdict: Verdict) -> Verdict:
