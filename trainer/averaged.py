@@ -27,6 +27,9 @@ def mean_of_last(folder: Path, number: int) -> tuple[list[int], dict[str, Tensor
     kept = kept_weights(folder)[-number:]
     if len(kept) < number:
         allowed = f"must be at most {len(kept)}, the sets that {folder} has (save_last={number})"
+        if not kept:
+            needs = f"needs weights, and {folder.name} kept none: save_last={number} keeps them"
+            allowed = f"{needs}, of a run into another store (results=)"
         raise BadInput("average", number, allowed)
     total: dict[str, Tensor] = {}
     for path in kept:

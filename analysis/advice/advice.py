@@ -16,7 +16,7 @@ from pipegap.analysis.advice.verdict import (
     listed,
     loss_text,
 )
-from pipegap.analysis.statistics.intervals import ends_text
+from pipegap.analysis.statistics.intervals import UNTOLD, ends_text, share_text
 from pipegap.analysis.statistics.tax import Tax
 from pipegap.analysis.statistics.text import tax_text
 from pipegap.analysis.table import names
@@ -58,8 +58,10 @@ class Advice:
 
     @property
     def settings(self) -> str:
-        """Those of the trials that would decide, in words; empty if the verdict is decided."""
-        shown = {k: value for k, value in self.verdict.settle.items() if k not in BY_UPDATES}
+        """Those of the trials that would decide, in words; empty if the verdict is decided, or if
+        no more of such trials decide: why says it."""
+        settle = {} if "scale" in self.verdict.settle else self.verdict.settle
+        shown = {k: value for k, value in settle.items() if k not in BY_UPDATES}
         return ", ".join(f"{k.removeprefix('grid.')}={value}" for k, value in shown.items())
 
     @property
@@ -159,7 +161,9 @@ def _gaps(advice: Advice, evidence: Evidence) -> list[str]:
 def _gap(gap: Gap) -> str:
     parts = [_mean(gap)] if gap.n else []
     if not isnan(gap.removed):
-        parts.append(f"removes {gap.removed:.0%}{ends_text(*gap.removed_interval, '.0%')}")
+        parts.append(f"removes {share_text(gap.removed, *gap.removed_interval)}")
+    elif gap.removes:
+        parts.append(f"how much it removes: {UNTOLD}")
     if gap.diverged:
         parts.append(f"{gap.diverged} of {gap.pairs} diverged")
     return ", ".join(parts)

@@ -2,13 +2,13 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf, isfinite, isinf, isnan
+from math import inf, isfinite, isinf, isnan, nan
 from typing import Any
 
 import pandas as pd
 
 from pipegap.analysis.statistics.gaps import OF_REGIME, deciding_updates
-from pipegap.analysis.statistics.intervals import Interval
+from pipegap.analysis.statistics.intervals import UNKNOWN, Interval, is_told
 from pipegap.analysis.statistics.pairs import ENOUGH_UPDATES, VARIANT, results
 from pipegap.analysis.statistics.tax import Finals, Tax
 from pipegap.analysis.table import names
@@ -30,7 +30,10 @@ class Gap:
     interval: Interval
     diverged: int
     pairs: int
+    removes: bool
+    """Whether it is shown to remove a part of the plain delay's gap."""
     removed: float
+    """Which part, with its interval; NaN where the plain gap is too weak to say."""
     removed_interval: Interval
     tax: Tax
 
@@ -39,11 +42,6 @@ class Gap:
         """The arm in words; λ where it is not the usual 1."""
         of = "" if self.coefficient == 1 else f" (λ = {self.coefficient:g})"
         return f"delay + Error Feedback{of}" if self.coefficient else "delay"
-
-    @property
-    def removes(self) -> bool:
-        """Whether it is shown to remove a part of the plain delay's gap."""
-        return self.removed_interval[0] > 0
 
 
 @dataclass(frozen=True)
@@ -187,6 +185,7 @@ def _gap(of_arm: pd.DataFrame, coefficient: float) -> Gap:
     """With the number of stages that has the most pairs: it changes nothing with 2BW."""
     most = of_arm.sort_values(["n", *VARIANT], ascending=[False, True, True])
     [row] = most.head(1).to_dict("records")
+    ends = float(row["removed_low"]), float(row["removed_high"])
     return Gap(
         coefficient,
         str(row["arm"]),
@@ -195,8 +194,8 @@ def _gap(of_arm: pd.DataFrame, coefficient: float) -> Gap:
         (float(row["low"]), float(row["high"])),
         int(row["diverged"]),
         int(row["pairs"]),
-        float(row["removed"]),
-        (float(row["removed_low"]), float(row["removed_high"])),
+        float(row["removed_low"]) > 0,
+        *((float(row["removed"]), ends) if is_told(ends) else (nan, UNKNOWN)),
         Tax(**{name: row[name] for name in Tax._fields}),
     )
 

@@ -9,6 +9,7 @@ from pipegap.analysis.claims.claim import (
     Outcome,
     Verdict,
     audited,
+    deciding,
     judged,
     not_run,
 )
@@ -27,4 +28,14 @@ def _claims() -> tuple[Claim, ...]:
 
 CLAIMS = _claims()
 
-__all__ = ["ALL_PARTS", "CLAIMS", "Claim", "Outcome", "Verdict", "audited", "judged", "not_run"]
+__all__ = [
+    "ALL_PARTS",
+    "CLAIMS",
+    "Claim",
+    "Outcome",
+    "Verdict",
+    "audited",
+    "deciding",
+    "judged",
+    "not_run",
+]

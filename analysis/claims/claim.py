@@ -103,11 +103,12 @@ ALL_PARTS = (
 
 def judged(claim: Claim, trials: pd.DataFrame) -> Verdict:
     """The verdict on a claim from the trials of its sweeps, `load`'s table."""
-    longest = max(trials["num_updates"].dropna(), default=0)
-    if 0 < longest < ENOUGH_UPDATES:
+    enough = deciding(trials)
+    if len(trials) and enough.empty:
+        longest = trials["num_updates"].max()
         why = f"the longest trial has {longest} updates, {ENOUGH_UPDATES} decide something"
         return _undecided(claim, "length of the trials", why)
-    comparisons = claim.compare(trials) if len(trials) else []
+    comparisons = claim.compare(enough) if len(enough) else []
     counted = [comparison for comparison in comparisons if comparison.counts]
     others = _parts([comparison for comparison in comparisons if not comparison.counts])
     if not counted:
@@ -115,6 +116,13 @@ def judged(claim: Claim, trials: pd.DataFrame) -> Verdict:
         return verdict._replace(others=others)
     parts = _parts(counted)
     return Verdict(claim, _together([part.outcome for part in parts]), parts, others, counted)
+
+
+def deciding(trials: pd.DataFrame) -> pd.DataFrame:
+    """Return the trials of points of ENOUGH_UPDATES: shorter ones are a smoke test. A run that
+    diverged is shorter than those of its point."""
+    longest = trials.groupby("point")["num_updates"].transform("max")
+    return trials[longest.fillna(0) >= ENOUGH_UPDATES]
 
 
 def audited(verdict: Verdict) -> Verdict:

@@ -2,6 +2,7 @@
 weighted sums of paired numbers that must lie above 0.
 """
 
+import math
 import warnings
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,13 @@ from pipegap.analysis.claims.rule import (
     codes_of,
     estimate,
 )
-from pipegap.analysis.statistics.intervals import Values, mean_intervals, moments, share_interval
+from pipegap.analysis.statistics.intervals import (
+    Values,
+    is_told,
+    mean_intervals,
+    moments,
+    share_interval,
+)
 from pipegap.analysis.statistics.pairs import VARIANT, pairs
 from pipegap.analysis.table.points import remembered, settings
 from pipegap.analysis.table.schema import OF_ARM
@@ -112,7 +119,10 @@ def removes(low: float, high: float | None = None) -> Removed:
 def share(name: str, left: Values, plain: Values) -> Estimate:
     """The share of a plain gap that is removed, with its interval where the gap is not weak."""
     low, high = share_interval(left, plain)
-    return Estimate(name, float(1 - left.mean() / plain.mean()), 1 - high, 1 - low, len(plain))
+    removed = float(1 - left.mean() / plain.mean())
+    if math.isfinite(removed) and not is_told((low, high)):
+        removed = low = high = math.nan
+    return Estimate(name, removed, 1 - high, 1 - low, len(plain))
 
 
 @dataclass(frozen=True)

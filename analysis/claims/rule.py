@@ -23,6 +23,7 @@ from scipy import stats
 from pipegap.analysis.statistics.intervals import (
     CONFIDENCE,
     POWER,
+    UNTOLD,
     Interval,
     Values,
     ends_text,
@@ -53,7 +54,7 @@ class Estimate(NamedTuple):
         if math.isinf(self.mean):
             return f"{self.name} diverged at {self.n} of {self.n}"
         if math.isnan(self.mean):
-            return f"{self.name} n={self.n}"
+            return f"{self.name} {UNTOLD} n={self.n}" if self.n else f"{self.name} n=0"
         ends = ends_text(self.low, self.high, "+.3f")
         return f"{self.name} {self.mean:+.3f}{ends} n={self.n}"
 

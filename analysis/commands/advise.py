@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from pipegap.analysis.commands.words import count, having, plain
+from pipegap.analysis.commands.words import count, plain
 from pipegap.trainer.base.build import build
 from pipegap.trainer.base.cli import Given, number, take_choice
 from pipegap.trainer.base.errors import BadInput
@@ -52,6 +52,11 @@ LENGTH = 1024
 TRACED = ("forward", "backward", "update")
 """Keys whose times a trace has."""
 RIVAL, RESULTS = "rival.", "results"
+SHAPE = {
+    "stages": "stages the pipeline has, e.g. stages=4",
+    "microbatches": "microbatches a batch has, e.g. microbatches=8",
+}
+"""What must be given, in words."""
 LONGEST = 1e9
 """The largest time, in any unit."""
 
@@ -64,9 +69,7 @@ def main(given: Given) -> None:
     from pipegap.analysis.table.selection import fulfilling
     from pipegap.trainer.store.records import records
 
-    stages, microbatches = (
-        count(having(given, key, KEYS), key, 0, MOST[key]) for key in ("stages", "microbatches")
-    )
+    stages, microbatches = (_of_pipeline(given, key, shape) for key, shape in SHAPE.items())
     updates = count(given, "updates", 0, MOST["updates"])
     form = take_choice(given, "format", ("text", "json"))
     measured, own_times = _measured(given)
@@ -110,6 +113,12 @@ def main(given: Given) -> None:
         print(_as_text(answers))
 
 
+def _of_pipeline(given: Given, key: str, example: str) -> int:
+    if key not in given:
+        raise BadInput(key, "", f"must say how many {example}")
+    return count(given, key, 0, MOST[key])
+
+
 def _answers(trials: "pd.DataFrame", optimizer: str | None, **question: Any) -> "Sequence[Advice]":
     """Return the advice for an optimizer, or for all; raises BadInput if there is none."""
     from pipegap.analysis.advice.advise import advices, advise
@@ -118,7 +127,7 @@ def _answers(trials: "pd.DataFrame", optimizer: str | None, **question: Any) -> 
         return [advise(trials, optimizer=optimizer, **question)]
     answers = advices(trials, **question)
     if not answers:
-        raise BadInput("optimizer", "", "is missing: no trials with a delay say which there are")
+        raise BadInput("optimizer", "", "must be one that was trained with a delay, and none was")
     return answers
 
 

@@ -62,7 +62,7 @@ def _chosen(
             key, _, value = word.partition("=")
             raise BadInput(key, value, "is not a key of this command, see --help")
     if optimizer is None and any(word.startswith("optimizer.") for word in settings):
-        raise BadInput("optimizer", "", "is missing: its settings are given")
+        raise BadInput("optimizer", "", "must say whose settings these are")
     names = [optimizer] if optimizer is not None else [at.rpartition(".")[2] for at in OPTIMIZERS]
     compose = Composer()
     nodes = []

@@ -8,13 +8,6 @@ from pipegap.trainer.base.cli import Given, number
 from pipegap.trainer.base.errors import BadInput
 
 
-def having(given: Given, key: str, keys: Mapping[str, str]) -> Given:
-    """Return `given`; raises BadInput, with what `keys` says of `key`, if it has no such key."""
-    if key not in given:
-        raise BadInput(key, "", f"is missing: {keys[key]}")
-    return given
-
-
 def amount(
     given: Given, key: str, default: float, low: float, high: float, kind: str = "a"
 ) -> float:

@@ -32,6 +32,7 @@ from pipegap.analysis.figures.style import (
     legend,
     names_above,
     reference,
+    reference_in_rows,
     rounded,
     tooltips,
     whiskers,
@@ -234,7 +235,7 @@ def _chart(
     dots = rows.transform_filter("isValid(datum.mean)").encode(x=x, tooltip=tooltips(columns))
     several, single = (dots.transform_filter(f"datum.n {is_} 1") for is_ in (">", "=="))
     layers = [
-        *([reference(0.0, x)] if zero else []),
+        *(_zero(frame, rows) if zero else []),
         *below,
         whiskers(rows, alt.X("low:Q", title=x["title"], scale=x["scale"])),
         several.mark_point(filled=True, size=55, opacity=1).encode(shape=shape),
@@ -243,6 +244,10 @@ def _chart(
         *frame.names,
     ]
     return alt.layer(*layers, title=title, height=frame.height)
+
+
+def _zero(frame: _Frame, rows: alt.Chart) -> list[alt.Chart]:
+    return [reference_in_rows(0.0, rows, ROW_LINE) if frame.names else reference(0.0, frame.x)]
 
 
 def _words(row: Mapping[Any, Any], quantity: str) -> str:

@@ -269,6 +269,12 @@ def reference(value: float, x: alt.X) -> alt.Chart:
     return alt.Chart(pd.DataFrame({"mean": [value]})).mark_rule(color=INK).encode(x=x)
 
 
+def reference_in_rows(value: float, rows: alt.Chart, height: float) -> alt.Chart:
+    """Return that line in pieces, one so high (in pixels) at each row: names stand in between."""
+    pieces = rows.mark_tick(orient="vertical", thickness=1, size=height, opacity=1)
+    return pieces.encode(x=alt.datum(value), color=alt.value(INK))
+
+
 def whiskers(rows: alt.Chart, low: alt.X, width: float = 1.6) -> alt.Chart:
     """Return a line from `low` to `high` for each row that has an interval."""
     known = rows.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=width)

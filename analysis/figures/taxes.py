@@ -14,7 +14,7 @@ from pipegap.analysis.figures.style import (
     legend,
     names_above,
     ordered_styles,
-    reference,
+    reference_in_rows,
     rounded,
     tooltips,
     whiskers,
@@ -98,7 +98,7 @@ def tax_rows(data: pd.DataFrame) -> list[Chart]:
     base = alt.Chart(shown).encode(y=y, color=alt.Color("series:N", legend=None, scale=colors))
     dots = base.mark_point(filled=True, size=60, opacity=1)
     layers = [
-        reference(1.0, x),
+        reference_in_rows(1.0, base, ROW_HEIGHT / 2),
         whiskers(base, alt.X("low:Q", title=RATIO, scale=x["scale"]), 1.4),
         dots.encode(x=x, shape=_shape(data), tooltip=tooltips(columns)),
         words_beside(shown, y),

@@ -165,7 +165,9 @@ def _next_step(
 def _by_hand(said: Sequence[Advice]) -> str:
     """What the first advice misses that knows it, else what any advice needs."""
     for advice in said:
-        if advice.settings and "scale" not in advice.verdict.settle:
+        if "scale" in advice.verdict.settle:
+            return advice.verdict.why
+        if advice.settings:
             optimizer = names.optimizer(advice.optimizer)
             more = f"more of these trainings decide for {optimizer} against {advice.rival}"
             return f"{more}: {advice.settings}"

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from pipegap.analysis.claims import CLAIMS, Verdict, audited, judged, not_run
+from pipegap.analysis.advice.verdict import TINY
+from pipegap.analysis.claims import CLAIMS, Verdict, audited, deciding, judged, not_run
 from pipegap.analysis.figures import FIGURES, Figure, Plot, plot, save
 from pipegap.analysis.report.facts import command
 from pipegap.analysis.report.gallery import Made, gallery
@@ -210,12 +211,15 @@ def verdicts(scope: Scope, store: str) -> list[Verdict]:
     if not scope.scale:
         return []
     made = []
+    decides = {"scale": scope.scale}
+    if deciding(scope.whole().trials).empty:
+        decides |= TINY
     for claim in CLAIMS:
         view = scope.of_sweeps(claim.sweeps)
         if view is not None:
             made.append(audited(judged(claim, view.trials)))
         elif not scope.general:
-            words = [f"sweep={claim.sweeps[0]}", f"scale={scope.scale}"]
+            words = [f"sweep={claim.sweeps[0]}", f"scale={decides['scale']}"]
             made.append(not_run(claim, command(words, store)))
     return made
 

@@ -62,8 +62,9 @@ LEGEND = (
     "Gap: final validation loss of an arm minus that of sync, same point and seed, nats per token; "
     "mean over n pairs that both completed, 95 % interval (Student's t). Diverged: pairs in which "
     "only the arm did. Gap removed: by the correction, same seeds, where the plain gap's 99 % "
-    "interval excludes 0 (Fieller's interval, wider where the gap is weak). Token tax: updates to "
-    "sync's loss over sync's own; a delay pays if the speed-up of the pipeline is larger."
+    "interval excludes 0 (Fieller's, wider where it is weak; not told if wider than 300 %). Token "
+    "tax: updates to sync's loss over sync's own; a delay pays if the speed-up of the pipeline is "
+    "larger."
 )
 
 

@@ -149,21 +149,18 @@ def _mean(values: Values) -> float:
 def _removed(group: Group) -> dict[str, float]:
     """The share of the gap that a correction removes, over the seeds that both arms have.
 
-    It is missing where a trial of either arm diverged, since the survivors would flatter the arm,
-    and where the plain gap is too weak for an interval of the share.
+    It is missing where a trial of either arm diverged, since the survivors would flatter the arm
+    (`removed_n` is 0), and where the plain gap is too weak for an interval of the share.
     """
-    nothing = {"removed": np.nan, "removed_low": np.nan, "removed_high": np.nan, "removed_n": 0}
     both = group["is_fair"] & group["has_plain"]
     gap, plain_gap = group["gap"][both], group["gap_plain"][both]
     low, high = share_interval(gap, plain_gap)
-    if np.isnan([low, high, *gap]).any():
-        return nothing
-    share = 1 - gap.mean() / plain_gap.mean()
+    is_known = not np.isnan(low)
     return {
-        "removed": share,
+        "removed": 1 - gap.mean() / plain_gap.mean() if is_known else np.nan,
         "removed_low": 1 - high,
         "removed_high": 1 - low,
-        "removed_n": len(gap),
+        "removed_n": 0 if np.isnan([*gap, *plain_gap]).any() else len(gap),
     }
 
 

@@ -22,7 +22,11 @@ POWER = 0.8
 UNKNOWN: Interval = (np.nan, np.nan)
 SEEN = ((0.997, CONFIDENCE), (0.99, 0.99))
 """Of a share: with which confidence the whole is not 0, and the confidence of the share's interval.
-So it covers 95 % of the shares that are shown: tests/analysis/statistics/test_intervals.py."""
+So it covers 95 % of the shares that are known: tests/analysis/statistics/test_intervals.py."""
+WIDEST = 3.0
+"""Of the interval of a share that is told: a wider one says that the whole is hardly there."""
+UNTOLD = "not enough data"
+"""What stands in the place of such a share."""
 
 
 def mean_interval(values: Values, confidence: float = CONFIDENCE) -> Interval:
@@ -110,6 +114,17 @@ def share_interval(part: Values, whole: Values) -> Interval:
         if excludes_zero(mean_interval(whole, of_whole)):
             return ratio_interval(part, whole, of_share)
     return UNKNOWN
+
+
+def is_told(interval: Interval) -> bool:
+    """Whether a share with this interval says something; False for an unknown one."""
+    low, high = interval
+    return high - low <= WIDEST
+
+
+def share_text(share: float, low: float, high: float) -> str:
+    """`80% [35%, 140%]`, or UNTOLD."""
+    return f"{share:.0%}{ends_text(low, high, '.0%')}" if is_told((low, high)) else UNTOLD
 
 
 def held_out_gaps(sync: Values, arm: Values) -> Values:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipegap.analysis.statistics.gaps import INACTIVE, SHORT
-from pipegap.analysis.statistics.intervals import ends_text
+from pipegap.analysis.statistics.intervals import ends_text, share_text
 from pipegap.analysis.statistics.tax import MAIN_ARMS, best_taxes
 from pipegap.analysis.table import names
 from pipegap.analysis.table.text import packed
@@ -69,9 +69,8 @@ def _loss(name: str) -> Callable[[Cells], str]:
 
 
 def _share(row: Cells) -> str:
-    if math.isnan(row["removed"]):
-        return ""
-    return f"{row['removed']:.0%}{_interval(row, 'removed_low', 'removed_high', '.0%')}"
+    ends = (row["removed_low"], row["removed_high"])
+    return share_text(row["removed"], *ends) if row["removed_n"] else ""
 
 
 def _plain(name: str) -> Callable[[Cells], str]:

@@ -80,7 +80,7 @@ GAP: Columns = {
     "removed": ("float64", "1 − mean gap / mean gap without the correction, same seeds"),
     "removed_low": ("float64", "lower end of its 95 % interval (Fieller)"),
     "removed_high": ("float64", "upper end"),
-    "removed_n": ("Int64", "seeds behind the share"),
+    "removed_n": ("Int64", "seeds that both arms have, if none of them diverged"),
     "tax": ("float64", "token tax: updates to sync's loss over sync's own, mean ratio over seeds"),
     "tax_low": ("float64", "lower end of its 95 % interval (see tax.py); NaN if tax_n < 2"),
     "tax_high": ("float64", "upper end"),

@@ -83,14 +83,25 @@ def _average(asked: Asked) -> int:
     """Prints a line for each completed trial of the sweeps; raises BadInput."""
     from pipegap.trainer.averaged import mean_of_last, validation_loss
 
-    seen = Snapshot()
-    for trial in all_planned(plan_sweeps(asked.request, seen)):
-        if (row := seen.finished(trial)) is not None and row["status"] == Status.COMPLETED:
-            updates, mean = mean_of_last(trial.folder, asked.average)
-            loss = validation_loss(trial.config, mean)
-            said = f"{loss:.5f}, the mean of updates {', '.join(map(str, updates))}"
-            print(f"{trial.name}: {row['final_val_loss']:.5f}; {said}", flush=True)
+    planned, completed = _completed(asked.request)
+    if not completed:
+        allowed = f"must have a completed trial: {asked.request.results} has none of {len(planned)}"
+        raise BadInput("sweep", asked.request.title, allowed)
+    for trial, own in completed:
+        updates, mean = mean_of_last(trial.folder, asked.average)
+        loss = validation_loss(trial.config, mean)
+        said = f"{loss:.5f}, the mean of updates {', '.join(map(str, updates))}"
+        print(f"{trial.name}: {own:.5f}; {said}", flush=True)
     return DONE
+
+
+def _completed(request: Request) -> tuple[list[Trial], list[tuple[Trial, float]]]:
+    """The trials of the sweeps, and those that are completed, with their final losses."""
+    seen = Snapshot()
+    planned = all_planned(plan_sweeps(request, seen))
+    rows = [(trial, seen.finished(trial) or {}) for trial in planned]
+    done = [(trial, row) for trial, row in rows if row.get("status") == Status.COMPLETED]
+    return planned, [(trial, row["final_val_loss"]) for trial, row in done]
 
 
 def parse_words(words: Sequence[str]) -> Asked:
@@ -122,15 +133,8 @@ def _take_tasks(given: Given) -> list[str]:
 
 def _with_weights(request: Request) -> list[Trial]:
     """The completed trials of the sweeps that kept their weights as transformers reads them."""
-    seen = Snapshot()
-    planned = all_planned(plan_sweeps(request, seen))
-    kept = [
-        trial
-        for trial in planned
-        if (trial.folder / "final" / "config.json").is_file()
-        and (row := seen.finished(trial)) is not None
-        and row["status"] == Status.COMPLETED
-    ]
+    planned, completed = _completed(request)
+    kept = [trial for trial, _ in completed if (trial.folder / "final" / "config.json").is_file()]
     if not kept:
         allowed = (
             f"must have trials that kept their final weights as transformers reads them: of "

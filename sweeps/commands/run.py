@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Sequence
 
+from pipegap.analysis.table.text import hanging, terminal_width
 from pipegap.sweeps.cluster.notices import Notices
 from pipegap.sweeps.cluster.rounds import require_ready, run_rounds
 from pipegap.sweeps.commands import COMMANDS
@@ -22,7 +23,7 @@ def main(words: Sequence[str]) -> int:
     url, words = take_url(words)
     request = parse_request(_request_words(words))
     now = Round.first(request, open_store(request.where))
-    print(summary(now), flush=True)
+    print(hanging(summary(now), terminal_width()), flush=True)
     if request.dry_run:
         return DONE
     require_ready(now.store, now.todo)
@@ -85,8 +86,6 @@ def _end(now: Round, plan: SweepPlan) -> int:
     todo = [trial for trial in plan.distinct if now.seen.finished(trial) is None]
     lost = [(trial.name, row) for trial in todo if (row := now.seen.failure(trial)) is not None]
     print(sweep_record.report(now, plan))
-    if plan.sweep.verdict:
-        print(f"rule for the verdict, written before the run: {plan.sweep.verdict}")
     for line in failures(lost, len(plan.distinct)):
         print(line)
     if lost:

@@ -1,5 +1,6 @@
 """The last weights that a trial keeps, and the loss of their mean."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -77,5 +78,10 @@ def test_the_command_says_it_of_each_trial(
     assert line.endswith(f"; {loss}, the mean of updates 5, 7")
     assert main(["evaluate", "average=3", *words]) == 2
     assert "average=3: must be at most 2" in capsys.readouterr().err
+    shutil.rmtree(trial.folder / "weights")
+    assert main(["evaluate", "average=3", *words]) == 2
+    assert "none: save_last=3 keeps them, of a run into another" in capsys.readouterr().err
+    assert main(["evaluate", "average=3", *words, "seeds=[1]"]) == 2
+    assert "must have a completed trial: " in capsys.readouterr().err
     assert main(["evaluate", "average=2", "limit=5", *words]) == 2
     assert "limit=5: must be a key of the config" in capsys.readouterr().err

@@ -28,6 +28,11 @@ METADATA = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
 """Where the machines of a cloud ask for credentials, if they were given none."""
 DENIED = re.compile(r"status code: 40[13]\b|<Code>\w*(Token|AccessKeyId|SignatureDoesNotMatch)")
 """What the library passes on of wrong or expired keys, where it has no error of its own for it."""
+ASKED = re.compile(r"performing \w+ (https?://[^/\s]+)")
+STATUS = re.compile(r"status code: (\d{3}(?: \w+)*)")
+CAUSE = re.compile(r'(?:message|error): "([^"]+)"')
+"""Whom the library asked, what that server answered, and in its details why none did."""
+NO_STORE = "is it the server of this bucket? AWS_ENDPOINT_URL names it"
 NUM_TRIES = 5
 """How often a request is repeated."""
 CHUNK = 8 << 20
@@ -261,12 +266,21 @@ def _version(meta: Any) -> Version:
 
 
 def _reason(error: Exception) -> str:
-    """Return what the library says, in a line."""
-    text = str(error).partition("\n\nDebug source")[0]
-    return short(" ".join(text.partition(": <")[0].split()))
+    """Return in a line which server did what; without a server, what the library says."""
+    text, _, details = str(error).partition("\n\nDebug source")
+    if (asked := ASKED.search(text)) is None:
+        return short(" ".join(text.partition(": <")[0].split()))
+    if answered := STATUS.search(text):
+        said = f"{asked[1]} answers {answered[1]}"
+        return said if "<Code>" in text else f"{said}: {NO_STORE}"
+    if cause := CAUSE.search(details):
+        return f"{asked[1]} gives no answer ({cause[1]}): {NO_STORE}"
+    ended = "none within the limit" if "TimedOut" in details else "it ended the connection"
+    return f"{asked[1]} gives no answer ({ended}): {NO_STORE}"
 
 
 def _code(error: Exception) -> str:
-    """Return the provider's name for the error. The rest of its answer may name a key."""
+    """Return the provider's name for the error, whose other words may name a key; without one,
+    which server did what."""
     code = re.search(r"<Code>(\w+)</Code>", str(error))
-    return code[1] if code else type(error).__name__
+    return code[1] if code else _reason(error)

@@ -1,12 +1,14 @@
 """A table as the page shows it: words for people, and the numbers that it is sorted by."""
 
 from collections.abc import Mapping, Sequence
+from math import nan
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pandas as pd
 
+from pipegap.analysis.statistics.intervals import share_text
 from pipegap.analysis.table import names
 
 MOST_ROWS = 500
@@ -175,6 +177,10 @@ def _cell(
 ) -> Cell:
     values = [row[column] for column in columns]
     words = [_words(name, value, signed=len(columns) > 1) for value in values]
+    if name == "removed" and len(values) > 1:
+        known = [nan if value is None else value for value in values]
+        is_asked = row.get("removed_n") or values[0] is not None
+        return Cell(names.minus(share_text(*known)) if is_asked else "", values)
     interval = f" [{words[1]}, {words[2]}]" if len(words) > 1 and words[1] else ""
     own = said.get(name, {}).get(words[0], words[0])
     return Cell(names.minus(own + interval), values)

@@ -108,7 +108,7 @@ def test_without_an_optimizer_all_are_answered(
 
 def test_a_store_without_a_delay_has_no_optimizer_to_ask_about(tmp_path: Path) -> None:
     write_arms(tmp_path, {"sync": [1.0, 1.1]})
-    with pytest.raises(BadInput, match="optimizer=: is missing"):
+    with pytest.raises(BadInput, match="optimizer=: must be one that was trained"):
         advise.main({"stages": "4", "microbatches": "8", "results": str(tmp_path)})
 
 

@@ -35,7 +35,7 @@ def evidence_of(losses: Any, sync: Any, shorter: Any) -> Evidence:
     for arm, of_arm in zip(arms, losses, strict=True):
         finals[arm] = {seed: {400: loss, 450: loss} for seed, loss in enumerate(of_arm)}
     gaps = tuple(
-        Gap(float(i), arm, len(sync), 0.0, (0.0, 0.0), 0, len(sync), 0.0, (0.0, 0.0), Tax())
+        Gap(float(i), arm, len(sync), 0.0, (0.0, 0.0), 0, len(sync), False, 0.0, (0.0, 0.0), Tax())
         for i, arm in enumerate(arms)
     )
     return Evidence("", {}, 400, 0.0, gaps, finals)

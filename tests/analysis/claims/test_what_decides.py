@@ -33,6 +33,19 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     assert whys["muon less than adamw"] == ""
 
 
+def test_longer_trials_beside_them_make_short_ones_no_evidence(tmp_path: Path) -> None:
+    """As those that a sweep trains for its answer, by the speed-up."""
+    losses: dict[str, list[float | None]] = {"sync": [2.0, 2.1, 2.2], "delay": [2.3, 2.41, 2.5]}
+    for arm, of_seeds in losses.items():
+        put(tmp_path, arm, of_seeds, num_updates=80)
+    put(tmp_path, "delay", losses["delay"], num_updates=110)
+    [part] = verdict("delay_costs", tmp_path).parts
+    assert (part.outcome, part.numbers) == (OPEN, ())
+    put(tmp_path, "sync", losses["sync"], num_updates=110)
+    [part] = verdict("delay_costs", tmp_path).parts
+    assert part.outcome == YES
+
+
 def test_an_arm_that_diverged_everywhere_lost_and_one_that_did_in_part_decides_nothing(
     tmp_path: Path,
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from pipegap.analysis import gaps, load
 from pipegap.analysis.figures import BY_NAME
 from pipegap.analysis.figures.figure import plot, whole
+from pipegap.analysis.figures.taxes import ROW_HEIGHT
 from pipegap.analysis.report.paper_tables import TABLES
 from pipegap.analysis.report.report import report
 from pipegap.analysis.statistics.tax import ESTIMATED, REPORTED, reported_taxes
@@ -48,6 +49,17 @@ def test_ours_stand_among_the_others(tmp_path: Path) -> None:
     assert "Muon, PipeDream (marin, 130M MoE, T = 15,000)" in drawn
     assert "'words': '1.16'" in drawn
     assert "reported by others" in drawn
+
+
+def test_no_line_goes_through_a_name(tmp_path: Path) -> None:
+    """What marks the tax 1 are pieces, lower than the row of which the name takes a half."""
+    store(tmp_path)
+    [chart] = BY_NAME["token_tax"].charts(data(tmp_path, "token_tax"))
+    layers = chart.to_dict()["layer"]
+    at_one = [layer for layer in layers if layer["encoding"]["x"].get("datum") == 1]
+    assert [layer["mark"]["size"] for layer in at_one] == [ROW_HEIGHT / 2]
+    rules = [layer for layer in layers if layer["mark"]["type"] == "rule"]
+    assert all("low" in str(layer["encoding"]["x"]) for layer in rules)
 
 
 def test_the_break_even_is_what_the_simulator_says(tmp_path: Path) -> None:

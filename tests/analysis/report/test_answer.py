@@ -12,6 +12,7 @@ import pytest
 from pipegap.analysis import load
 from pipegap.analysis.__main__ import main as analysis
 from pipegap.analysis.advice.advise import verdict_rows
+from pipegap.analysis.commands import advise
 from pipegap.analysis.report.answer import BY_HAND, MICROBATCHES, STAGES
 from pipegap.analysis.report.contents import EXPECTED
 from pipegap.analysis.report.report import report
@@ -213,9 +214,30 @@ def test_the_next_step_from_a_smoke_test_is_a_scale_that_decides(tmp_path: Path)
     for arm, loss in (("sync", 1.0), ("delay", 1.2)):
         put(store, arm, [loss, loss + 0.1], num_updates=20)
     record(store, "main", "micro", [*ids(store), "never"], settled=False)
-    first = page(store, tmp_path / "out").split('id="answer"')[1].split("</section>")[0]
+    text = page(store, tmp_path / "out")
+    first = text.split('id="answer"')[1].split("</section>")[0]
     assert "<code>pipegap sweep sweep=main scale=tiny" in first
     assert "scale=micro" not in first
+    commands = re.findall("not run: pipegap sweep [^<]*", text)
+    assert commands
+    assert all(" scale=tiny " in command for command in commands)
+
+
+def test_a_smoke_test_of_ones_own_loop_is_told_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No command of ours trains it longer."""
+    store = tmp_path / "results"
+    for arm, loss in (("sync", 1.0), ("delay", 1.2)):
+        put(store, arm, [loss, loss + 0.1], num_updates=20)
+    why = "runs of 20 updates decide nothing: fewer than 100 are a smoke test"
+    assert report(store, tmp_path / "out").endswith(f"nothing is decided yet: {why}")
+    text = (tmp_path / "out" / "index.html").read_text()
+    assert why in text.split('id="answer"')[1].split("</section>")[0]
+    advise.main({"stages": "4", "microbatches": "8", "results": str(store)})
+    told = capsys.readouterr().out
+    assert why in told
+    assert " scale=" not in told + text
 
 
 def test_undecided_claims_are_folded_and_the_others_are_not(recorded: Made) -> None:

@@ -32,6 +32,11 @@ def test_a_picture_stands_in_until_its_charts_are_drawn(opened: Opened, browser:
     try:
         browser.get(opened.address)
         plain = browser.execute_script(look)
+        resize(browser, 390)
+        widths, page = browser.execute_script(
+            "return [[...document.querySelectorAll('.picture img')].map((img) => img.width),"
+            " document.documentElement.scrollWidth]"
+        )
         rows = browser.execute_script(
             "return document.querySelectorAll('noscript tbody tr').length"
         )
@@ -40,6 +45,7 @@ def test_a_picture_stands_in_until_its_charts_are_drawn(opened: Opened, browser:
         browser.get(opened.address)
     assert {*map(tuple, with_charts)} == {(False, True)}
     assert {*map(tuple, plain)} == {(True, False)}
+    assert (min(widths) >= 600, page <= 390) == (True, True), "on a phone each scrolls in its box"
     assert rows > 5
 
 

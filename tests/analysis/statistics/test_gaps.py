@@ -3,6 +3,8 @@
 Its table in words has the rows with a pair, and the columns that tell them apart.
 """
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,10 @@ import pytest
 from scipy import stats
 
 from pipegap.analysis import gaps, load
+from pipegap.analysis.claims.measure import share
+from pipegap.analysis.commands import advise
+from pipegap.analysis.report.page.listing import listed
+from pipegap.analysis.report.table_data import all_gaps
 from pipegap.analysis.statistics.text import gap_table
 from pipegap.analysis.table.schema import GAP
 from tests.support.paired import one
@@ -90,6 +96,49 @@ def test_the_share_removed_is_a_ratio_of_means_over_the_same_seeds(tmp_path: Pat
 def test_no_share_where_it_would_mislead(tmp_path: Path, losses: dict[str, Any]) -> None:
     write_arms(tmp_path, losses)
     assert np.isnan(one(gaps(load(tmp_path)), "delay_ef")["removed"])
+
+
+@pytest.mark.parametrize(
+    ("delay", "left", "says"),
+    [
+        ([1.4, 1.5, 1.3], [1.1, 1.2, 1.15], "not enough data"),
+        ([1.4, 1.469, 1.331], [1.2, 1.21, 1.19], "not enough data"),
+        ([1.4, 1.42, 1.38], [1.2, 1.21, 1.19], "50% [50%, 50%]"),
+    ],
+    ids=["no interval", "an interval of thousands of percents", "known"],
+)
+def test_the_share_of_a_weak_gap_is_told_nowhere(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    delay: list[float | None],
+    left: list[float | None],
+    says: str,
+) -> None:
+    """The terminal, the page and its tables, `advise` and its JSON, the numbers of a claim."""
+    write_arms(tmp_path, {"sync": [1.0] * 3, "delay": delay, "delay_ef": left})
+    trials = load(tmp_path)
+    table = gaps(trials)
+    page = listed("", all_gaps(trials, table, ""), "", "")
+    asked = {"stages": "4", "microbatches": "8", "results": str(tmp_path), "optimizer": "adamw"}
+    advise.main({**asked, "format": "json"})
+    advice = json.loads(capsys.readouterr().out)
+    [as_json] = [gap for gap in advice["evidence"]["gaps"] if gap["coefficient"]]
+    advise.main(asked)
+    gap = one(table, "delay_ef")
+    values = (np.array(losses, float) - 1.0 for losses in (left, delay))
+    texts = [
+        gap_table(table),
+        "\n".join(cell.words for row in page.rows for cell in row),
+        str(share("share", *values)),
+        capsys.readouterr().out,
+    ]
+    assert all(says in text for text in texts[:2]), texts
+    is_known = says != "not enough data"
+    assert [re.search(r"\d%", text) is not None for text in texts[:2]] == [is_known] * 2, texts
+    assert (says in texts[2], "removes 50%" in texts[3]) == (not is_known, is_known)
+    for number in (as_json["removed"], *as_json["removed_interval"]):
+        assert (number is not None) == is_known
+    assert gap["removed_n"] == 3
 
 
 def test_missing_arms_and_seeds_are_named(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A store that does not answer, or refuses: each command says so in a line, and how it ended."""
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -41,7 +42,12 @@ FAULTS = {
     "400 ExpiredToken": (2, "permission denied (ExpiredToken)"),
     "500 InternalError": (1, "500 Internal Server Error"),
     "404 NoSuchBucket": (2, "there is no such bucket"),
-    "cut": (1, "error sending request"),
+    "403": (
+        2,
+        "permission denied (http://127.0.0.1:{port} answers 403 Forbidden: is it the",
+    ),
+    "404": (1, "http://127.0.0.1:{port} answers 404 Not Found: is it the server of this bucket?"),
+    "cut": (1, "http://127.0.0.1:{port} gives no answer (it ended the connection): is it the"),
 }
 """What a server does of every request, with a status and a code or by ending the connection → how
 a command ends, and says."""
@@ -58,7 +64,8 @@ def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[st
             if answer == "cut":
                 return
             status, _, code = answer.partition(" ")
-            content = f"<Error><Code>{code}</Code></Error>" if status != "200" else code
+            error = f"<Error><Code>{code}</Code></Error>" if code else "of a proxy"
+            content = error if status != "200" else code
             self.send_response(int(status))
             self.send_header("Content-Length", str(len(content)))
             self.send_header("ETag", '"1"')
@@ -119,7 +126,29 @@ def test_each_command_ends_each_fault_in_a_line(
     ended, line = said_in_a_line(name, RESULTS, tmp_path_factory, capsys)
     assert ended == code
     assert f"{RESULTS}: " in line
-    assert says in line
+    assert says.format(port=os.environ["AWS_ENDPOINT_URL"].rpartition(":")[2]) in line
+
+
+@pytest.mark.usefixtures("asked_once")
+@pytest.mark.parametrize(
+    ("server", "why"),
+    [
+        ("http://127.0.0.1:9", "Connection refused"),
+        ("http://no.invalid", "failed to lookup"),
+    ],
+)
+def test_a_server_that_nobody_reaches_is_named(
+    server: str,
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    moto.found(monkeypatch, 9)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server)
+    assert sweeps(["list", RESULTS]) == 1
+    line = capsys.readouterr().err
+    assert f"{RESULTS}: {server} gives no answer ({why}" in line
+    assert line.endswith("AWS_ENDPOINT_URL names it\n")
 
 
 def test_a_store_that_is_throttled_now_and_then_is_no_trouble(answers: list[str]) -> None:
