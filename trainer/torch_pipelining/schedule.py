@@ -216,11 +216,7 @@ class Schedule2BW(Schedule1F1B):
         late.begin(batch, self.num_made, is_synchronous=is_synchronous)
         refusals.require_trainable(self.update, late.versions.newest)
         target = {"target": target_mbs and target_mbs[0]} if TAKES_TARGET else {}
-        try:
-            stage.submod = late.versions.module(batch)
-            self._initialize_stage(args[0], kwargs[0], **target, **of_loss)
-        finally:
-            stage.submod = late.versions.release()
+        self._initialize_stage(args[0], kwargs[0], **target, **of_loss)
 
         def forward(batch: int, i: int) -> None:
             if i == self._norm_at and self.num_made < batch:
@@ -247,13 +243,16 @@ class Schedule2BW(Schedule1F1B):
 
     @override
     def _initialize_stage(self, *given: Any, **named: Any) -> None:
-        """By a forward that the user does not notice."""
-        stage = self._stage
-        now = self._stage_forward_initialized, self._stage_backward_initialized
-        if now == (True, self._has_backward):
+        """By a forward that the user does not notice, of the module that the next batch has."""
+        versions, trains = self._late.versions, self._has_backward
+        if (self._stage_forward_initialized, self._stage_backward_initialized) == (True, trains):
             return
-        with refusals.Replaced(stage, "submod", self._unseen.of(stage.submod)):
-            super()._initialize_stage(*given, **named)
+        module = versions.module(self.num_taken) if trains else versions.whole
+        try:
+            with refusals.Replaced(self._stage, "submod", self._unseen.of(module)):
+                super()._initialize_stage(*given, **named)
+        finally:
+            versions.release()
 
     def _give_back(self) -> None:
         """Leaves all as it was before the last batch that was taken."""

@@ -96,7 +96,6 @@ class TwoVersions:
         self._kinds = [(w.shape, w.dtype, w.device) for w in self.newest]
         self._last_fresh = batch
 
-    @torch.no_grad()
     def follow(self, batch: int, version: int) -> None:
         """Before the first forward of a batch: what the user did to the module is followed.
 
@@ -111,7 +110,7 @@ class TwoVersions:
             is_kept = kept == (weight.shape, weight.dtype, weight.device)
             refusals.require(is_kept, "stage", self.names[i], allowed)
             if self._is_aliased:  # the user gave it other memory
-                there.copy_(weight)
+                there.copy_(weight.detach())
                 weight.data = there
 
     def restore(self, batch: int, late: Sequence[Tensor], ahead: Sequence[Tensor]) -> None:
