@@ -107,6 +107,7 @@ class Schedule2BW(Schedule1F1B):
         self._drains = [0]  # batches before which the pipeline was drained
         self._unseen = Unseen(calls_hooks=not self._late.versions.are_leaves)
         self._failed = ""  # what stopped a batch halfway
+        self._outside = torch.autocast(torch.device(stage.device).type, enabled=False)
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Clips, in `update`, by the norm over all stages, and returns the norm before.
@@ -222,7 +223,7 @@ class Schedule2BW(Schedule1F1B):
             if i == self._norm_at and self.num_made < batch:
                 late.begin_norm(self.num_made)
             output = stage.forward_one_chunk(i, args[i], kwargs[i], return_outputs)
-            if i == 0 and not stage.is_last:
+            if not stage.is_last:
                 self._unseen.require_alike(output, stage)
             self._passes.neighbours.send(FORWARD, i)
             self._maybe_compute_loss(stage, output, target_mbs, i, **of_loss)
@@ -269,9 +270,14 @@ class Schedule2BW(Schedule1F1B):
             self._late.complete(batch, self._divisor if self.scale_grads else None)
 
     def _make_update(self) -> None:
-        """At the end of the next batch, on all ranks alike: its forwards needed no new weights."""
-        norm = self._passes.timed("wait U", self.num_made, 0, self._late.sums.take, self.num_made)
-        self._passes.timed("U", self.num_made, 0, self._late, self.num_made, norm, self.update)
+        """At the end of the next batch, on all ranks alike: its forwards needed no new weights.
+
+        As in a loop that makes it after the `with torch.autocast` around `step`.
+        """
+        made, timed = self.num_made, self._passes.timed
+        norm = timed("wait U", made, 0, self._late.sums.take, made)
+        with self._outside:
+            timed("U", made, 0, self._late, made, norm, self.update)
         self.num_made += 1
 
     def _note(self, error: BaseException) -> None:

@@ -259,7 +259,7 @@ WRAPPERS = OptimizedModule | DistributedDataParallel
 BOOKKEEPING = {*vars(nn.Module())}
 HOOKS = (
     *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
-    "_post_accumulate_grad_hooks",
+    *("_post_accumulate_grad_hooks", "_comm_hooks"),  # the latter of DDP
 )
 PLAIN = bool | int | float | str | None
 
