@@ -57,7 +57,7 @@ $(VENV)/torch-%/.ready: | $(READY)
 versions:  ## the tests of Schedule2BW on other versions of torch, TORCHES="2.11.0 2.15.0": which private name moved, what fails
 	@code=0; for torch in $(TORCHES); do \
 	    echo "torch     $$torch"; \
-	    $(MAKE) -s $(VENV)/torch-$$torch/.ready && $(VENV)/torch-$$torch/bin/python -m pytest tests/trainer/torch_pipelining -n 2 --dist worksteal $(ARGS) || code=1; \
+	    make -s $(VENV)/torch-$$torch/.ready && $(VENV)/torch-$$torch/bin/python -m pytest tests/trainer/torch_pipelining -n 2 --dist worksteal $(ARGS) || code=1; \
 	done; exit $$code
 
 $(WIKI): | $(READY)
