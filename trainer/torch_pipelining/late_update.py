@@ -45,7 +45,7 @@ class LateUpdate:
         allowed = "must not look ahead: the module has weights to evaluate while it is drained"
         refusals.require(not made.looks_ahead, "correction", type(made).__name__, allowed)
         self.versions = TwoVersions(stage.submod, twins, reads_ahead=made.reads_ahead)
-        self.sums = LateSums.connected(stage, tied)
+        self.sums = LateSums(stage, tied)
         self._norm: Tensor | None = None  # of the batch whose `update` runs
         self._begun = -1  # the last batch whose norm
         self._has_begun = self._has_looked = False  # with batches; at gradients around an update

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import pairwise, product, zip_longest
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +75,10 @@ class Passes:
 
     def _make(self, passes: Sequence[Pass], calls: dict[str, Call | None]) -> None:
         stage, early = self._stage, self.neighbours.posted_early
-        for coming in passes[:early]:
-            self._post(coming)
-        for each, coming in zip_longest(passes, passes[early:]):
+        self._post(passes[:early])
+        for number, each in enumerate(passes, early):
             kind, batch, i = each
-            if coming is not None:
-                self._post(coming)
+            self._post(passes[number : number + 1])
             if works := self.posted.get(each):
                 self.timed(f"wait {kind}", batch, i, wait_for, works)
                 works.clear()
@@ -96,10 +94,11 @@ class Passes:
             self.posted.pop(each, None)
             self.are_known |= stage.num_stages > 1
 
-    def _post(self, coming: Pass) -> None:
-        kind, _, i = coming
-        if kind in self.neighbours.receives and coming not in self.posted:
-            self.posted[coming] = self.neighbours.receive(kind, i)
+    def _post(self, passes: Sequence[Pass]) -> None:
+        for each in passes:
+            kind, _, i = each
+            if kind in self.neighbours.receives and each not in self.posted:
+                self.posted[each] = self.neighbours.receive(kind, i)
 
     def timed(self, kind: str, batch: int, i: int, call: Any, *given: Any) -> Any:
         """Makes a call, which is an F, a B, a U, or a wait before one ("wait F") in the trace."""

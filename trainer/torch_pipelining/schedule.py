@@ -213,8 +213,7 @@ class Schedule2BW(Schedule1F1B):
         args, kwargs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
         stage, batch, late = self._stage, self.num_taken, self._late
         refusals.require_eager(stage.device)
-        is_synchronous = batch <= self._synchronous_start
-        late.begin(batch, self.num_made, is_synchronous=is_synchronous)
+        late.begin(batch, self.num_made, is_synchronous=batch <= self._synchronous_start)
         refusals.require_trainable(self.update, late.versions.newest)
         target = {"target": target_mbs and target_mbs[0]} if TAKES_TARGET else {}
         self._initialize_stage(args[0], kwargs[0], **target, **of_loss)
@@ -233,8 +232,10 @@ class Schedule2BW(Schedule1F1B):
             with late.sums.unscaled:
                 self._passes.run(self._drains[-1], self.num_taken, self._backward, forward)
         except BaseException:
-            if not self._passes.are_known:
-                self._give_back()
+            if not self._passes.are_known:  # all is left as it was before this batch
+                self.num_taken -= 1
+                for weight in late.versions.weights(batch):
+                    weight.grad = None
             raise
         if self.num_made < batch:
             self._make_update()
@@ -254,12 +255,6 @@ class Schedule2BW(Schedule1F1B):
                 super()._initialize_stage(*given, **named)
         finally:
             versions.release()
-
-    def _give_back(self) -> None:
-        """Leaves all as it was before the last batch that was taken."""
-        self.num_taken -= 1
-        for weight in self._late.versions.weights(self.num_taken):
-            weight.grad = None
 
     def _backward(self, batch: int, i: int) -> None:
         stage, is_last = self._stage, i == self._n_microbatches - 1

@@ -37,16 +37,13 @@ class TwoVersions:
     ) -> None:
         self.are_leaves = given is None
         self._sets = Leaves(whole, reads_ahead) if given is None else Copies(whole, given)
+        self.modules = self._sets.modules
+        """The modules that even and odd batches compute on: one, or the copies."""
         self.whole, self.reads_ahead = whole, reads_ahead
         self.newest: list[nn.Parameter] = []
         """The user's weights, from `start` on."""
         self._last_fresh = -1
         """The last batch that computes on the newest weights."""
-
-    @property
-    def modules(self) -> list[nn.Module]:
-        """The modules that even and odd batches compute on: one, or the copies."""
-        return self._sets.modules
 
     @property
     def names(self) -> list[str]:
@@ -139,9 +136,7 @@ class TwoVersions:
                     "newer than what the batch computes on: read it from its module"
                 )
             gradient, theirs.grad = theirs.grad, None
-            if gradient is not None and gradient.dtype != mine.dtype:
-                gradient = gradient.to(mine.dtype)
-            mine.grad = gradient
+            mine.grad = None if gradient is None else gradient.to(mine.dtype)
 
     def make_room(self, batch: int) -> Sequence[Tensor]:
         """Moves the newest weights, W(batch), to where version batch + 1 shall be.
