@@ -19,7 +19,7 @@ A rank with more ranks behind it is more forwards ahead of its backwards, and ha
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from inspect import signature
 from itertools import pairwise
 from pathlib import Path
@@ -107,7 +107,6 @@ class Schedule2BW(Schedule1F1B):
         self._drains = [0]  # batches before which the pipeline was drained
         self._unseen = Unseen(calls_hooks=not self._late.versions.are_leaves)
         self._failed = ""  # what stopped a batch halfway
-        self._outside = torch.autocast(torch.device(stage.device).type, enabled=False)
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Clips, in `update`, by the norm over all stages, and returns the norm before.
@@ -269,9 +268,10 @@ class Schedule2BW(Schedule1F1B):
 
         As in a loop that makes it after the `with torch.autocast` around `step`.
         """
-        made, timed = self.num_made, self._passes.timed
+        made, timed, device = self.num_made, self._passes.timed, self._stage.device.type
         norm = timed("wait U", made, 0, self._late.sums.take, made)
-        with self._outside:
+        is_within = torch.is_autocast_enabled(device)
+        with torch.autocast(device, enabled=False) if is_within else nullcontext():
             timed("U", made, 0, self._late, made, norm, self.update)
         self.num_made += 1
 
