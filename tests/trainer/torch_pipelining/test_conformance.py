@@ -1,6 +1,7 @@
 """What torch lets stages and steps be, Schedule2BW takes as Schedule1F1B does: both train by their
 equation and return the outputs and losses of each batch."""
 
+import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -292,4 +293,4 @@ def test_messages_are_tensors() -> None:
     """torch refuses others before a batch trains, whatever the schedule."""
     [said, _] = sent(as_rank_without_tensors, 2)
     assert len({*said}) == 1
-    assert "must be tensors" in said[0]
+    assert re.search("must be tensors|has no attribute 'size'", said[0]), said  # so torch 2.11 says
