@@ -51,12 +51,13 @@ $(VENV)/torch-%/.ready: | $(READY)
 	$(PYTHON) -m venv $(@D)
 	$(BIN)/python -c '$(SITE)' > "$$($(@D)/bin/python -c '$(SITE)')/pipegap.pth"
 	$(@D)/bin/python -m pip install -q --no-deps $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==$*
+	@$(@D)/bin/python -c 'import torch' 2>/dev/null || { echo "torch $*: its CUDA libraries are missing: choose CPU wheels by TORCH_INDEX=<URL>, or add them to LD_LIBRARY_PATH"; exit 1; }
 	touch $@
 
-versions: $(TORCHES:%=$(VENV)/torch-%/.ready)  ## the tests of Schedule2BW on other versions of torch, TORCHES="2.11.0 2.15.0": which private name moved, what fails
+versions:  ## the tests of Schedule2BW on other versions of torch, TORCHES="2.11.0 2.15.0": which private name moved, what fails
 	@code=0; for torch in $(TORCHES); do \
 	    echo "torch     $$torch"; \
-	    $(VENV)/torch-$$torch/bin/python -m pytest tests/trainer/torch_pipelining -n 2 --dist worksteal $(ARGS) || code=1; \
+	    make -s $(VENV)/torch-$$torch/.ready && $(VENV)/torch-$$torch/bin/python -m pytest tests/trainer/torch_pipelining -n 2 --dist worksteal $(ARGS) || code=1; \
 	done; exit $$code
 
 $(WIKI): | $(READY)

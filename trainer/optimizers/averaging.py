@@ -37,7 +37,8 @@ class Averages(Protocol):
 
 def averages(optimizer: Optimizer) -> bool:
     """Whether the optimizer may be evaluated at other weights than those that it steps."""
-    return isinstance(optimizer, HasModes | Averages)
+    has_modes = hasattr(optimizer, "eval") and hasattr(optimizer, "train")
+    return has_modes or hasattr(optimizer, "evaluation_weights")  # isinstance would take 15 µs
 
 
 @torch.no_grad()

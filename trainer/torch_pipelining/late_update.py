@@ -45,7 +45,7 @@ class LateUpdate:
         allowed = "must not look ahead: the module has weights to evaluate while it is drained"
         refusals.require(not made.looks_ahead, "correction", type(made).__name__, allowed)
         self.versions = TwoVersions(stage.submod, twins, reads_ahead=made.reads_ahead)
-        self.sums = LateSums.connected(stage, tied)
+        self.sums = LateSums(stage, tied)
         self._norm: Tensor | None = None  # of the batch whose `update` runs
         self._begun = -1  # the last batch whose norm
         self._has_begun = self._has_looked = False  # with batches; at gradients around an update
@@ -139,6 +139,11 @@ class LateUpdate:
             update()
         for optimizer in steps.optimizers:
             require_fitting(self._correction, optimizer, "weights", self._coefficient)
+        if self._correction.moves_weights and steps.has_looked:
+            allowed = (
+                "must be 0 where an optimizer steps copies of the weights: they get no correction"
+            )
+            refusals.require(not steps.are_of_others, "error_feedback", self._coefficient, allowed)
         self._has_looked |= steps.has_looked
         self._norm = None
         self.versions.forget_gradients()
@@ -201,6 +206,11 @@ class Steps:
     def has_looked(self) -> bool:
         """Whether there was something to see."""
         return self._looks and bool(self._given)
+
+    @property
+    def are_of_others(self) -> bool:
+        """Whether no optimizer that stepped has one of the weights."""
+        return bool(self.optimizers) and not any(map(self._of, self.optimizers))
 
     def __enter__(self) -> "Steps":
         after = lambda optimizer, *_: self.optimizers.append(optimizer)  # noqa: E731

@@ -1,9 +1,9 @@
 """The passes of a stage in 1F1B's order without an end, and their messages."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import islice, pairwise, product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from pipegap.trainer.schedules.orders import by_turns
 from pipegap.trainer.torch_pipelining.two_versions import TwoVersions
 from pipegap.trainer.tracing.trace import Clock
 
+Pass = tuple[str, int, int]
+"""Its kind, the batch and the microbatch."""
 Call = Callable[[int, int], None]
 """What makes a pass of a batch and a microbatch."""
 
@@ -42,7 +44,7 @@ class Passes:
         self._clock = Clock(stage.device, True) if trace else None
         self.are_known = False
         """Whether other ranks know of passes of the last `run`, or copies have begun with them."""
-        self.posted: dict[tuple[str, int, int], list[Any]] = {}
+        self.posted: dict[Pass, list[dist.Work]] = {}
         """Receives of passes to come: those that an exception left, outside of `run`."""
         self._in_flight: dict[int, Any] = {}  # activations, which torch's `step` would drop
 
@@ -71,29 +73,32 @@ class Passes:
             stage.submod = self._versions.release()
         self._in_flight = dict(kept)
 
-    def _make(self, passes: Sequence[tuple[str, int, int]], calls: dict[str, Call | None]) -> None:
-        stage, coming = self._stage, iter(passes)
-        self._post(islice(coming, self.neighbours.posted_early))
-        for kind, batch, i in passes:
-            self._post(islice(coming, 1))
-            if works := self.posted[kind, batch, i]:
+    def _make(self, passes: Sequence[Pass], calls: dict[str, Call | None]) -> None:
+        stage, early = self._stage, self.neighbours.posted_early
+        self._post(passes[:early])
+        for number, each in enumerate(passes, early):
+            kind, batch, i = each
+            self._post(passes[number : number + 1])
+            if works := self.posted.get(each):
                 self.timed(f"wait {kind}", batch, i, wait_for, works)
                 works.clear()
             stage.submod = self._versions.module(batch)
-            buffers = [(info, getattr(info, "buffer", None)) for info in stage.args_recv_info[i]]
+            infos = () if self.are_known else stage.args_recv_info[i]
+            buffers = [getattr(info, "buffer", None) for info in infos]
             try:
                 self.timed(kind, batch, i, calls[kind], batch, i)
             except BaseException:  # from 2.15 on torch takes the buffers, which another try needs
-                for info, buffer in buffers:
+                for info, buffer in zip(infos, buffers, strict=True):
                     info.buffer = buffer
                 raise
-            del self.posted[kind, batch, i]
-            self.are_known = self.are_known or stage.num_stages > 1
+            self.posted.pop(each, None)
+            self.are_known |= stage.num_stages > 1
 
-    def _post(self, passes: Iterable[tuple[str, int, int]]) -> None:
-        for kind, batch, i in passes:
-            if (kind, batch, i) not in self.posted:
-                self.posted[kind, batch, i] = self.neighbours.receive(kind, i)
+    def _post(self, passes: Sequence[Pass]) -> None:
+        for each in passes:
+            kind, _, i = each
+            if kind in self.neighbours.receives and each not in self.posted:
+                self.posted[each] = self.neighbours.receive(kind, i)
 
     def timed(self, kind: str, batch: int, i: int, call: Any, *given: Any) -> Any:
         """Makes a call, which is an F, a B, a U, or a wait before one ("wait F") in the trace."""
@@ -161,13 +166,13 @@ class Neighbours:
     """
 
     def __init__(self, stage: PipelineStage) -> None:
-        self._receives: dict[str, Operations] = {}
+        self.receives: dict[str, Operations] = {}
         self._sends: dict[str, Operations] = {}
         if not stage.is_first:
-            self._receives[FORWARD] = stage.get_fwd_recv_ops
+            self.receives[FORWARD] = stage.get_fwd_recv_ops
             self._sends[BACKWARD] = stage.get_bwd_send_ops
         if not stage.is_last:
-            self._receives[BACKWARD] = stage.get_bwd_recv_ops
+            self.receives[BACKWARD] = stage.get_bwd_recv_ops
             self._sends[FORWARD] = stage.get_fwd_send_ops
         self._leaving: deque[tuple[Tensor, dist.Work]] = deque()
         self._capacity = 4 * stage.num_stages
@@ -185,7 +190,7 @@ class Neighbours:
 
     def receive(self, kind: str, microbatch: int) -> list[dist.Work]:
         """Posts the receives of one forward or backward, `ahead` passes before it."""
-        operations = self._receives[kind](microbatch) if kind in self._receives else []
+        operations = self.receives[kind](microbatch)
         if self._stream is None:
             return [self._start(kind, op) for op in operations]
         with torch.cuda.stream(self._stream):

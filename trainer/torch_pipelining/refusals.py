@@ -118,15 +118,16 @@ class Replaced:
         setattr(self._owner, self._name, self._present)
 
 
-def unscaled(scalers: list[GradScaler]) -> Replaced:
-    """Scales no loss in the context, and adds to `scalers` each GradScaler that would.
+def unscaled(report: Callable[[], object]) -> Replaced:
+    """Scales no loss in the context, and makes a `report` of each GradScaler that would.
 
     The scale would be another one at the update, a batch later, and the norm over all stages knows
     none. Only the last rank has a loss.
     """
 
     def noted(scaler: GradScaler, outputs: Any) -> Any:
-        scalers.extend([scaler] if scaler.is_enabled() else [])
+        if scaler.is_enabled():
+            report()
         return outputs
 
     return Replaced(GradScaler, "scale", noted)

@@ -19,7 +19,7 @@ A rank with more ranks behind it is more forwards ahead of its backwards, and ha
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from inspect import signature
 from itertools import pairwise
 from pathlib import Path
@@ -212,21 +212,16 @@ class Schedule2BW(Schedule1F1B):
         args, kwargs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
         stage, batch, late = self._stage, self.num_taken, self._late
         refusals.require_eager(stage.device)
-        is_synchronous = batch <= self._synchronous_start
-        late.begin(batch, self.num_made, is_synchronous=is_synchronous)
+        late.begin(batch, self.num_made, is_synchronous=batch <= self._synchronous_start)
         refusals.require_trainable(self.update, late.versions.newest)
         target = {"target": target_mbs and target_mbs[0]} if TAKES_TARGET else {}
-        try:
-            stage.submod = late.versions.module(batch)
-            self._initialize_stage(args[0], kwargs[0], **target, **of_loss)
-        finally:
-            stage.submod = late.versions.release()
+        self._initialize_stage(args[0], kwargs[0], **target, **of_loss)
 
         def forward(batch: int, i: int) -> None:
             if i == self._norm_at and self.num_made < batch:
                 late.begin_norm(self.num_made)
             output = stage.forward_one_chunk(i, args[i], kwargs[i], return_outputs)
-            if i == 0 and not stage.is_last:
+            if not stage.is_last:
                 self._unseen.require_alike(output, stage)
             self._passes.neighbours.send(FORWARD, i)
             self._maybe_compute_loss(stage, output, target_mbs, i, **of_loss)
@@ -236,8 +231,10 @@ class Schedule2BW(Schedule1F1B):
             with late.sums.unscaled:
                 self._passes.run(self._drains[-1], self.num_taken, self._backward, forward)
         except BaseException:
-            if not self._passes.are_known:
-                self._give_back()
+            if not self._passes.are_known:  # all is left as it was before this batch
+                self.num_taken -= 1
+                for weight in late.versions.weights(batch):
+                    weight.grad = None
             raise
         if self.num_made < batch:
             self._make_update()
@@ -247,19 +244,16 @@ class Schedule2BW(Schedule1F1B):
 
     @override
     def _initialize_stage(self, *given: Any, **named: Any) -> None:
-        """By a forward that the user does not notice."""
-        stage = self._stage
-        now = self._stage_forward_initialized, self._stage_backward_initialized
-        if now == (True, self._has_backward):
+        """By a forward that the user does not notice, of the module that the next batch has."""
+        versions, trains = self._late.versions, self._has_backward
+        if (self._stage_forward_initialized, self._stage_backward_initialized) == (True, trains):
             return
-        with refusals.Replaced(stage, "submod", self._unseen.of(stage.submod)):
-            super()._initialize_stage(*given, **named)
-
-    def _give_back(self) -> None:
-        """Leaves all as it was before the last batch that was taken."""
-        self.num_taken -= 1
-        for weight in self._late.versions.weights(self.num_taken):
-            weight.grad = None
+        module = versions.module(self.num_taken) if trains else versions.whole
+        try:
+            with refusals.Replaced(self._stage, "submod", self._unseen.of(module)):
+                super()._initialize_stage(*given, **named)
+        finally:
+            versions.release()
 
     def _backward(self, batch: int, i: int) -> None:
         stage, is_last = self._stage, i == self._n_microbatches - 1
@@ -270,9 +264,15 @@ class Schedule2BW(Schedule1F1B):
             self._late.complete(batch, self._divisor if self.scale_grads else None)
 
     def _make_update(self) -> None:
-        """At the end of the next batch, on all ranks alike: its forwards needed no new weights."""
-        norm = self._passes.timed("wait U", self.num_made, 0, self._late.sums.take, self.num_made)
-        self._passes.timed("U", self.num_made, 0, self._late, self.num_made, norm, self.update)
+        """At the end of the next batch, on all ranks alike: its forwards needed no new weights.
+
+        As in a loop that makes it after the `with torch.autocast` around `step`.
+        """
+        made, timed, device = self.num_made, self._passes.timed, self._stage.device.type
+        norm = timed("wait U", made, 0, self._late.sums.take, made)
+        is_within = torch.is_autocast_enabled(device)
+        with torch.autocast(device, enabled=False) if is_within else nullcontext():
+            timed("U", made, 0, self._late, made, norm, self.update)
         self.num_made += 1
 
     def _note(self, error: BaseException) -> None:

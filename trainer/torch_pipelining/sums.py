@@ -2,13 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from math import ceil, isfinite
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.amp import GradScaler
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.utils import get_total_norm
@@ -67,27 +67,21 @@ class LateSums:
     Both copies of a weight that the first and the last stage share by value, as an embedding and a
     head, get the sum of their gradients; `tied` names them on each. Then the norm of the model is
     made from one vector with one slot per weight, as in trials (`executors.gradients`), so that it
-    is the same number for any number of stages. `connected` makes it.
+    is the same number for any number of stages.
+
+    All ranks of the pipeline make it, and the groups of its sums, which are used once: NCCL builds
+    a communicator at its first use. Raises BadInput as `agreed` does.
     """
 
-    def __init__(
-        self, stage: PipelineStage, tied: Sequence[str], slots: NormVector, group: Any, ends: Any
-    ) -> None:
-        self._stage, self._names, self._slots = stage, tied, slots
-        self._group, self._ends = group, ends
+    def __init__(self, stage: PipelineStage, tied: Sequence[str]) -> None:
+        self._stage, self._names, self._slots = stage, tied, agreed(stage, tied)
+        ranks = ranks_of(stage)
+        self._group = new_group(stage, ranks)
+        self._ends = new_group(stage, sorted({ranks[0], ranks[-1]}))
+        dist.all_reduce(self._slots.zero, group=self._group)
         self._of_tied: list[Any] = []
-        self._scalers: list[GradScaler] = []  # that scaled a loss
         self._flaws: set[int] = set()
-        self.unscaled = refusals.unscaled(self._scalers)
-
-    @classmethod
-    def connected(cls, stage: PipelineStage, tied: Sequence[str]) -> Self:
-        """Makes it and the groups of its sums, which are used once: NCCL builds a communicator at
-        its first use. All ranks of the pipeline make the call. Raises BadInput as `agreed` does."""
-        slots, ranks = agreed(stage, tied), ranks_of(stage)
-        group, ends = (new_group(stage, of) for of in (ranks, sorted({ranks[0], ranks[-1]})))
-        dist.all_reduce(slots.zero, group=group)
-        return cls(stage, tied, slots, group, ends)
+        self.unscaled = refusals.unscaled(partial(self.report, refusals.SCALED))
 
     def agree(self) -> None:
         """`agreed`, again, when the weights that train are known."""
@@ -111,8 +105,7 @@ class LateSums:
                 self.report(refusals.UNTIED)
                 gradient = torch.zeros_like(weights[i])
             weights[i].grad = gradient = gradient.to_dense()
-            work = dist.all_reduce(local(gradient), group=self._ends, async_op=True)
-            self._of_tied.append(work)
+            self._of_tied.append(dist.all_reduce(local(gradient), group=self._ends, async_op=True))
 
     def finish_tied(self) -> None:
         """Waits until the gradients of tied weights are added up."""
@@ -126,8 +119,6 @@ class LateSums:
         mine = [torch.stack([norm.to(zero.dtype) for norm in norms])] if norms else []
         mine += [zero] * (len(counted) - len(norms))  # DTensors share a norm
         self._norms = torch.cat([before, *mine, after])
-        if self._scalers:
-            self.report(refusals.SCALED)
         for flaw in self._flaws:
             self._norms[flaw - NUM_FLAWS] = self._norms[:-NUM_FLAWS] = torch.nan
         self._of_norm: Any = dist.all_reduce(self._norms, group=self._group, async_op=True)

@@ -37,16 +37,13 @@ class TwoVersions:
     ) -> None:
         self.are_leaves = given is None
         self._sets = Leaves(whole, reads_ahead) if given is None else Copies(whole, given)
+        self.modules = self._sets.modules
+        """The modules that even and odd batches compute on: one, or the copies."""
         self.whole, self.reads_ahead = whole, reads_ahead
         self.newest: list[nn.Parameter] = []
         """The user's weights, from `start` on."""
         self._last_fresh = -1
         """The last batch that computes on the newest weights."""
-
-    @property
-    def modules(self) -> list[nn.Module]:
-        """The modules that even and odd batches compute on: one, or the copies."""
-        return self._sets.modules
 
     @property
     def names(self) -> list[str]:
@@ -96,7 +93,6 @@ class TwoVersions:
         self._kinds = [(w.shape, w.dtype, w.device) for w in self.newest]
         self._last_fresh = batch
 
-    @torch.no_grad()
     def follow(self, batch: int, version: int) -> None:
         """Before the first forward of a batch: what the user did to the module is followed.
 
@@ -111,7 +107,7 @@ class TwoVersions:
             is_kept = kept == (weight.shape, weight.dtype, weight.device)
             refusals.require(is_kept, "stage", self.names[i], allowed)
             if self._is_aliased:  # the user gave it other memory
-                there.copy_(weight)
+                there.copy_(weight.detach())
                 weight.data = there
 
     def restore(self, batch: int, late: Sequence[Tensor], ahead: Sequence[Tensor]) -> None:
@@ -140,9 +136,7 @@ class TwoVersions:
                     "newer than what the batch computes on: read it from its module"
                 )
             gradient, theirs.grad = theirs.grad, None
-            if gradient is not None and gradient.dtype != mine.dtype:
-                gradient = gradient.to(mine.dtype)
-            mine.grad = gradient
+            mine.grad = None if gradient is None else gradient.to(mine.dtype)
 
     def make_room(self, batch: int) -> Sequence[Tensor]:
         """Moves the newest weights, W(batch), to where version batch + 1 shall be.
@@ -260,7 +254,7 @@ WRAPPERS = OptimizedModule | DistributedDataParallel
 BOOKKEEPING = {*vars(nn.Module())}
 HOOKS = (
     *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
-    "_post_accumulate_grad_hooks",
+    *("_post_accumulate_grad_hooks", "_comm_hooks"),  # the latter of DDP
 )
 PLAIN = bool | int | float | str | None
 

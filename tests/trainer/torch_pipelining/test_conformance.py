@@ -1,6 +1,7 @@
 """What torch lets stages and steps be, Schedule2BW takes as Schedule1F1B does: both train by their
 equation and return the outputs and losses of each batch."""
 
+import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -88,6 +89,7 @@ class Case:
     is_traced: bool = False
     has_shapes: bool = False
     are_split: bool = False
+    has_groups: bool = False
     takes: str = "losses"
 
 
@@ -125,6 +127,7 @@ CASES = {
         lambda *_: Keyed(), keywords=KEYWORDS, are_split=True, takes="target_mbs"
     ),
     "finalized gradients": Case(of_step={"finalize_gradients": True}, takes="finalize_gradients"),
+    "groups per edge": Case(has_groups=True, takes="finalize_gradients"),
 }
 NAMES = [name for name, case in CASES.items() if case.takes in OF_STEP]
 
@@ -142,7 +145,9 @@ def stage_of(case: Case, rank: int, num_stages: int) -> PipelineStage:
     inputs = rows if rank == 0 else shaped
     given: dict[str, Any] = {"input_args": (inputs,), "output_args": shaped}
     given = given if case.has_shapes else {}
-    return PipelineStage(stages[rank], rank, num_stages, CPU, **given)
+    stage = PipelineStage(stages[rank], rank, num_stages, CPU, **given)
+    stage.p2p_per_edge = case.has_groups  # as an environment variable of torch says
+    return stage
 
 
 class Loop:
@@ -246,3 +251,46 @@ def test_both_schedules_train_by_their_equation(num_stages: int) -> None:
             wanted = None if "return_outputs" in case.of_step else right_output
             torch.testing.assert_close(output, wanted, rtol=0, atol=1e-12)
         assert all(output is None for _, made in ends[:-1] for _, output in made), name
+
+
+@pytest.mark.skipif(not hasattr(PipelineStage, "register_forward_context"), reason="not in 2.14")
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_each_forward_has_its_context(kind: type[Schedule1F1B]) -> None:
+    """Which knows its number, and whether torch asks for shapes."""
+    loop, infos = Loop(kind, Case(), 0, 1), []
+    loop.stage.register_forward_context(lambda info: (infos.append(info), nullcontext())[1])
+    for t in range(2):
+        loop.step(t, "step")
+    numbers = [info.microbatch_index for info in infos if not info.is_metadata_inference]
+    assert numbers == 2 * [*range(MICROBATCHES)]
+    assert len(infos) == len(numbers) + 1
+
+
+class Numbered(Plain):
+    """That hands on what is no tensor, too."""
+
+    def forward(self, x: Tensor) -> Any:
+        """[rows, width], to the same and a number."""
+        return super().forward(x), len(x)
+
+
+def as_rank_without_tensors(
+    store: dist.Store, heartbeat: Heartbeat, send: Callable[[object], None]
+) -> None:
+    """Sends, of each schedule, what torch says of the first stage."""
+    for kind in SCHEDULES:
+        own, said = dist.PrefixStore(kind.__name__, store), ""
+        with joined(own, heartbeat.rank, 2, 1, CPU, heartbeat, 45):
+            try:
+                Loop(kind, Case(lambda *_: Numbered()), heartbeat.rank, 2).step(0, "step")
+            except Exception as error:
+                said = str(error)
+        send(said)
+
+
+def test_messages_are_tensors() -> None:
+    """torch refuses others before a batch trains, whatever the schedule."""
+    [said, _] = sent(as_rank_without_tensors, 2)
+    assert len({*said}) == 1
+    assert re.search("must be tensors|has no attribute 'size'", said[0]), said  # so torch 2.11 says

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.pipelining import PipelineStage
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector, parametrizations, prune, vector_to_parameters
 from torch.utils.checkpoint import checkpoint
 
@@ -323,3 +325,12 @@ def test_copies_that_the_user_made_follow(name: str) -> None:
 def test_copies_that_cannot_follow(name: str, says: str) -> None:
     with pytest.raises(BadInput, match=says):
         _trained_with_twins(*stages_of(Twinned), {CHANGED_BEFORE: CHANGES[name]})
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_copies_without_the_communication_of_ddp() -> None:
+    """As with gradients in fewer bits."""
+    module, *twins = (DistributedDataParallel(*stages_of(Block)) for _ in range(3))
+    module.register_comm_hook(None, allreduce_hook)
+    with pytest.raises(BadInput, match="twins=DistributedDataParallel: must have the hooks"):
+        trained(module, {}, drains=False, twins=twins)

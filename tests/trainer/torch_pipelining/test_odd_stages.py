@@ -17,6 +17,7 @@ from tests.support.torch_naive import (
     BATCHES,
     MICROBATCHES,
     RATE,
+    ROWS,
     WIDTH,
     Block,
     assert_equal,
@@ -27,6 +28,7 @@ from tests.support.torch_naive import (
 )
 
 CPU, CLIP_NORM, TIMEOUT = torch.device("cpu"), 0.05, 45
+ROWS_OF_TWO_SIZES = 6
 
 
 class Sparse(nn.Module):
@@ -141,3 +143,28 @@ def test_odd_stages_train_by_the_equation() -> None:
         for stage, state in zip(made, trained, strict=True):
             stage.load_state_dict(state)
         assert_equal(made, right, atol=1e-6 if name == "other dtypes" else 1e-12)
+
+
+def as_rank_of_uneven(
+    store: dist.Store, heartbeat: Heartbeat, send: Callable[[object], None]
+) -> None:
+    """Sends what ends the second batch, whose last microbatches are shorter than the others."""
+    rank, said = heartbeat.rank, ""
+    with joined(store, rank, 2, 1, CPU, heartbeat, TIMEOUT):
+        module = stages_of(Frozen, Live)[rank]
+        stage = PipelineStage(module, rank, 2, CPU)
+        schedule = Schedule2BW(stage, MICROBATCHES, loss, update=module.zero_grad)
+        try:
+            for t, rows in enumerate((ROWS, ROWS_OF_TWO_SIZES)):
+                x, y = (of[:rows] for of in batch(t))
+                schedule.step(x) if rank == 0 else schedule.step(target=y)
+        except RuntimeError as error:
+            said = str(error)
+    send(said)
+
+
+def test_microbatches_of_two_sizes() -> None:
+    """The first one fits into the buffers; no gradient comes back that would not fit either."""
+    [[said], _] = sent(as_rank_of_uneven, 2)
+    assert said.startswith("the stage returns [(1, 4, torch.float64)], and returned [(2, 4,")
+    assert "\n" not in said

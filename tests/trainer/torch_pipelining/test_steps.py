@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from schedulefree import AdamWScheduleFree
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.optim import SGD, Optimizer
 
@@ -88,20 +88,68 @@ def test_an_update_that_begins_with_zero_grad(to_none: bool) -> None:
     assert torch.equal(module.weight, before)
 
 
+def _averaging(weights: list[nn.Parameter]) -> Callable[[], object]:
+    """What is evaluated is an average of its own, to which no update belongs."""
+    optimizer = AdamWScheduleFree(weights)
+    optimizer.train()
+    return optimizer.step
+
+
+def _of_copies(weights: list[nn.Parameter]) -> Callable[[], object]:
+    """In another dtype, as masters are: what else happens to a weight is lost."""
+    copies = [weight.detach().double().requires_grad_() for weight in weights]
+    optimizer = SGD(copies, lr=0.1)
+
+    def step() -> None:
+        for mine, weight in zip(copies, weights, strict=True):
+            mine.grad = weight.grad.double()
+        optimizer.step()
+        torch._foreach_copy_([weight.detach() for weight in weights], copies)
+
+    return step
+
+
 @pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("coefficient", [1.0, 0.0])
-def test_an_optimizer_that_averages_takes_no_error_feedback(coefficient: float) -> None:
-    """What is evaluated is an average of its own, to which no update belongs."""
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (_averaging, "error_feedback=1.0: must be 0 with an optimizer that averages"),
+        (_of_copies, "error_feedback=1.0: must be 0 where an optimizer steps copies"),
+    ],
+)
+def test_optimizers_without_error_feedback(
+    make: Callable[[list[nn.Parameter]], Callable[[], object]], says: str, coefficient: float
+) -> None:
     module, x = nn.Linear(2, 2), torch.ones(2, 2)
-    optimizer = AdamWScheduleFree(module.parameters())
-    optimizer.train()
     stage = PipelineStage(module, 0, 1, torch.device("cpu"))
-    loss, feedback = nn.MSELoss(), {"error_feedback": coefficient}
-    schedule = Schedule2BW(stage, 2, loss, update=optimizer.step, **feedback)
+    step, feedback = make([*module.parameters()]), {"error_feedback": coefficient}
+    schedule = Schedule2BW(stage, 2, nn.MSELoss(), update=step, **feedback)
     schedule.step(x, target=x)
-    allowed = pytest.raises(BadInput, match="must be 0 with an optimizer that averages")
+    allowed = pytest.raises(BadInput, match=says)
     with allowed if coefficient else nullcontext(), schedule.drained():
         pass
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_an_update_is_made_outside_of_the_autocast_of_a_step() -> None:
+    """One that a drain makes is, so an optimizer that multiplies matrices would make two kinds."""
+    module, x, were = nn.Linear(2, 2), torch.ones(2, 2), []
+    stage = PipelineStage(module, 0, 1, torch.device("cpu"))
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        were.append(torch.is_autocast_enabled("cpu"))
+        return nn.functional.mse_loss(output, target)
+
+    def update() -> None:
+        were.append(torch.is_autocast_enabled("cpu"))
+        module.zero_grad()
+
+    schedule = Schedule2BW(stage, 2, loss, update=update)
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            schedule.step(x, target=x)
+    assert were[-3:] == [True, True, False]
 
 
 def test_gradients_that_were_zero() -> None:
