@@ -19,6 +19,7 @@ import ray
 from ray._private import worker as ray_worker
 from ray._private.node import Node
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # compiled
+from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipegap.trainer.base.children import num_cores
@@ -29,6 +30,7 @@ from pipegap.trainer.store.store import SweepStore
 
 CONNECT_WITHIN = 8.0
 """Seconds that the cluster of RAY_ADDRESS has to accept a connection, and as many to answer."""
+REMEDY = "; correct RAY_ADDRESS, or unset it for a cluster of this sweep's own"
 ANSWER_WITHIN = 60.0
 """Seconds that a node has to say whether it sees the store."""
 
@@ -95,18 +97,29 @@ def cluster() -> Iterator[tuple[Path, Callable[[], bool]]]:
             ):
                 ray.init(
                     address=address,
+                    job_config=_imports_as_here(),
                     log_to_driver=False,
                     logging_level=logging.CRITICAL,  # our lines say what failed, and what to do
                     **options,
                 )
         except Exception as error:  # Ray raises ConnectionError, RuntimeError, Exception itself
             why = " ".join(str(error).split()) or type(error).__name__
-            raise Unavailable(f"Ray does not start or answer ({address}): {why}") from error
+            where, remedy = ("here", "") if is_own else (f"RAY_ADDRESS={address}", REMEDY)
+            raise Unavailable(f"Ray does not start or answer ({where}): {why}{remedy}") from error
         try:
             yield folder, asked_to_stop
         finally:
             ray.shutdown()
             AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _imports_as_here() -> JobConfig:
+    """Make workers look for modules where this process does, in the same order.
+
+    Ray itself lets them look in the working folder first, but in a job of its client: there a
+    `torch.py` of the user's would end every trial. A worker puts each path before those it has.
+    """
+    return JobConfig(_client_job=True, _py_driver_sys_path=[*reversed(sys.path)])
 
 
 def _token(folder: Path) -> Mapping[str, str]:
@@ -189,8 +202,7 @@ def _require_answer(address: str) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        allowed = f"no cluster within {CONNECT_WITHIN:.0f} s: correct RAY_ADDRESS, or unset it"
-        raise TimeoutError(allowed) from None
+        raise TimeoutError(f"no answer within {CONNECT_WITHIN:.0f} s") from None
     if asked.returncode:
         raise ConnectionError(one_line(asked.stderr.strip().rpartition("\n")[2]))
 

@@ -5,13 +5,13 @@ They come in batches, each with the state from which the documents after it can 
 
 import json
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from pipegap.trainer.base.cli import say
 from pipegap.trainer.base.errors import BadInput
 
 LONGEST = 2**24
@@ -57,7 +57,7 @@ def texts(rows: Iterable[Found], field: str, *, skip: bool) -> Iterator[str]:
     finally:
         if number:
             line = f"left out {number:,} rows that are no text; the first: {first}"
-            print(line, file=sys.stderr, flush=True)
+            say(line)
 
 
 def _fault(row: Found, field: str) -> BadInput:

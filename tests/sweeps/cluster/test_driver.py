@@ -121,12 +121,13 @@ def test_ray_that_does_not_start_or_answer_is_one_line_at_once(
     def init(**_: object) -> None:
         raise RuntimeError("The current node timed out\nduring startup")
 
-    where, why = "local", "timed out during startup"
+    where, why = "here", "timed out during startup"
     monkeypatch.setattr(connection.ray, "init", init)
     if joins:
         with socket.create_server(("127.0.0.1", 0)) as held:
-            where, why = f"127.0.0.1:{held.getsockname()[1]}", "refused"
-        monkeypatch.setenv("RAY_ADDRESS", where)
+            address = f"127.0.0.1:{held.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        where, why = f"RAY_ADDRESS={address}", "refused; correct RAY_ADDRESS, or unset it"
     assert main(small.overrides(tmp_path, "sweep=main", "scale=micro", "seeds=[0]")) == 1
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1
@@ -143,7 +144,7 @@ def test_what_listens_and_is_no_ray_ends_in_a_line(
         assert main(small.overrides(tmp_path, "sweep=main", "scale=micro", "seeds=[0]")) == 1
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1
-    assert "no cluster within 5 s: correct RAY_ADDRESS, or unset it" in printed
+    assert "no answer within 5 s; correct RAY_ADDRESS, or unset it" in printed
 
 
 @pytest.mark.parametrize("name", ["/tmp/é", "/tmp/" + "a" * 40])
