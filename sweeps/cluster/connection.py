@@ -34,9 +34,15 @@ REMEDY = "; correct RAY_ADDRESS, or unset it for a cluster of this sweep's own"
 ANSWER_WITHIN = 60.0
 """Seconds that a node has to say whether it sees the store."""
 
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "1",
+    "PYTHONSAFEPATH": "1",
+}
 """Variables of the workers. A worker runs each of its trials in a new thread, for which glibc would
-open a new arena, and so keep the memory of the trials before."""
+open a new arena, and so keep the memory of the trials before. Nothing is imported from the working
+folder first, by Ray's other processes either."""
 
 UNLESS_SET = {"TORCHINDUCTOR_COMPILE_THREADS": "4"}
 """Likewise, unless the driver's environment says otherwise. By itself torch's compiler starts as
