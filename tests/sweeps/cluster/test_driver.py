@@ -147,14 +147,6 @@ def test_what_listens_and_is_no_ray_ends_in_a_line(
     assert "no answer within 5 s; correct RAY_ADDRESS, or unset it" in printed
 
 
-@pytest.mark.parametrize("name", ["/tmp/é", "/tmp/" + "a" * 40])
-def test_a_folder_that_ray_cannot_take_is_not_used(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAY_TMPDIR", name)
-    assert connection.temporary_base() == Path("/tmp")
-
-
 def test_nobody_waits_for_a_report_after_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
