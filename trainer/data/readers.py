@@ -121,7 +121,7 @@ def _numbered(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a file with their numbers. Bytes that are no UTF-8 are halves of characters."""
     with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
         for number, line in enumerate(iter(partial(file.readline, LONGEST + 1), ""), 1):
-            if number == 1 and line.startswith(UTF_16):
+            if number == 1 and (line.startswith(UTF_16) or "\0" in line):  # also without its mark
                 raise BadInput("data.path", path, "must be a file of text in UTF-8, not in UTF-16")
             if len(line) > LONGEST:
                 raise too_long(f"line {number} of {path}")

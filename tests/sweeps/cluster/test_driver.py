@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -157,6 +158,19 @@ def test_nobody_waits_for_a_report_after_a_stop(
     assert "trials to go" in printed[-2]
     assert printed[-1].endswith(f"pipegap report results={tmp_path / 'results'} out=report")
     assert not (tmp_path / "results" / "reports").exists()
+
+
+def test_a_wish_to_stop_while_ray_starts_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray sets a handler of its own, which ends the process with code 15 and without a word."""
+
+    def init(**_: object) -> None:
+        ray._private.utils.set_sigterm_handler(lambda number, frame: sys.exit(number))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(connection.ray, "init", init)
+    monkeypatch.setattr(connection.ray, "shutdown", lambda: None)
+    with connection.cluster() as (_, asked_to_stop):
+        assert asked_to_stop()
 
 
 def test_what_is_left_is_priced_by_what_has_finished(

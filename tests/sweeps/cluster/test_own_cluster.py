@@ -183,8 +183,11 @@ def test_no_other_machine_reaches_it_and_its_processes_have_its_variables(cluste
 
 
 def test_what_nobody_asks_is_not_started(cluster: Cluster) -> None:
-    commands = [" ".join(each.cmdline()) for each in psutil.Process().children(recursive=True)]
-    parts = [command for command in commands if str(cluster.folder) in command]
+    """And what is, is in no group with the driver, for which a signal of `timeout` is meant."""
+    found = {each.pid: " ".join(each.cmdline()) for each in psutil.Process().children(True)}
+    parts = [command for command in found.values() if str(cluster.folder) in command]
+    groups = [os.getpgid(pid) for pid, command in found.items() if command in parts]
+    assert os.getpgrp() not in groups
     assert any("raylet" in part for part in parts)
     for unused in ("/dashboard.py", "/monitor.py", "/log_monitor.py"):
         assert not any(unused in part for part in parts), unused
