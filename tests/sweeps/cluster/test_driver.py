@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -158,6 +159,17 @@ def test_nobody_waits_for_a_report_after_a_stop(
     assert "trials to go" in printed[-2]
     assert printed[-1].endswith(f"pipegap report results={tmp_path / 'results'} out=report")
     assert not (tmp_path / "results" / "reports").exists()
+
+
+@pytest.mark.parametrize("address", ["", "local"])
+def test_a_cluster_of_our_own_is_the_same_however_it_is_said(address: str) -> None:
+    """It listens on loopback, and variables that Tune no longer knows do not end it."""
+    asks = "import os, pipegap.sweeps; print(*sorted(n for n in os.environ if n in os.sys.argv))"
+    names = ["RAY_ADDRESS", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "TUNE_RESULT_DIR"]
+    environment = {**os.environ, "RAY_ADDRESS": address, "TUNE_RESULT_DIR": "/anywhere"}
+    command = [sys.executable, "-c", asks, *names]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"]
 
 
 def test_a_wish_to_stop_while_ray_starts_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
