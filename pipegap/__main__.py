@@ -49,10 +49,19 @@ def run() -> int:
         print(f"pipegap: {name}: {_refusal(name)}, see pipegap --help", file=sys.stderr)
         return BAD_INPUT
     module, *begin = PROGRAMS[name]
-    sys.path.append(os.getcwd())  # modules of one's own, after all that is installed
+    _import_own_modules_last()
     sys.argv[1:] = [*begin, *words]
     run_module(module, run_name="__main__", alter_sys=True)
     return 0
+
+
+def _import_own_modules_last() -> None:
+    """Let a `torch.py` of the working folder hide nothing installed, here or in our processes:
+    `python -m` and `python -c` would look there first."""
+    if sys.path[0] in ("", os.getcwd()) and not sys.flags.safe_path:
+        del sys.path[0]
+    sys.path.append(os.getcwd())
+    os.environ["PYTHONSAFEPATH"] = "1"
 
 
 def _refusal(name: str) -> str:

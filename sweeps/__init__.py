@@ -25,7 +25,10 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # Tune's own tables, in place of our display
 os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "1000")  # tune_hooks.py has the limit
 os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # trials save a checkpoint first
-if not os.environ.get("RAY_ADDRESS"):
+for name in ("TUNE_RESULT_DIR", "RAY_AIR_LOCAL_CACHE_DIR"):
+    os.environ.pop(name, None)  # of earlier versions: where one is set, Tune raises a warning
+if os.environ.get("RAY_ADDRESS", "local") in ("", "local"):
+    os.environ.pop("RAY_ADDRESS", None)  # the cluster is ours, however it is said
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     # Where the driver is killed, what is left of its cluster looks for the rest so many seconds.
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "5")

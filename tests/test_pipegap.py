@@ -1,7 +1,9 @@
 """The front package: public names of two packages, and the commands of all."""
 
+import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +74,27 @@ def test_the_version_is_the_installed_one(
     monkeypatch.setattr(sys, "argv", ["pipegap", "--version"])
     assert run() == 0
     assert capsys.readouterr().out == f"pipegap {version('pipegap')}\n"
+
+
+def test_a_file_of_the_working_folder_hides_nothing_installed(tmp_path: Path) -> None:
+    """In this process and in those that it starts; modules of one's own are found after all."""
+    for name in ("yaml", "omegaconf", "torch"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('the file of a user')")
+    (tmp_path / "mine.py").write_text(
+        "import subprocess, sys\n"
+        "from pipegap.trainer.lr import constant\n"
+        "subprocess.run([sys.executable, '-c', 'import torch, yaml'], check=True)\n"
+    )
+    words = ["trial", "--cfg", "lr_schedule=constant", "lr_schedule._target_=mine.constant"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pipegap", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert '"_target_": "mine.constant"' in done.stdout
 
 
 def test_it_ends_as_the_command_does(

@@ -13,14 +13,17 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from tempfile import gettempdir
 from typing import Any
 
 import ray
+from ray._private import services
+from ray._private import utils as ray_utils
 from ray._private import worker as ray_worker
 from ray._private.node import Node
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # compiled
+from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipegap.sweeps.cluster.notices import Ends
@@ -28,43 +31,53 @@ from pipegap.sweeps.tracking.choice import Tracking
 from pipegap.trainer.base.children import num_cores
 from pipegap.trainer.base.cli import stopping
 from pipegap.trainer.base.errors import BadInput, Unavailable, one_line
-from pipegap.trainer.base.scratch import scratch
+from pipegap.trainer.base.scratch import scratch, socket_base
 from pipegap.trainer.store.store import SweepStore
 
 CONNECT_WITHIN = 8.0
 """Seconds that the cluster of RAY_ADDRESS has to accept a connection, and as many to answer."""
+REMEDY = "; correct RAY_ADDRESS, or unset it for a cluster of this sweep's own"
 ANSWER_WITHIN = 60.0
 """Seconds that a node has to say whether it sees the store."""
 
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "1",
+    "PYTHONSAFEPATH": "1",
+}
 """Variables of the workers. A worker runs each of its trials in a new thread, for which glibc would
-open a new arena, and so keep the memory of the trials before."""
+open a new arena, and so keep the memory of the trials before. Nothing is imported from the working
+folder first, by Ray's other processes either."""
 
 UNLESS_SET = {"TORCHINDUCTOR_COMPILE_THREADS": "4"}
 """Likewise, unless the driver's environment says otherwise. By itself torch's compiler starts as
 many processes as the machine has cores, up to 32, for each trial and each rank; layers of a shape
 share a graph, so a trial has few kernels to compile."""
 
-UNUSED = ("start_monitor", "start_log_monitor", "start_api_server")
-"""Methods by which Ray's first node starts processes that nobody asks here: one would ask a cloud
-for more nodes, one send workers' logs to the driver, one serve the dashboard."""
-
-LONGEST_BASE = 20
-"""Letters of the folder above a driver's own: Ray's sockets lie inside, and Linux allows 107 for
-their paths."""
 SAYS = "running trials save a checkpoint and stop"
 """What a driver says when a signal asks it to stop."""
+
+
+def _nothing(*_: object, **__: object) -> None:
+    """Stands for a function of Ray's of which we want nothing."""
+
+
+CHANGED: Mapping[tuple[Any, str], Any] = {
+    # Ray's first node would start what asks a cloud for more nodes, what sends workers' logs to the
+    # driver, and what serves the dashboard; each imports Ray, which takes 0.6 to 1 s.
+    (Node, "start_monitor"): _nothing,
+    (Node, "start_log_monitor"): _nothing,
+    (Node, "start_api_server"): _nothing,
+    # SIGTERM for a group of processes (`timeout`, Slurm) would end the cluster under its driver.
+    (services, "ConsolePopen"): partial(services.ConsolePopen, process_group=0),
+    (ray_utils, "set_sigterm_handler"): _nothing,  # ours stays
+}
+"""What of Ray is another while it starts here."""
 
 OF_RAY, TOKEN = "r", "token"
 """Ray's folder inside a driver's own, and the file by which the processes of its cluster know each
 other. Everyone may enter what Ray makes, and nobody else may enter a driver's folder."""
-
-
-def temporary_base() -> Path:
-    """Return where Ray's and Tune's files of this driver may lie."""
-    base = Path(os.environ.get("RAY_TMPDIR") or gettempdir())
-    is_usable = len(str(base)) <= LONGEST_BASE and str(base).isascii()  # Ray reads ASCII alone
-    return base if is_usable else Path("/tmp")  # the folder's name is random
 
 
 def _environment() -> dict[str, str]:
@@ -80,7 +93,8 @@ def cluster() -> Iterator[tuple[Path, Callable[[], bool]]]:
     the driver's temporary folder, and whether a signal asked to stop while Ray started, which would
     crash this process if it ended then. Raises Unavailable if Ray does not start or answer.
     """
-    with scratch(temporary_base(), "pipegap-ray-") as folder, _errors_in_one_line():
+    base = socket_base(os.environ.get("RAY_TMPDIR", ""))  # the folder's name is random
+    with scratch(base, "pipegap-ray-") as folder, _errors_in_one_line():
         address = os.environ.get("RAY_ADDRESS") or "local"
         options: dict[str, Any] = {"runtime_env": {"env_vars": _environment()}}
         if is_own := address == "local":
@@ -97,23 +111,34 @@ def cluster() -> Iterator[tuple[Path, Callable[[], bool]]]:
             # processes would be started anew, which takes a second.
             with (
                 _in_environment({**_environment(), **_token(folder)} if is_own else {}),
-                _without_unused(),
+                _changed(),
                 stopping("stops once Ray has started") as asked_to_stop,
             ):
                 ray.init(
                     address=address,
+                    job_config=_imports_as_here(),
                     log_to_driver=False,
                     logging_level=logging.CRITICAL,  # our lines say what failed, and what to do
                     **options,
                 )
         except Exception as error:  # Ray raises ConnectionError, RuntimeError, Exception itself
             why = " ".join(str(error).split()) or type(error).__name__
-            raise Unavailable(f"Ray does not start or answer ({address}): {why}") from error
+            where, remedy = ("here", "") if is_own else (f"RAY_ADDRESS={address}", REMEDY)
+            raise Unavailable(f"Ray does not start or answer ({where}): {why}{remedy}") from error
         try:
             yield folder, asked_to_stop
         finally:
             ray.shutdown()
             AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _imports_as_here() -> JobConfig:
+    """Make workers look for modules where this process does, in the same order.
+
+    Ray itself lets them look in the working folder first, but in a job of its client: there a
+    `torch.py` of the user's would end every trial. A worker puts each path before those it has.
+    """
+    return JobConfig(_client_job=True, _py_driver_sys_path=[*reversed(sys.path)])
 
 
 def _token(folder: Path) -> Mapping[str, str]:
@@ -141,16 +166,16 @@ def _in_environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _without_unused() -> Iterator[None]:
-    """Keep Ray from starting what is UNUSED: each of them imports Ray, which takes 0.6 to 1 s."""
-    starts = {name: getattr(Node, name) for name in UNUSED}
-    for name in UNUSED:
-        setattr(Node, name, lambda *_, **__: None)
+def _changed() -> Iterator[None]:
+    """Let Ray start as CHANGED says."""
+    before = {(owner, name): getattr(owner, name) for owner, name in CHANGED}
+    for (owner, name), ours in CHANGED.items():
+        setattr(owner, name, ours)
     try:
         yield
     finally:
-        for name, start in starts.items():
-            setattr(Node, name, start)
+        for (owner, name), theirs in before.items():
+            setattr(owner, name, theirs)
 
 
 @contextmanager
@@ -196,8 +221,7 @@ def _require_answer(address: str) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        allowed = f"no cluster within {CONNECT_WITHIN:.0f} s: correct RAY_ADDRESS, or unset it"
-        raise TimeoutError(allowed) from None
+        raise TimeoutError(f"no answer within {CONNECT_WITHIN:.0f} s") from None
     if asked.returncode:
         raise ConnectionError(one_line(asked.stderr.strip().rpartition("\n")[2]))
 

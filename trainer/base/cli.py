@@ -7,6 +7,7 @@ import errno
 import gc
 import math
 import os
+import pwd
 import re
 import select
 import signal
@@ -16,6 +17,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
+from tempfile import gettempdir
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -61,6 +63,8 @@ def end_with(main: Callable[[], int]) -> NoReturn:
     is full or a file another user's; INTERRUPTED, with one line, after Ctrl-C. A terminal or log
     that is not in UTF-8 gets what it can show.
     """
+    _open_what_is_closed()
+    _name_the_user()
     codecs.register_error(spell.__name__, spell)
     for file in (sys.stdout, sys.stderr):
         if isinstance(file, TextIOWrapper):
@@ -79,15 +83,33 @@ def end_with(main: Callable[[], int]) -> NoReturn:
             os.dup2(nowhere, file.fileno())
         code = UNREAD
     except KeyboardInterrupt:
-        print("interrupted: the same command goes on", file=sys.stderr)
+        say("interrupted: the same command goes on")
         code = INTERRUPTED
     except OSError as error:
         if (remedy := remedy_of(error)) is None:
             raise
-        print(f"{error}: {remedy}", file=sys.stderr)
+        say(f"{error}: {remedy}")
         code = FAILED
     gc.freeze()  # the last look at everything that was imported would take half a second
     sys.exit(code)
+
+
+def _open_what_is_closed() -> None:
+    """Gives a process whose standard files are closed (`>&-`) the null device in their place: the
+    next file that it opens would take their number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+
+
+def _name_the_user() -> None:
+    """Gives a user who is a number alone (`docker run --user 1000`) a name and a home folder, which
+    libraries ask for: without them each would raise an error of its own."""
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        os.environ.setdefault("USER", f"user-{os.getuid()}")
+        os.environ.setdefault("HOME", os.path.join(gettempdir(), os.environ["USER"]))
 
 
 def remedy_of(error: OSError) -> str | None:
@@ -125,7 +147,7 @@ def exit_code(program: str, main: Callable[[], int]) -> int:
     def warn(message: Warning | str, *_: object, **__: object) -> None:
         if str(message) not in said:
             said.add(str(message))
-            print(f"warning: {message}", file=sys.stderr)
+            say(f"warning: {message}")
 
     try:
         with warnings.catch_warnings():
@@ -133,7 +155,7 @@ def exit_code(program: str, main: Callable[[], int]) -> int:
             warnings.showwarning = warn
             return main()
     except (BadInput, LeaseLost, Unavailable) as error:
-        print(f"{program}: {error}", file=sys.stderr)
+        say(f"{program}: {error}")
         return error.exit_code
 
 
@@ -274,7 +296,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / DAY:,.0f} days"
 
 
-def _say(message: str) -> None:
+def say(message: str) -> None:
     """Prints on stderr. A terminal that was closed is replaced by the null device: what is said to
     nobody must not fail the trial."""
     try:
@@ -301,7 +323,7 @@ def stopping(says: str) -> Iterator[Callable[[], bool]]:
         nonlocal asked
         asked = True
         signal.signal(number, previous[number])
-        _say(f"{signal.Signals(number).name}: {says}")
+        say(f"{signal.Signals(number).name}: {says}")
 
     is_main = threading.current_thread() is threading.main_thread()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if is_main else ():

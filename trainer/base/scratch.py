@@ -9,12 +9,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import gettempdir, mkdtemp
 
 from pipegap.trainer.base.errors import BadInput, Stopped, Unavailable
 
+LONGEST_BASE = 20
+"""Letters of a folder below which sockets lie: Linux allows 107 for their paths, and Ray's and
+multiprocessing's have many of their own."""
 WRITTEN_IN_PLACE = {".so", ".gch"}
 """What g++ writes under its last name, so that it may be cut; torch renames all other files."""
+
+
+def socket_base(wanted: str = "") -> Path:
+    """Returns where temporary files with sockets may lie: the folder that is wanted, or else that
+    of TMPDIR, or else /tmp where it is too long or not in ASCII, which is all that Ray reads."""
+    base = Path(wanted or gettempdir())
+    return base if len(str(base)) <= LONGEST_BASE and str(base).isascii() else Path("/tmp")
 
 
 @contextmanager

@@ -15,12 +15,13 @@ from annotated_types import Gt, Interval
 from tokenizers import Tokenizer
 
 from pipegap.trainer.base.children import num_cores
+from pipegap.trainer.base.cli import say
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.ranges import Place, Positive
 from pipegap.trainer.data.chosen import chosen
 from pipegap.trainer.data.hub import CACHE, HubDocuments, newest_commit
 from pipegap.trainer.data.paths import Named, digests_of, has_mark, named, sentence, text_hash
-from pipegap.trainer.data.prepare import on_stderr, prepare, stated_vocab_size
+from pipegap.trainer.data.prepare import prepare, stated_vocab_size
 from pipegap.trainer.data.readers import READERS, documents
 from pipegap.trainer.data.shards import Dataset, Prepared
 from pipegap.trainer.data.tokenizers import Chosen
@@ -134,9 +135,9 @@ class OwnText(ABC):
         encoder = self._chosen
         if next(iter(self.documents()), None) is None:
             raise BadInput("data", self.label, "must hold text: it has none")
-        on_stderr(f"prepares {self.label} in {self._folder(digest)}")
+        say(f"prepares {self.label} in {self._folder(digest)}")
         if left_out := self.left_out():
-            on_stderr(sentence(left_out))
+            say(sentence(left_out))
         prepare(
             self.documents,
             lambda texts, folder: encoder.make(texts, folder, CACHE),

@@ -2,7 +2,8 @@
 
 A path that exists is that path, and no pattern. A folder stands for all files below it, those of
 linked folders too; a pattern for the files and folders that match. Names that begin with a dot are
-hidden: only a path that spells them out means them. Files come in the order of their paths.
+hidden, and folders whose names begin with `__`, such as `__MACOSX`: only a path that spells them
+out means them. Files come in the order of their paths.
 """
 
 import hashlib
@@ -62,7 +63,8 @@ def _below(folder: Path, left: set[Parts], above: frozenset[str]) -> Iterator[tu
     except OSError as error:
         raise BadInput("data.path", folder, f"must be readable ({error.strerror})") from None
     for name in names:
-        path, after = folder / name, _after(name, left)
+        path = folder / name
+        after = _after(name, left, _mark(path))
         if not after:
             if () in left:
                 yield path, False
@@ -75,14 +77,20 @@ def _below(folder: Path, left: set[Parts], above: frozenset[str]) -> Iterator[tu
             yield from _below(path, after, above)
 
 
-def _after(name: str, left: set[Parts]) -> set[Parts]:
+def _mark(path: Path) -> str:
+    """How the name of something hidden begins; empty for other names."""
+    if path.name.startswith("."):
+        return "."
+    return "__" if path.name.startswith("__") and os.path.isdir(path) else ""
+
+
+def _after(name: str, left: set[Parts], mark: str) -> set[Parts]:
     """What is left of the patterns below an entry; nothing if it matches none of them."""
-    hidden = name.startswith(".")
-    stay = {parts for parts in left if parts[:1] in ((), (ANY_FOLDERS,)) and not hidden}
+    stay = {parts for parts in left if parts[:1] in ((), (ANY_FOLDERS,)) and not mark}
     return stay | {
         parts[1:]
         for parts in left - stay
-        if parts and hidden <= parts[0].startswith(".") and fnmatchcase(name, parts[0])
+        if parts and parts[0].startswith(mark) and fnmatchcase(name, parts[0])
     }
 
 

@@ -9,7 +9,6 @@ import json
 import math
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,6 +22,7 @@ import numpy.typing as npt
 
 from pipegap.trainer.base.atomic import file_hash, write_json
 from pipegap.trainer.base.children import mapped
+from pipegap.trainer.base.cli import say
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.data.readers import Batch, State, batches
 from pipegap.trainer.data.shards import (
@@ -48,11 +48,6 @@ END = np.dtype("<i8")
 SAVE_EVERY = 10.0
 """Seconds between two records of how far a preparation is, and two lines about it."""
 PROGRESS = "progress.json"
-
-
-def on_stderr(line: str) -> None:
-    """Prints a line of progress."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def is_validation(text: str, share: float) -> bool:
@@ -282,7 +277,7 @@ class Preparation:
         self._saved = self._started = time.monotonic()
         self._already = self.train.num_tokens
         if self._already:
-            on_stderr(f"{folder.name}: goes on after {self._already:,} tokens")
+            say(f"{folder.name}: goes on after {self._already:,} tokens")
 
     def __enter__(self) -> Self:
         return self
@@ -338,7 +333,7 @@ class Preparation:
         speed = (done - self._already) / (self._saved - self._started)
         share = f" ({done / self._num_tokens:.0%})" if self._num_tokens < math.inf else ""
         documents = self.train.num_documents + self.validation.num_documents
-        on_stderr(
+        say(
             f"{self._folder.name}: {documents:,} documents, {done:,} tokens{share}, "
             f"{speed:,.0f} tokens/s"
         )

@@ -5,13 +5,13 @@ They come in batches, each with the state from which the documents after it can 
 
 import json
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from pipegap.trainer.base.cli import say
 from pipegap.trainer.base.errors import BadInput
 
 LONGEST = 2**24
@@ -57,7 +57,7 @@ def texts(rows: Iterable[Found], field: str, *, skip: bool) -> Iterator[str]:
     finally:
         if number:
             line = f"left out {number:,} rows that are no text; the first: {first}"
-            print(line, file=sys.stderr, flush=True)
+            say(line)
 
 
 def _fault(row: Found, field: str) -> BadInput:
@@ -121,7 +121,7 @@ def _numbered(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a file with their numbers. Bytes that are no UTF-8 are halves of characters."""
     with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
         for number, line in enumerate(iter(partial(file.readline, LONGEST + 1), ""), 1):
-            if number == 1 and line.startswith(UTF_16):
+            if number == 1 and (line.startswith(UTF_16) or "\0" in line):  # also without its mark
                 raise BadInput("data.path", path, "must be a file of text in UTF-8, not in UTF-16")
             if len(line) > LONGEST:
                 raise too_long(f"line {number} of {path}")

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import struct
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -12,14 +13,14 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
-from tempfile import gettempdir
 from time import monotonic
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from pipegap.trainer.base.scratch import scratch
+from pipegap.trainer.base.scratch import scratch, socket_base
 from pipegap.trainer.ranks.groups import Heartbeat
 from pipegap.trainer.ranks.supervisor import (
     START_UP,
@@ -108,7 +109,8 @@ def run_gang(
     program: Callable[..., None], arguments: Sequence[object], num_ranks: int, parent: Parent
 ) -> None:
     """Runs a gang on this machine: see `Launch`."""
-    with scratch(Path(gettempdir()), "pipegap-ranks-") as folder:
+    with scratch(Path(tempfile.gettempdir()), "pipegap-ranks-") as folder:
+        _keep_sockets_short()
         context = ForkServerContext()
         context.set_forkserver_preload(PRELOAD)
         memory = Memory(
@@ -118,6 +120,15 @@ def run_gang(
         )
         with _started(context, program, arguments, folder / "store", memory) as ranks:
             supervise(ranks, num_ranks, parent)
+
+
+def _keep_sockets_short() -> None:
+    """Has multiprocessing choose now, and for good, the folder of this process's sockets."""
+    before, tempfile.tempdir = tempfile.tempdir, str(socket_base())
+    try:
+        get_temp_dir()
+    finally:
+        tempfile.tempdir = before
 
 
 @contextmanager

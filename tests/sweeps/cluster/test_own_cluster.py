@@ -50,7 +50,8 @@ def announced() -> str | None:
 def cluster() -> Iterator[Cluster]:
     """The commands of this file share it: to start Ray takes seconds of several cores.
 
-    HOME cannot be written, as in a container that runs as another user.
+    HOME cannot be written, as in a container that runs as another user. The working folder has
+    files with the names of what a trial imports.
     """
     keys, before = new_keys(), announced()
     session = Path(mkdtemp(prefix="k-", dir="/tmp"))  # short: Ray's sockets lie in it
@@ -58,6 +59,9 @@ def cluster() -> Iterator[Cluster]:
         patch.delenv("RAY_ADDRESS", raising=False)
         for name, value in {**keys, "RAY_TMPDIR": str(session), "HOME": "/proc/nowhere"}.items():
             patch.setenv(name, value)
+        for name in ("trainer", "numpy", "torch", "yaml"):
+            (session / f"{name}.py").write_text("raise ImportError('the file of a user')")
+        patch.chdir(session)
         with connection.cluster() as (folder, asked_to_stop):
             assert announced() == before
             patch.setattr(connection, "cluster", lambda: nullcontext((folder, asked_to_stop)))
@@ -179,8 +183,11 @@ def test_no_other_machine_reaches_it_and_its_processes_have_its_variables(cluste
 
 
 def test_what_nobody_asks_is_not_started(cluster: Cluster) -> None:
-    commands = [" ".join(each.cmdline()) for each in psutil.Process().children(recursive=True)]
-    parts = [command for command in commands if str(cluster.folder) in command]
+    """And what is, is in no group with the driver, for which a signal of `timeout` is meant."""
+    found = {each.pid: " ".join(each.cmdline()) for each in psutil.Process().children(True)}
+    parts = [command for command in found.values() if str(cluster.folder) in command]
+    groups = [os.getpgid(pid) for pid, command in found.items() if command in parts]
+    assert os.getpgrp() not in groups
     assert any("raylet" in part for part in parts)
     for unused in ("/dashboard.py", "/monitor.py", "/log_monitor.py"):
         assert not any(unused in part for part in parts), unused

@@ -5,13 +5,14 @@ import json
 import os
 import subprocess
 import sys
+from getpass import getuser
 from pathlib import Path
 
 import pytest
 
 from pipegap.trainer.base.cli import FAILED, UNREAD, duration, end_with, split_word
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.places import require_folder
+from pipegap.trainer.base.places import cache_folder, require_folder
 
 EACH = """
 import json, os, runpy, sys, torch
@@ -85,6 +86,41 @@ def test_a_full_disk_and_a_file_of_another_user_are_a_line(
     assert done.value.code == FAILED
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"[Errno {number}] why: 'a/file': {remedy}")
+
+
+@pytest.mark.parametrize(
+    ("files", "code"),
+    [("<&- >&- 2>&-", 0), (">&-", 0), ("2>/dev/full", 0), (">/dev/full", FAILED)],
+)
+def test_standard_files_that_nobody_can_use(tmp_path: Path, files: str, code: int) -> None:
+    """Closed ones get no number that a file of ours has; what is said in vain changes no code."""
+    program = (
+        "from pipegap.trainer.base.cli import *\n"
+        "def main():\n"
+        "    with open('file', 'w') as file:\n"
+        "        file.write('of the program')\n"
+        "    print('out'), say('err'), sys.stdin.close()\n"
+        "    return 0\n"
+        "end_with(main)"
+    )
+    words = ["sh", "-c", f'"$0" -c "$1" {files}', sys.executable, program]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, (tmp_path / "file").read_text()) == (code, "of the program")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_user_who_is_a_number_alone_has_a_name_and_a_home(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in `docker run --user 1234`: torch's compiler asks for one, our caches for the other."""
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME", "HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(os, "getuid", lambda: 2**30 + 7)
+    with pytest.raises(KeyError):
+        getuser()
+    with pytest.raises(SystemExit, match=r"^0$"):
+        end_with(lambda: int(not (getuser() and cache_folder().is_absolute())))
 
 
 def test_another_broken_pipe_is_an_error(capfd: pytest.CaptureFixture[str]) -> None:

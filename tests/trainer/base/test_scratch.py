@@ -1,11 +1,12 @@
 """What a killed process left in the temporary folder goes at the next start, and nothing else."""
 
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from pipegap.trainer.base.scratch import scratch
+from pipegap.trainer.base.scratch import scratch, socket_base
 from tests.support.processes import holding
 
 PROCESS = """
@@ -54,3 +55,20 @@ def test_a_link_in_the_temporary_folder_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / f"{PREFIX}evil").symlink_to(tmp_path / "elsewhere")
     with scratch(tmp_path, PREFIX):
         assert (tmp_path / "elsewhere" / "precious").exists()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "of_process", "taken"),
+    [
+        ("/tmp/é", "/tmp/b", "/tmp"),
+        ("/tmp/" + "a" * 40, "/tmp/b", "/tmp"),
+        ("/tmp/a", "/tmp/b", "/tmp/a"),
+        ("", "/tmp/b", "/tmp/b"),
+        ("", "/tmp/" + "b" * 100, "/tmp"),
+    ],
+)
+def test_sockets_lie_where_their_paths_are_short(
+    wanted: str, of_process: str, taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", of_process)
+    assert socket_base(wanted) == Path(taken)

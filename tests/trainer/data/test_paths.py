@@ -38,13 +38,15 @@ def make(*names: str) -> None:
 def test_a_folder_and_a_pattern_name_the_same_files_in_one_order() -> None:
     make("t/a-b/x.txt", "t/a/x.txt", "t/B.TXT", "t/b.txt", "elsewhere/l.txt")
     make("t/.ipynb_checkpoints/b-checkpoint.txt", "t/._b.txt", "t/b.txt~", "t/README.md")
+    make("t/__MACOSX/b.txt", "t/__a.txt")
     Path("t/link").symlink_to("../elsewhere")
     Path("t/a/loop").symlink_to("..")
-    files = ["t/B.TXT", "t/a-b/x.txt", "t/a/x.txt", "t/b.txt", "t/link/l.txt"]
+    files = ["t/B.TXT", "t/__a.txt", "t/a-b/x.txt", "t/a/x.txt", "t/b.txt", "t/link/l.txt"]
     assert found("t") == found("t/**") == found("t/*") == found("t/") == files
     assert found("t/**/*.[tT]*") == files
     assert left_out("t") == [
-        *("t/._b.txt", "t/.ipynb_checkpoints", "t/README.md", "t/a/loop", "t/b.txt~")
+        *("t/._b.txt", "t/.ipynb_checkpoints", "t/README.md", "t/__MACOSX"),
+        *("t/a/loop", "t/b.txt~"),
     ]
 
 
@@ -59,6 +61,8 @@ def test_a_folder_and_a_pattern_name_the_same_files_in_one_order() -> None:
         ("t/.h/*.txt", ["t/.h/e.txt"]),
         ("t/.h", ["t/.h/e.txt"]),
         ("t/.*/*", ["t/.h/e.txt"]),
+        ("t/__m*/*", ["t/__m/f.txt"]),
+        ("t/*m/*", []),
         ("t/.h/e.txt", ["t/.h/e.txt"]),
         ("*/a.txt", ["t/a.txt"]),
         ("none/*.txt", []),
@@ -67,6 +71,7 @@ def test_a_folder_and_a_pattern_name_the_same_files_in_one_order() -> None:
 )
 def test_patterns(path: str, files: list[str]) -> None:
     make("t/a.txt", "t/one/b.txt", "t/two/c.txt", "t/two/deep/d.txt", "t/.h/e.txt")
+    make("t/__m/f.txt")
     assert found(path) == files
 
 
@@ -99,9 +104,10 @@ def test_a_mark_of_byte_order_is_no_text() -> None:
         Path(f"marked.{kind}").write_bytes(codecs.BOM_UTF8 + content)
         assert source(f"marked.{kind}").hash == source(f"plain/a.{kind}").hash
         assert [*source(f"marked.{kind}").documents()] == TEXTS
-        Path(f"wide.{kind}").write_bytes(content.decode().encode("utf-16"))
-        with pytest.raises(BadInput, match=r"wide.*: must be a file of text in UTF-8, not in UTF-"):
-            [*source(f"wide.{kind}").documents()]
+        for wide in ("utf-16", "utf-16-le", "utf-16-be"):
+            Path(f"wide.{kind}").write_bytes(content.decode().encode(wide))
+            with pytest.raises(BadInput, match=r"wide.*: must be a file of text in UTF-8, not in "):
+                [*source(f"wide.{kind}").documents()]
 
 
 def test_what_is_left_out_is_said(capsys: pytest.CaptureFixture[str]) -> None:

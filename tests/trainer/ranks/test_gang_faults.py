@@ -76,11 +76,14 @@ def test_a_stopped_rank_counts_as_hung(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_no_rank_survives_its_parent(tmp_path: Path) -> None:
-    """Killed; test_stopping.py has a parent that is asked to stop."""
-    out = tmp_path / "gang"
+    """Killed; test_stopping.py has a parent that is asked to stop. Its folder for temporary files
+    has a path that is too long for sockets."""
+    out, temporary = tmp_path / "gang", tmp_path / ("a" * 100)
+    temporary.mkdir()
     words = small.overrides(tmp_path, *GANG, "num_updates=3000", f"out={out}")
     command = [sys.executable, "-m", "pipegap", "trial", *words]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
         wait_for(lambda: list(out.glob("checkpoint*")))
         ranks = grandchildren(process.pid)
         process.kill()
