@@ -3,8 +3,6 @@
 import gc
 import signal
 from collections.abc import Iterator
-from copy import deepcopy
-from functools import cache, wraps
 
 import pytest
 import torch
@@ -13,11 +11,11 @@ from hypothesis import settings
 
 from pipegap import sweeps  # noqa: F401  before Ray, which reads variables that it sets when it is imported
 from pipegap.trainer.config import compose
-from pipegap.trainer.config.compose import Node
-from pipegap.trainer.config.words import ParsedWords
 from pipegap.trainer.ranks import spawn
+from tests.support.composed import composed
 
 pytest_plugins = ["tests.support.refusals"]
+compose._compose = composed  # also for tables of cases, which are made before any fixture
 
 settings.register_profile("no deadline", deadline=None)  # a slow machine fails no test
 settings.load_profile("no deadline")
@@ -40,33 +38,6 @@ def pytest_collection_finish() -> None:
     """Modules and tests are no garbage: each trial collects that, and would look at all of them."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(autouse=True, scope="session")
-def composed_once() -> Iterator[None]:
-    """Hydra composes each YAML of conf/ once per process, and not every set that a test chooses.
-
-    A choice changes nothing but its own group (`test_compose`), so sets are put together here.
-    """
-    whole = compose._compose
-
-    @cache
-    def alone(*choice: tuple[str, str]) -> tuple[Node, Node]:
-        return whole(ParsedWords(None, dict(choice), []))
-
-    @wraps(whole)
-    def composed(parsed: ParsedWords) -> tuple[Node, Node]:
-        if parsed.code is not None:  # files of the test's own
-            return whole(parsed)
-        node, names = alone()
-        for group, name in parsed.choices.items():
-            of_choice, named = alone((group, name))
-            node, names = {**node, group: of_choice[group]}, {**names, group: named[group]}
-        return deepcopy((node, names))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compose, "_compose", composed)
-        yield
 
 
 @pytest.fixture(autouse=True, scope="session")
