@@ -1,6 +1,7 @@
 """One thread per test process: bitwise equality must not depend on how a sum was split."""
 
 import gc
+import os
 import signal
 from collections.abc import Iterator
 
@@ -43,9 +44,18 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def imported_once() -> Iterator[None]:
     """What ranks of the tests import late or for themselves: once per process, and not per rank."""
-    more = ["tests.support.gangs", "pytorch_optimizer"]
+    more = ["tests.support.gangs", "tests.support.torch_pipeline", "pytorch_optimizer"]
+    more += ["pipegap.trainer.trial", "pytest"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spawn, "PRELOAD", [*spawn.PRELOAD, *more])
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def without_the_disk() -> Iterator[None]:
+    """Nobody cuts the power of these tests: what this process writes need not reach the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
         yield
 
 
