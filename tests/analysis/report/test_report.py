@@ -125,6 +125,7 @@ def of_series(*names: str) -> pd.DataFrame:
 
 
 @pytest.mark.usefixtures("words_alone")
+@pytest.mark.usefixtures("words_alone")
 def test_many_sweeps_end_in_a_few_lines_in_the_terminal(tmp_path: Path) -> None:
     """The files have the rest."""
     store = tmp_path / "results"
