@@ -65,6 +65,15 @@ def one_thread() -> None:
 
 
 @pytest.fixture
+def without_figures() -> Iterator[None]:
+    """The reports that this process makes have no figures, which other tests look at."""
+    from tests.support.reports import with_figures  # slow: only imported where a report is made
+
+    with with_figures([]):
+        yield
+
+
+@pytest.fixture
 def one_rank() -> Iterator[None]:
     """This process is the only rank of a process group, of gloo."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -167,7 +167,6 @@ def test_a_bad_margin_is_refused(margin: object) -> None:
 
 
 @pytest.mark.usefixtures("without_figures")
-@pytest.mark.usefixtures("without_figures")
 def test_a_sweep_that_stopped_early_reports_why_and_is_done(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
