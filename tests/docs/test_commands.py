@@ -11,7 +11,6 @@ import pytest
 
 from pipegap.__main__ import PROGRAMS
 from pipegap.analysis.__main__ import main as analysis
-from pipegap.analysis.figures import FIGURES
 from pipegap.sweeps.__main__ import main as sweeps
 from pipegap.sweeps.commands import COMMANDS
 from pipegap.sweeps.commands.evaluate import parse_words
@@ -25,7 +24,7 @@ from pipegap.trainer.data.tokenizers import ENCODERS
 from tests.support.make import lines_of_make
 from tests.support.markdown import DOCUMENTS, ROOT, commands, write_files
 from tests.support.own_code import as_in_a_new_process
-from tests.support.reports import FEW, with_figures
+from tests.support.reports import with_figures
 from tests.support.synthetic_store import write_arms
 
 pytestmark = pytest.mark.filterwarnings("ignore:Pydantic V1 style:DeprecationWarning")  # wandb's
@@ -150,11 +149,8 @@ def every() -> Iterator[tuple[str, Path, tuple[str, ...]]]:
 
 @pytest.fixture(autouse=True, scope="module")
 def no_files() -> Iterator[None]:
-    """Reports have few figures, and no files of pictures; a picture is drawn once."""
-    with with_figures(FEW), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "pipegap.analysis.figures.FIGURES", [one for one in FIGURES if one.name in FEW]
-        )
+    """Reports have no files of pictures."""
+    with with_figures():
         yield
 
 

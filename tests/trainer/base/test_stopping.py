@@ -30,7 +30,6 @@ RUNNERS = {"emulated": (), "pipelined": GANG}
 @pytest.mark.parametrize(
     ("runner", "how"),
     [
-        pytest.param("emulated", signal.SIGTERM, marks=pytest.mark.slow),  # see below
         pytest.param("emulated", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("emulated", signal.SIGHUP, marks=pytest.mark.slow),
         pytest.param("pipelined", signal.SIGTERM, marks=pytest.mark.slow),
@@ -41,14 +40,8 @@ RUNNERS = {"emulated": (), "pipelined": GANG}
 def test_a_signal_saves_a_checkpoint(runner: str, how: signal.Signals, tmp_path: Path) -> None:
     words = (*ARM, *RUNNERS[runner], "num_updates=4000", "eval_every=100")
     out = tmp_path / "trial"
-    command = [
-        sys.executable,
-        "-m",
-        "pipegap",
-        "trial",
-        *small.overrides(tmp_path, *words),
-        f"out={out}",
-    ]
+    trial = ["-m", "pipegap", "trial", *small.overrides(tmp_path, *words), f"out={out}"]
+    command = [sys.executable, *trial]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stderr=pipe, text=True, start_new_session=True) as process:
         metrics = out / "metrics.jsonl"
@@ -59,12 +52,7 @@ def test_a_signal_saves_a_checkpoint(runner: str, how: signal.Signals, tmp_path:
     assert len(below) == (2 if runner == "pipelined" else 0)
     wait_for(lambda: not any(map(alive, below)))
     assert process.returncode == 143, error
-    [checkpoint] = out.glob("checkpoint-*.pt")
-    saved = int(checkpoint.name.split("-")[1])
-    assert f"stopped after update {saved}" in error
-    assert len(rows(out)) == saved
-    attempt = json.loads(lease.attempts(out)[-1].read_text())
-    assert attempt["ended"] == "Stopped"
+    assert_saved(out, error)
 
 
 def test_sigterm_saves_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,9 +65,13 @@ def test_sigterm_saves_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixtur
         os.kill(os.getpid(), signal.SIGTERM)
 
     assert main_while(words, ask) == 143
+    assert_saved(out, capsys.readouterr().err)
+
+
+def assert_saved(out: Path, error: str) -> None:
     [checkpoint] = out.glob("checkpoint-*.pt")
     saved = int(checkpoint.name.split("-")[1])
-    assert f"stopped after update {saved}" in capsys.readouterr().err
+    assert f"stopped after update {saved}" in error
     assert len(rows(out)) == saved
     assert json.loads(lease.attempts(out)[-1].read_text())["ended"] == "Stopped"
 
