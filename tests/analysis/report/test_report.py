@@ -116,27 +116,30 @@ def of_series(*names: str) -> pd.DataFrame:
 
 
 @pytest.mark.usefixtures("without_figures")
-def test_many_sweeps_end_in_a_few_lines_in_the_terminal(tmp_path: Path) -> None:
+def test_many_sweeps_end_in_a_few_lines_in_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The files have the rest."""
+    for name, most in {"MOST_LINES": 4, "MANY": 20}.items():
+        monkeypatch.setattr(report_module, name, most)
     store = tmp_path / "results"
-    names = [f"optimizer{number}" for number in range(14)]
+    names = [f"optimizer{number}" for number in range(5)]
     for name in names:
         write_arms(store, {"sync": [1.0, 1.1], "delay": [1.1, 1.3]}, optimizer=name)
     for sweep in ("main", "optimizers", "momentum"):
         record(store, sweep, "tiny", ids(store), remarks=["chosen", "also"])
     text = report(store, tmp_path / "out").split("nothing is decided yet")[0]
     assert len(text.splitlines()) <= 10
-    assert "14 gaps: " in text
+    assert "5 gaps: " in text
     told = (tmp_path / "out" / "gaps.md").read_text()
     assert told.count(": chosen") == 3
     assert told.count("| delay") == len(names)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report_module, "MOST_GAPS", 10)
-        patch.setattr(report_module, "MANY", 1_000)  # in this process
-        report(store, tmp_path / "out")
+    monkeypatch.setattr(report_module, "MOST_GAPS", 3)
+    monkeypatch.setattr(report_module, "MANY", 1_000)  # in this process
+    report(store, tmp_path / "out")
     told = (tmp_path / "out" / "gaps.md").read_text()
-    assert told.count("| delay") == 10
-    assert "4 more rows: gaps.csv" in told
+    assert told.count("| delay") == 3
+    assert "2 more rows: gaps.csv" in told
 
 
 def test_series_that_differ_in_a_number_have_its_order_and_its_colours() -> None:
