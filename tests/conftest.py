@@ -1,10 +1,9 @@
 """One thread per test process: bitwise equality must not depend on how a sum was split."""
 
 import gc
+import os
 import signal
 from collections.abc import Iterator
-from copy import deepcopy
-from functools import cache, wraps
 
 import pytest
 import torch
@@ -13,11 +12,11 @@ from hypothesis import settings
 
 from pipegap import sweeps  # noqa: F401  before Ray, which reads variables that it sets when it is imported
 from pipegap.trainer.config import compose
-from pipegap.trainer.config.compose import Node
-from pipegap.trainer.config.words import ParsedWords
 from pipegap.trainer.ranks import spawn
+from tests.support.composed import composed
 
 pytest_plugins = ["tests.support.refusals"]
+compose._compose = composed  # also for tables of cases, which are made before any fixture
 
 settings.register_profile("no deadline", deadline=None)  # a slow machine fails no test
 settings.load_profile("no deadline")
@@ -43,44 +42,35 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def composed_once() -> Iterator[None]:
-    """Hydra composes each YAML of conf/ once per process, and not every set that a test chooses.
-
-    A choice changes nothing but its own group (`test_compose`), so sets are put together here.
-    """
-    whole = compose._compose
-
-    @cache
-    def alone(*choice: tuple[str, str]) -> tuple[Node, Node]:
-        return whole(ParsedWords(None, dict(choice), []))
-
-    @wraps(whole)
-    def composed(parsed: ParsedWords) -> tuple[Node, Node]:
-        if parsed.code is not None:  # files of the test's own
-            return whole(parsed)
-        node, names = alone()
-        for group, name in parsed.choices.items():
-            of_choice, named = alone((group, name))
-            node, names = {**node, group: of_choice[group]}, {**names, group: named[group]}
-        return deepcopy((node, names))
-
+def imported_once() -> Iterator[None]:
+    """What ranks of the tests import late or for themselves: once per process, and not per rank."""
+    more = ["tests.support.gangs", "tests.support.torch_pipeline", "pytorch_optimizer"]
+    more += ["pipegap.trainer.trial", "pytest"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compose, "_compose", composed)
+        patch.setattr(spawn, "PRELOAD", [*spawn.PRELOAD, *more])
         yield
 
 
 @pytest.fixture(autouse=True, scope="session")
-def imported_once() -> Iterator[None]:
-    """What ranks of the tests import late or for themselves: once per process, and not per rank."""
-    more = ["tests.support.gangs", "pytorch_optimizer"]
+def without_the_disk() -> Iterator[None]:
+    """Nobody cuts the power of these tests: what this process writes need not reach the disk."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spawn, "PRELOAD", [*spawn.PRELOAD, *more])
+        patch.setattr(os, "fsync", lambda file: None)
         yield
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def without_figures() -> Iterator[None]:
+    """The reports that this process makes have no figures, which other tests look at."""
+    from tests.support.reports import with_figures  # slow: only imported where a report is made
+
+    with with_figures([]):
+        yield
 
 
 @pytest.fixture

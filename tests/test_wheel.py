@@ -108,28 +108,32 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [str(wheel) for wheel in folder.glob("*.whl")]
 
 
-@pytest.mark.parametrize("ours_last", [False, True])
 def test_packages_of_its_folders_names_break_nothing(
-    site: Path, others: list[str], tmp_path: Path, ours_last: bool
+    site: Path, others: list[str], tmp_path: Path
 ) -> None:
-    """PyPI has a `trainer`, and wandb has an extra that installs a `sweeps`."""
+    """PyPI has a `trainer`, and wandb has an extra that installs a `sweeps`. In either order both
+    are whole; a trial names the release that made it."""
     [ours] = site.parent.glob("*.whl")
-    together = tmp_path / "together"
-    for wheels in [others, [str(ours)]] if ours_last else [[str(ours)], others]:
-        pip("install", "--no-deps", "--no-index", "--upgrade", "--target", str(together), *wheels)
+    first, last = tmp_path / "first", tmp_path / "last"
+    for folder, wheels in (
+        *((first, [str(ours)]), (first, others)),
+        *((last, others), (last, [str(ours)])),
+    ):
+        pip("install", "--no-deps", "--no-index", "--upgrade", "--target", str(folder), *wheels)
+    assert contents(first) == contents(last)
     words = small.overrides(tmp_path, "num_updates=2", f"results={tmp_path / 'results'}")
-    run(together, tmp_path, "-m", "pipegap", "trial", *words)
-    assert "completed" in run(together, tmp_path, "-m", "pipegap", "list", "status=completed")
+    run(first, tmp_path, "-m", "pipegap", "trial", *words)
+    [trial] = json.loads(run(first, tmp_path, "-m", "pipegap", "list", "format=json"))
+    assert trial["status"] == "completed"
+    [result] = (tmp_path / "results").glob("trials/*/result.json")
+    assert json.loads(result.read_text())["git"] == RELEASE
     ask = "import analysis, sweeps, trainer; print(trainer.MINE, sweeps.MINE, analysis.MINE)"
-    assert run(together, tmp_path, "-c", ask).split() == [*OTHERS]
+    assert run(first, tmp_path, "-c", ask).split() == [*OTHERS]
 
 
-def test_a_trial_runs_and_names_the_release_that_made_it(site: Path, tmp_path: Path) -> None:
-    words = small.overrides(tmp_path, "num_updates=4", f"out={tmp_path / 'out'}")
-    run(site, tmp_path, "-m", "pipegap", "trial", *words)
-    result = json.loads((tmp_path / "out" / "result.json").read_text())
-    assert result["status"] == "completed"
-    assert result["git"] == RELEASE
+def contents(folder: Path) -> dict[str, bytes]:
+    """What is installed there, but for what pip notes of it."""
+    return {name: (folder / name).read_bytes() for name in files(folder) if "dist-info" not in name}
 
 
 def test_sweeps_are_planned_by_name_and_by_path(site: Path, tmp_path: Path) -> None:

@@ -75,10 +75,10 @@ def try_first(session: Session, todo: Sequence[Trial], wanted: bool | None) -> N
 
 
 class _Works:
-    """What runs in a process of Ray's; it imports what a trial needs before it is asked."""
+    """What runs in a process of Ray's; it imports the modules of these names before it is asked."""
 
-    def __init__(self) -> None:
-        for name in PRELOAD:
+    def __init__(self, names: Sequence[str]) -> None:
+        for name in names:
             import_module(name)
 
     def run(self, function: Callable[..., object], *arguments: object) -> object:
@@ -99,7 +99,7 @@ class _Process:
                 num_gpus=resources.get("GPU", 0) / 2,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
             )
-            .remote()
+            .remote(PRELOAD)
         )
 
     def ask(self, function: Callable[..., object], *arguments: object) -> Any:

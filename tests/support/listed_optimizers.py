@@ -4,43 +4,46 @@ import sys
 import unittest
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from functools import partial
+from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
-
-expecttest = ModuleType("expecttest")  # torch's list asks for it, and for no more than this of it
-vars(expecttest)["TestCase"] = unittest.TestCase
-sys.modules.setdefault("expecttest", expecttest)
-
-from torch.testing._internal import common_optimizers as listed  # noqa: E402
+from torch.optim import LBFGS, Optimizer
 
 Make = Callable[[list[nn.Parameter]], Optimizer]
+CLASSES = [
+    name
+    for name in torch.optim.__all__
+    if isinstance(kind := getattr(torch.optim, name), type) and kind not in (Optimizer, LBFGS)
+]
+"""torch's optimizers, but for the one that needs a closure."""
 
 
-def every(*, once: bool = False) -> dict[str, Make]:
-    """Name and options → what makes the optimizer of weights; with `once`, one of each optimizer.
+@cache
+def listed() -> Any:
+    """The module that has torch's list: imported late, as it takes seconds."""
+    expecttest = ModuleType("expecttest")  # it asks for this, and for no more than this of it
+    vars(expecttest)["TestCase"] = unittest.TestCase
+    sys.modules.setdefault("expecttest", expecttest)
+    from torch.testing._internal import common_optimizers
 
-    Those that need a closure are left out, and options that record the step (`differentiable`).
+    return common_optimizers
+
+
+def of(name: str) -> dict[str, Make]:
+    """Options → what makes the optimizer of this name of weights.
+
+    Options that record the step (`differentiable`) are left out.
     """
-    found: dict[str, Make] = {}
-    for info in listed.optim_db:
-        if not info.step_requires_closure:
-            numbered = list(_options(info))[-1:] if once else _options(info)
-            for options in numbered:
-                name = " ".join(
-                    [info.optim_cls.__name__, *(f"{k}={v}" for k, v in options.items())]
-                )
-                found[name] = partial(_made, info, options)
-    return found
+    [info] = [info for info in listed().optim_db if info.optim_cls.__name__ == name]
+    return {str(options): partial(_made, info, options) for options in _options(info)}
 
 
 def _options(info: Any) -> Iterator[dict[str, Any]]:
     device, dtype = torch.device("cpu"), torch.float64
-    for given in listed._get_optim_inputs_including_global_cliquey_kwargs(device, dtype, info):
+    for given in listed()._get_optim_inputs_including_global_cliquey_kwargs(device, dtype, info):
         if not given.kwargs.get("differentiable"):
             yield given.kwargs
 

@@ -29,12 +29,3 @@ def moto_server(moto_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     moto.found(monkeypatch, moto_port)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return moto_port
-
-
-@pytest.fixture
-def without_figures() -> Iterator[None]:
-    """The reports that this process makes have no figures, which other tests look at."""
-    from tests.support.reports import with_figures  # slow: only imported where a report is made
-
-    with with_figures([]):
-        yield

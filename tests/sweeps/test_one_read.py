@@ -1,8 +1,6 @@
 """What trials have finished is read once by a command, and again where a file has changed."""
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +13,7 @@ from pipegap.sweeps.request.command_line import parse_request
 from pipegap.trainer.store.opened import open_store
 from pipegap.trainer.store.snapshot import Snapshot
 from tests.support import small
+from tests.support.processes import python
 from tests.support.records import leave_finished, leave_loss
 
 COUNTED = """
@@ -22,9 +21,9 @@ import json, sys
 opened = []
 sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
 from pipegap.sweeps.__main__ import main
-code = main(sys.argv[1:])
+codes = [main(words) for words in json.loads(sys.argv[1])]
 print(json.dumps([name for name in opened if name.endswith("result.json")]))
-sys.exit(code)
+sys.exit(max(codes))
 """
 GRID = "grid: {optimizer: [adamw, sgd]}\nseeds: [0, 1]\n"
 SWEEPS = {
@@ -45,17 +44,21 @@ def finish(words: list[str]) -> set[str]:
     return {str(trial.folder / "result.json") for trial in now.planned}
 
 
-@pytest.mark.parametrize("content", SWEEPS.values(), ids=SWEEPS)
 def test_a_sweep_with_nothing_to_do_opens_each_result_once(
-    tmp_path: Path, content: str, without_figures: None
+    tmp_path: Path, without_figures: None
 ) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text(content + "arms: {sync: [pipeline=sync], delay: [pipeline=pipedream_2bw]}\n")
-    words = [f"sweep={file}", "scale=micro", *small.overrides(tmp_path)]
-    results = finish(words)
-    assert main(words) == 0, "its report is made"
-    command = [sys.executable, "-c", COUNTED, *words]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    """In a process of its own, in which everything that is opened is counted."""
+    results, commands = set[str](), []
+    for name, content in SWEEPS.items():
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(f"{content}arms: {{sync: [], delay: [pipeline=pipedream_2bw]}}\n")
+        own = small.overrides(tmp_path, f"results={tmp_path / name}")
+        words = [f"sweep={file}", "scale=micro", *own]
+        results |= finish(words)
+        assert main(words) == 0, "its report is made"
+        commands.append(words)
+    done = python("-c", COUNTED, json.dumps(commands))
+    assert done.returncode == 0, done.stderr
     opened = Counter(json.loads(done.stdout.splitlines()[-1]))
     assert opened == dict.fromkeys(results, 1)
 

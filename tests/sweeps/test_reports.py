@@ -33,7 +33,10 @@ def _done(folder: Path) -> list[str]:
 
 
 def test_a_sweep_that_is_done_makes_its_report_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    without_figures: None,
 ) -> None:
     """It has no verdict and asks no question; a second command prints what the first one did."""
     monkeypatch.setattr(sweep_record, "code_version", lambda: "1")

@@ -40,6 +40,7 @@ def test_the_answer_comes_first_then_verdicts_which_follow_the_records(recorded:
     assert "the rule of its file" in text
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_each_verdict_says_how_often_its_rule_errs(tmp_path: Path) -> None:
     store = tmp_path / "results"
     wide = {"sync": [1.0, 1.1, 1.2], "delay": [1.9, 1.8, 2.5], "delay_ef": [1.4, 2.0, 1.5]}
@@ -61,6 +62,7 @@ def test_each_verdict_says_how_often_its_rule_errs(tmp_path: Path) -> None:
     assert (costs["seeds_to_decide"] > 3).all()
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_what_a_record_asks_and_the_store_lacks_is_missing_and_priced(tmp_path: Path) -> None:
     store = tmp_path / "results"
     write_arms(store, {"sync": [1.0], "delay": [1.2]})
@@ -145,6 +147,7 @@ def test_a_store_that_decides_nothing_says_what_to_run(unfinished: Made, tmp_pat
     assert "never run here" not in own
 
 
+@pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize(
     ("delay", "misses"),
     [
@@ -183,6 +186,7 @@ def test_a_sweeps_page_opens_with_its_question_its_verdict_and_its_own_figure(
     assert "It costs if it costs." in first
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_trials_that_no_table_compares_are_counted_by_what_they_are_for(tmp_path: Path) -> None:
     store = tmp_path / "results"
     write_arms(store, {"sync": [1.0, 1.1], "delay": [1.2, None]})
@@ -197,6 +201,7 @@ def test_trials_that_no_table_compares_are_counted_by_what_they_are_for(tmp_path
     assert "8 trials: 7 completed, 1 diverged</p>" in page(store, tmp_path / "out")
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_what_diverged_is_named_where_nothing_is_decided(tmp_path: Path) -> None:
     store = tmp_path / "results"
     write_arms(store, {"sync": [1.0, 1.1, 1.2], "delay": [1.1, 1.2, 1.3]})
@@ -208,6 +213,7 @@ def test_what_diverged_is_named_where_nothing_is_decided(tmp_path: Path) -> None
     assert words in first.split("</section>")[0]
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_the_next_step_from_a_smoke_test_is_a_scale_that_decides(tmp_path: Path) -> None:
     """Though its own sweep is not done."""
     store = tmp_path / "results"

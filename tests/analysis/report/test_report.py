@@ -1,6 +1,5 @@
 """`pipegap report` writes the same report from the same store, and never a traceback."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -13,7 +12,6 @@ from pipegap.analysis.figures.style import ARMS, ORDERED, arm_styles, optimizer_
 from pipegap.analysis.report import report as report_module
 from pipegap.analysis.report.report import report
 from pipegap.trainer.base.errors import BadInput
-from tests.support.reports import with_figures
 from tests.support.synthetic_store import config, ids, record, result, write, write_arms
 
 TABLES = ("trials", "gaps", "claims", "missing", "provenance", "makers")
@@ -22,13 +20,6 @@ LOSSES: dict[str, list[float | None]] = {
     "delay": [2.2, None],
     "delay_ef": [1.9, 1.95],
 }
-
-
-@pytest.fixture
-def words_alone() -> Iterator[None]:
-    """The test reads no picture."""
-    with with_figures(()):
-        yield
 
 
 def shown(store: Path, *names: str) -> dict[str, pd.DataFrame]:
@@ -58,7 +49,7 @@ def test_the_command_writes_every_file_and_prints_the_table(
     assert str(tmp_path / "out") in said.out
 
 
-@pytest.mark.usefixtures("words_alone")
+@pytest.mark.usefixtures("without_figures")
 def test_what_is_left_out_is_said_in_the_file_too(tmp_path: Path) -> None:
     write_arms(tmp_path, {"sync": [1.0, None], "delay": [1.2, 1.2]})
     settings = config("delay", seed=0)
@@ -75,7 +66,7 @@ def test_what_is_left_out_is_said_in_the_file_too(tmp_path: Path) -> None:
         assert remark in text
 
 
-@pytest.mark.usefixtures("words_alone")
+@pytest.mark.usefixtures("without_figures")
 def test_warnings_are_part_of_the_report(tmp_path: Path) -> None:
     for arm, commit in (("sync", "abc"), ("delay", "def")):
         settings = config(arm)
@@ -124,28 +115,31 @@ def of_series(*names: str) -> pd.DataFrame:
     return pd.DataFrame({"series": names, "arm": names, "optimizer": names})
 
 
-@pytest.mark.usefixtures("words_alone")
-def test_many_sweeps_end_in_a_few_lines_in_the_terminal(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("without_figures")
+def test_many_sweeps_end_in_a_few_lines_in_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The files have the rest."""
+    for name, most in {"MOST_LINES": 4, "MANY": 20}.items():
+        monkeypatch.setattr(report_module, name, most)
     store = tmp_path / "results"
-    names = [f"optimizer{number}" for number in range(14)]
+    names = [f"optimizer{number}" for number in range(5)]
     for name in names:
         write_arms(store, {"sync": [1.0, 1.1], "delay": [1.1, 1.3]}, optimizer=name)
     for sweep in ("main", "optimizers", "momentum"):
         record(store, sweep, "tiny", ids(store), remarks=["chosen", "also"])
     text = report(store, tmp_path / "out").split("nothing is decided yet")[0]
     assert len(text.splitlines()) <= 10
-    assert "14 gaps: " in text
+    assert "5 gaps: " in text
     told = (tmp_path / "out" / "gaps.md").read_text()
     assert told.count(": chosen") == 3
     assert told.count("| delay") == len(names)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report_module, "MOST_GAPS", 10)
-        patch.setattr(report_module, "MANY", 1_000)  # in this process
-        report(store, tmp_path / "out")
+    monkeypatch.setattr(report_module, "MOST_GAPS", 3)
+    monkeypatch.setattr(report_module, "MANY", 1_000)  # in this process
+    report(store, tmp_path / "out")
     told = (tmp_path / "out" / "gaps.md").read_text()
-    assert told.count("| delay") == 10
-    assert "4 more rows: gaps.csv" in told
+    assert told.count("| delay") == 3
+    assert "2 more rows: gaps.csv" in told
 
 
 def test_series_that_differ_in_a_number_have_its_order_and_its_colours() -> None:

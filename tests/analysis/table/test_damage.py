@@ -15,9 +15,10 @@ from pipegap.analysis.report.report import report
 from pipegap.analysis.table.metrics import training_losses
 from pipegap.trainer.folder.lease import attempt_path
 from pipegap.trainer.store.records import records
+from tests.support.reports import FEW, with_figures
 from tests.support.synthetic_store import LOSSES, config, ids, record, result, write, write_arms
 
-pytestmark = pytest.mark.usefixtures("few_figures")
+pytestmark = pytest.mark.usefixtures("without_figures")
 
 CONFIGS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a list": lambda config: [config],
@@ -130,7 +131,9 @@ def test_damaged_rows_are_left_out_of_a_curve_and_named_in_the_report(tmp_path: 
         curve = training_losses(str(path.parent))
     assert len(caught) == 1
     assert curve["update"].tolist() == [u for u in range(400) if u not in (10, 20, 30, 40)]
-    assert f"warning: {path} has 2 damaged lines" in report(tmp_path, tmp_path / "out")
+    with with_figures(FEW):
+        told = report(tmp_path, tmp_path / "out")
+    assert f"warning: {path} has 2 damaged lines" in told
 
 
 @pytest.mark.parametrize("changes", [{"scale": "../elsewhere"}, {"format": 1}], ids=str)

@@ -1,16 +1,9 @@
 """What is posted of a sweep, once each, and that nothing else depends on it."""
 
-import json
-import subprocess
-import sys
-import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,51 +14,17 @@ from pipegap.sweeps.request.command_line import parse_request, take_url
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.status import Status
 from pipegap.trainer.store.opened import open_store
+from tests.support import webhook
+from tests.support.processes import python
 from tests.support.records import leave_finished
 from tests.support.small_sweep import SWEEP
-
-SECRET = "T0ken-of-a-webhook"
-
-
-@dataclass
-class Server:
-    """A webhook of a chat, which answers with `status`."""
-
-    url: str = ""
-    status: int = 200
-    posts: list[dict[str, Any]] = field(default_factory=list)
-    logins: set[str | None] = field(default_factory=set)
-
-    def kinds(self) -> list[str]:
-        return [post["kind"] for post in self.posts]
+from tests.support.webhook import SECRET, Webhook
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    made = Server()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if made.status == 200:
-                made.posts.append(body)
-            made.logins.add(self.headers["Authorization"])
-            self.send_response(made.status)
-            self.send_header("Location", "/")
-            self.end_headers()
-
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        threading.Thread(target=http.serve_forever, daemon=True).start()
-        made.url = f"http://127.0.0.1:{http.server_port}/services/{SECRET}"
+def server() -> Iterator[Webhook]:
+    with webhook.served() as made:
         yield made
-        http.shutdown()
 
 
 def at(folder: Path, *words: str) -> Round:
@@ -81,7 +40,7 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_a_kind_is_posted_at_once_and_then_in_one(tmp_path: Path, server: Server) -> None:
+def test_a_kind_is_posted_at_once_and_then_in_one(tmp_path: Path, server: Webhook) -> None:
     now = at(tmp_path, "fail_fast=3")
     with Notices(server.url, now, every=3600) as ends:
         ends("a", "adamw sync", Status.COMPLETED, "", 0.1)
@@ -105,7 +64,7 @@ def test_a_kind_is_posted_at_once_and_then_in_one(tmp_path: Path, server: Server
     assert server.posts[-1]["lines"] == ["d soap delay failed: KeyError: 'x'", "ended: 3 waiting"]
 
 
-def test_the_next_driver_tells_what_a_killed_one_did_not(tmp_path: Path, server: Server) -> None:
+def test_the_next_driver_tells_what_a_killed_one_did_not(tmp_path: Path, server: Webhook) -> None:
     sync, delay, feedback = at(tmp_path).planned
     leave_finished(sync.folder, sync.config)
     leave_finished(delay.folder, delay.config, status="diverged", final_val_loss=None)
@@ -128,7 +87,7 @@ def test_the_next_driver_tells_what_a_killed_one_did_not(tmp_path: Path, server:
 
 @pytest.mark.parametrize("status", [302, 404])
 def test_a_dead_server_costs_a_warning(
-    status: int, tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str]
+    status: int, tmp_path: Path, server: Webhook, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What it did not take is told when it lives again. A page elsewhere has taken nothing."""
     now, server.status = at(tmp_path), status
@@ -145,7 +104,7 @@ def test_a_dead_server_costs_a_warning(
     assert server.kinds() == ["failed"]
 
 
-def test_an_error_after_the_end_is_told_with_it(tmp_path: Path, server: Server) -> None:
+def test_an_error_after_the_end_is_told_with_it(tmp_path: Path, server: Webhook) -> None:
     def fails(now: Round) -> None:
         with Notices(server.url, now) as notices:
             notices.end(now, stopped=False, has_run=True)
@@ -158,7 +117,7 @@ def test_an_error_after_the_end_is_told_with_it(tmp_path: Path, server: Server) 
     ]
 
 
-def test_a_user_and_a_password_are_no_part_of_the_host(tmp_path: Path, server: Server) -> None:
+def test_a_user_and_a_password_are_no_part_of_the_host(tmp_path: Path, server: Webhook) -> None:
     url = server.url.replace("http://", "http://me:p%40ss@")
     for title in (
         "main-micro",
@@ -195,33 +154,18 @@ def test_a_job_of_ray_does_not_carry_it(capsys: pytest.CaptureFixture[str]) -> N
     assert SECRET not in str(parse_request([*SWEEP, f"notify=http://a/{SECRET}"]))
 
 
-def test_a_failing_sweep_stops_tells_of_it_and_keeps_the_url(
-    tmp_path: Path, server: Server
-) -> None:
-    """Its URL is in no list of processes, and in no file or output."""
-    words = [*SWEEP, "advice=null", f"results={tmp_path}"]
-    for trial in at(tmp_path).planned:
-        (trial.folder / "metrics.jsonl").mkdir(parents=True)  # so that it cannot write its rows
-    command = [sys.executable, "-m", "pipegap", "sweep", *words]
-    with subprocess.Popen(
-        [*command, "fail_fast=1", f"notify={server.url}"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as driver:
-        until((tmp_path / "sweeps").exists)
-        assert SECRET not in Path(f"/proc/{driver.pid}/cmdline").read_text()
-        printed, _ = driver.communicate(timeout=300)
-    assert driver.returncode == 1, printed
-    assert "stopped by fail_fast=1" in printed
-    assert " failed: file=" in printed
-    assert [*{*server.kinds()}] != []
-    assert server.kinds()[-1] == "stopped"
-    told = "\n".join(line for post in server.posts for line in post["lines"])
-    assert "metrics.jsonl" in told
-    assert SECRET not in printed
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and SECRET in _text(path)]
+def test_it_is_in_no_list_of_processes() -> None:
+    """From the command line it moves into the environment of the same process."""
+    url = f"http://a/{SECRET}"
+    done = python("-c", TAKES, "sweep=main", f"notify={url}")
+    assert done.stdout.splitlines() == [str((url, ["sweep=main"])), "[]"], done.stderr
 
 
-def _text(path: Path) -> str:
-    return path.read_bytes().decode("utf-8", "replace")
+TAKES = r"""
+import sys
+from pathlib import Path
+from pipegap.sweeps.request.command_line import take_url
+print(take_url(sys.argv[1:]))
+command = Path("/proc/self/cmdline").read_text().split("\0")
+print([word for word in command if word.startswith("notify=")])
+"""

@@ -1,5 +1,6 @@
 """A driver's own cluster: a sweep runs and is done, no file has a key, a wish to stop is heard."""
 
+import gc
 import json
 import os
 import shutil
@@ -19,14 +20,16 @@ import ray
 from ray._private.utils import publish_error_to_driver
 
 from pipegap.sweeps.__main__ import main
-from pipegap.sweeps.cluster import connection
+from pipegap.sweeps.cluster import connection, first_trial
 from pipegap.sweeps.cluster.stop_flag import stop_requested
 from pipegap.sweeps.cluster.tune_hooks import StopWhenAsked
 from pipegap.sweeps.plan.sweep_plan import plan_sweeps
 from pipegap.sweeps.request.command_line import parse_request
-from tests.support import small
+from tests.support import small, webhook
 from tests.support.keys import leaks, new_keys
+from tests.support.records import leave_finished
 from tests.support.reports import with_figures
+from tests.support.webhook import SECRET
 
 ANNOUNCED = Path("/tmp/ray/ray_current_cluster")
 pytestmark = [
@@ -135,6 +138,30 @@ def test_no_key_is_in_a_file_of_ray_or_of_the_store(swept: Swept, cluster: Clust
     assert not leaks(cluster.keys, cluster.folder, swept.folder)
 
 
+def test_a_failing_sweep_stops_tells_of_it_and_keeps_the_url(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is in no file or output."""
+    asked = [*words(tmp_path), "advice=null"]
+    first, *others = plan_sweeps(parse_request(asked))[0].planned
+    (first.folder / "metrics.jsonl").mkdir(parents=True)  # so that it cannot write its rows
+    for trial in others:
+        took = {"trial_id": trial.trial_id, "tokens_per_second": 9.0}
+        leave_finished(trial.folder, trial.config, **took)
+    with webhook.served() as server:
+        assert main([*asked, "fail_fast=1", f"notify={server.url}"]) == 1
+    said = capsys.readouterr()
+    assert "stopped by fail_fast=1" in said.out
+    assert " failed: file=" in said.out
+    assert server.kinds()[-1] == "stopped"
+    assert "metrics.jsonl" in "\n".join(line for post in server.posts for line in post["lines"])
+    assert SECRET not in said.out + said.err
+    for folder in (tmp_path, cluster.folder):
+        files = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
+        assert not [content for content in files if SECRET.encode() in content]
+    gc.collect()  # a stopped Tune leaves files open; here nobody minds
+
+
 @pytest.mark.slow
 def test_a_failing_trial_is_recorded_and_stops_no_other(
     cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -156,8 +183,12 @@ def test_a_failing_trial_is_recorded_and_stops_no_other(
 
 
 def test_a_first_trial_that_fails_is_one_line_and_nothing_begins(
-    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cluster: Cluster,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(first_trial, "PRELOAD", [])  # what fails needs less
     missing = f"resume_from={tmp_path / 'checkpoint-1.pt'}"
     assert main([*words(tmp_path, missing), "advice=null", "first_trial=true"]) == 1
     assert capsys.readouterr().err.splitlines() == [

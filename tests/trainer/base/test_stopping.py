@@ -19,17 +19,17 @@ from pipegap.trainer.folder import lease
 from pipegap.trainer.trial import run_trial
 from tests.support import small
 from tests.support.processes import alive, children
-from tests.support.trials import rows, untimed, wait_for
+from tests.support.trials import main_while, rows, untimed, wait_for
 
 ARM = ("pipeline=pipedream_2bw", "correction=error_feedback", "checkpoint_every=100000")
 GANG = ("runner=pipelined", "pipeline.num_stages=2", "pipeline.num_microbatches=2")
 RUNNERS = {"emulated": (), "pipelined": GANG}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("runner", "how"),
     [
-        ("emulated", signal.SIGTERM),
         pytest.param("emulated", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("emulated", signal.SIGHUP, marks=pytest.mark.slow),
         pytest.param("pipelined", signal.SIGTERM, marks=pytest.mark.slow),
@@ -40,14 +40,8 @@ RUNNERS = {"emulated": (), "pipelined": GANG}
 def test_a_signal_saves_a_checkpoint(runner: str, how: signal.Signals, tmp_path: Path) -> None:
     words = (*ARM, *RUNNERS[runner], "num_updates=4000", "eval_every=100")
     out = tmp_path / "trial"
-    command = [
-        sys.executable,
-        "-m",
-        "pipegap",
-        "trial",
-        *small.overrides(tmp_path, *words),
-        f"out={out}",
-    ]
+    trial = ["-m", "pipegap", "trial", *small.overrides(tmp_path, *words), f"out={out}"]
+    command = [sys.executable, *trial]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stderr=pipe, text=True, start_new_session=True) as process:
         metrics = out / "metrics.jsonl"
@@ -58,12 +52,28 @@ def test_a_signal_saves_a_checkpoint(runner: str, how: signal.Signals, tmp_path:
     assert len(below) == (2 if runner == "pipelined" else 0)
     wait_for(lambda: not any(map(alive, below)))
     assert process.returncode == 143, error
+    assert_saved(out, error)
+
+
+def test_sigterm_saves_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In this process."""
+    out = tmp_path / "trial"
+    words = small.overrides(tmp_path, *ARM, "num_updates=4000", "eval_every=100", f"out={out}")
+
+    def ask() -> None:
+        wait_for(lambda: (out / "metrics.jsonl").exists() and len(rows(out)) > 20)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert main_while(words, ask) == 143
+    assert_saved(out, capsys.readouterr().err)
+
+
+def assert_saved(out: Path, error: str) -> None:
     [checkpoint] = out.glob("checkpoint-*.pt")
     saved = int(checkpoint.name.split("-")[1])
     assert f"stopped after update {saved}" in error
     assert len(rows(out)) == saved
-    attempt = json.loads(lease.attempts(out)[-1].read_text())
-    assert attempt["ended"] == "Stopped"
+    assert json.loads(lease.attempts(out)[-1].read_text())["ended"] == "Stopped"
 
 
 ON_A_TERMINAL = """
@@ -73,6 +83,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("runner", [pytest.param("emulated", marks=pytest.mark.slow), "pipelined"])
 def test_a_terminal_that_is_closed_and_takes_no_word_more(runner: str, tmp_path: Path) -> None:
     words = (*ARM, *RUNNERS[runner], "num_updates=4000", "eval_every=1")
@@ -91,6 +102,7 @@ def test_a_terminal_that_is_closed_and_takes_no_word_more(runner: str, tmp_path:
     assert not (out / "result.json").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seconds", [0.0, pytest.param(0.3, marks=pytest.mark.slow)])
 def test_an_early_ctrl_c_does_not_reach_the_ranks(seconds: float, tmp_path: Path) -> None:
     """What starts them still imports torch, and has no say in what a signal does to it."""

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterator
-from inspect import unwrap
 
 import pytest
 from hydra import compose as hydra_compose
@@ -16,6 +15,8 @@ from pipegap.trainer.config import compose as compose_module
 from pipegap.trainer.config.compose import Composer, compose
 from pipegap.trainer.config.names import GROUPS
 from pipegap.trainer.config.plan import Planner, plan_trial
+from pipegap.trainer.config.words import ParsedWords
+from tests.support.composed import composed, composed_by_hydra
 
 GOOD = [
     [],
@@ -63,17 +64,24 @@ def exactly(config: object) -> str:
 
 @pytest.fixture(autouse=True, scope="module")
 def by_hydra_alone() -> Iterator[None]:
-    """Here no set of choices is put together as elsewhere in the tests (`composed_once`)."""
+    """As nowhere else in the tests: see `tests/support/composed.py`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compose_module, "_compose", unwrap(compose_module._compose))
+        patch.setattr(compose_module, "_compose", composed_by_hydra)
         yield
 
 
 def test_a_choice_changes_nothing_but_its_own_group() -> None:
-    """For more, a YAML that Hydra composes needs a package or a list of defaults of its own."""
+    """For more, a YAML that Hydra composes needs a package or a list of defaults of its own.
+
+    Tests of other rooms read YAMLs without Hydra, and get what it gives.
+    """
     texts = [path.read_text() for group in GROUPS for path in (CONF / group).glob("*.yaml")]
     assert len(texts) > len(GROUPS)
     assert not [text for text in texts if re.search("@package|^defaults:", text, re.MULTILINE)]
+    last = {group: max((CONF / group).glob("*.yaml")).stem for group in GROUPS}
+    for choices in ({}, last):
+        parsed = ParsedWords(None, choices, [])
+        assert exactly(composed(parsed)) == exactly(composed_by_hydra(parsed))
 
 
 @pytest.fixture(scope="module")

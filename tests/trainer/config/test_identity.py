@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,26 +24,14 @@ from pipegap.trainer.config.plan import Planner, plan_trial
 from pipegap.trainer.config.schema import validate
 from pipegap.trainer.trial import run_trial
 from tests.support import small
-from tests.support.processes import python
+from tests.support.own_code import as_in_a_new_process
 
 OWN = """
 from pipegap.trainer.lr import Factor, Share
 def flat(num_updates: int, *, warmup: Share) -> Factor:
     return lambda update: {factor}
 """
-ASK = """
-import os, sys
-from pipegap.trainer.config.compose import compose
-from pipegap.trainer.config.identity import trial_id
-words = ["lr_schedule=constant", "lr_schedule._target_=own_schedule.flat"]
-for folder in sys.argv[1:]:
-    if os.fork() == 0:
-        sys.path.insert(0, folder)
-        print(trial_id(compose(words), "d"), flush=True)
-        os._exit(0)
-    assert os.wait()[1] == 0
-"""
-"""A process for each folder, all of them forks of one that has imported torch."""
+OWN_WORDS = ("lr_schedule=constant", "lr_schedule._target_=own_schedule.flat")
 
 
 @pytest.fixture
@@ -87,25 +76,32 @@ def write(folder: Path, factor: float) -> Path:
     return folder
 
 
+@contextmanager
+def own(folder: Path, factor: float) -> Iterator[None]:
+    """What is in a process that has imported no other own_schedule."""
+    identity._source_digest.cache_clear()
+    with as_in_a_new_process():
+        sys.path.insert(0, str(write(folder, factor)))
+        yield
+    identity._source_digest.cache_clear()
+
+
 def test_the_source_of_ones_own_class_is_part_of_the_id(tmp_path: Path) -> None:
-    own = {"here": 1.0, "there": 1.0, "changed": 0.5}
-    folders = [str(write(tmp_path / name, factor)) for name, factor in own.items()]
-    done = python("-c", ASK, *folders)
-    assert done.returncode == 0, done.stderr
-    here, there, changed = done.stdout.split()
+    ids = []
+    for name, factor in {"here": 1.0, "there": 1.0, "changed": 0.5}.items():
+        with own(tmp_path / name, factor):
+            ids.append(trial_id(compose(OWN_WORDS), "d"))
+    here, there, changed = ids
     assert here == there != changed
 
 
-def test_a_result_tells_the_sources_of_its_id(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(write(tmp_path / "own", 1.0))
-    words = ("lr_schedule=constant", "lr_schedule._target_=own_schedule.flat", "num_updates=2")
-    config = small.config(tmp_path, *words)
-    result = run_trial(config)
-    assert [*result["sources"]] == ["lr_schedule"]
-    assert result["sources"] == sources(config)
-    assert result["trial_id"] == plan_trial(config).trial_id == Planner()(config).trial_id
+def test_a_result_tells_the_sources_of_its_id(tmp_path: Path) -> None:
+    with own(tmp_path / "own", 1.0):
+        config = small.config(tmp_path, *OWN_WORDS, "num_updates=2")
+        result = run_trial(config)
+        assert [*result["sources"]] == ["lr_schedule"]
+        assert result["sources"] == sources(config)
+        assert result["trial_id"] == plan_trial(config).trial_id == Planner()(config).trial_id
     assert run_trial(small.config(tmp_path, "num_updates=2"))["sources"] == {}
 
 

@@ -54,6 +54,7 @@ def test_the_last_stage_goes_on_alone(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("p", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_every_number_is_the_emulations(tmp_path: Path, p: int) -> None:
     """Tied embeddings, whose two copies do wait for each other. A divergence ends every rank at the

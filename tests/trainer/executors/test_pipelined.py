@@ -68,6 +68,7 @@ def test_every_combination(tmp_path: Path, p: int, combinations: list[tuple[str,
         assert all(update.grad_norm > 0.5 for update in expected.updates), "the clip is active"
 
 
+@pytest.mark.long
 def test_other_ways_to_run_it(tmp_path: Path) -> None:
     """What the combinations leave out, on two ranks; every schedule: ranks/test_nccl_rules.py."""
     two = "pipeline.num_stages=2"

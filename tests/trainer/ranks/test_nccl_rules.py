@@ -32,6 +32,7 @@ def config(folder: Path, schedule: str, p: int, *words: str) -> dict[str, Any]:
     return small.config(folder, *SHAPE, layers, *stages, *microbatches, *words)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("p", [*(pytest.param(p, marks=pytest.mark.slow) for p in (2, 3)), 4])
 def test_every_schedule_runs(tmp_path: Path, p: int) -> None:
     """The ranks wait for each other where NCCL would; numbers are those of the emulation."""

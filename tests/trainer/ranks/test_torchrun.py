@@ -25,6 +25,7 @@ def launcher(num_processes: int) -> list[str]:
     return [*torchrun, str(num_processes), "-m", "pipegap", "trial"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_same_trial(tmp_path: Path, replicas: int) -> None:
     gang = (*PIPELINE, f"num_replicas={replicas}")
