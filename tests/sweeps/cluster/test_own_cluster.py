@@ -7,12 +7,13 @@ import shutil
 import signal
 import stat
 import time
-from collections.abc import Iterator
-from contextlib import nullcontext, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, redirect_stderr, redirect_stdout, suppress
 from io import StringIO
+from itertools import chain
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import psutil
 import pytest
@@ -31,6 +32,7 @@ from tests.support.records import leave_finished
 from tests.support.reports import with_figures
 from tests.support.webhook import SECRET
 
+T = TypeVar("T")
 ANNOUNCED = Path("/tmp/ray/ray_current_cluster")
 pytestmark = [
     pytest.mark.long,
@@ -202,9 +204,17 @@ def test_a_first_trial_that_fails_is_one_line_and_nothing_begins(
 # The cluster
 
 
+def of_processes(look: Callable[[psutil.Process], T]) -> list[T]:
+    """What is seen at this driver and its processes, but at those that end meanwhile."""
+    seen = []
+    for process in (driver := psutil.Process(), *driver.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            seen.append(look(process))
+    return seen
+
+
 def test_no_other_machine_reaches_it_and_its_processes_have_its_variables(cluster: Cluster) -> None:
-    processes = [driver := psutil.Process(), *driver.children(recursive=True)]
-    sockets = [socket for process in processes for socket in process.net_connections("tcp")]
+    sockets = chain.from_iterable(of_processes(lambda process: process.net_connections("tcp")))
     servers = [socket.laddr.ip for socket in sockets if socket.status == psutil.CONN_LISTEN]
     assert {address.removeprefix("::ffff:") for address in servers} == {"127.0.0.1"}
     session = Path(ray._private.worker._global_node.get_session_dir_path())
@@ -215,10 +225,9 @@ def test_no_other_machine_reaches_it_and_its_processes_have_its_variables(cluste
 
 def test_what_nobody_asks_is_not_started(cluster: Cluster) -> None:
     """And what is, is in no group with the driver, for which a signal of `timeout` is meant."""
-    found = {each.pid: " ".join(each.cmdline()) for each in psutil.Process().children(True)}
-    parts = [command for command in found.values() if str(cluster.folder) in command]
-    groups = [os.getpgid(pid) for pid, command in found.items() if command in parts]
-    assert os.getpgrp() not in groups
+    found = of_processes(lambda each: (" ".join(each.cmdline()), os.getpgid(each.pid)))
+    parts = [command for command, _ in found if str(cluster.folder) in command]
+    assert os.getpgrp() not in [group for command, group in found if command in parts]
     assert any("raylet" in part for part in parts)
     for unused in ("/dashboard.py", "/monitor.py", "/log_monitor.py"):
         assert not any(unused in part for part in parts), unused
