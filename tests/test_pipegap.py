@@ -13,6 +13,13 @@ from pipegap.analysis.commands import COMMANDS as OF_ANALYSIS
 from pipegap.sweeps.commands import COMMANDS as OF_SWEEPS
 
 
+@pytest.fixture(autouse=True)
+def kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program changes where its process, and those that it starts, look for modules."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
+
+
 @pytest.mark.parametrize("name", pipegap.__all__)
 def test_a_name_is_what_its_module_has(name: str) -> None:
     found = getattr(pipegap, name)
