@@ -3,26 +3,18 @@
 python -m findings.predictors
 """
 
-import warnings
 from collections import Counter
 from itertools import permutations
 from pathlib import Path
 
 import pandas as pd
 
-from findings.front import filled
-from findings.look_ahead_fair.__main__ import losses
-from pipegap.analysis import gaps, load
-from pipegap.analysis.figures import BY_NAME
-from pipegap.analysis.figures.figure import plot, whole
-from pipegap.analysis.figures.files import picture, with_font
+from findings.study import PICTURE, TABLE, losses, markdown, write
+from pipegap.analysis import gaps
 from pipegap.analysis.statistics.intervals import mean_interval
 from pipegap.analysis.statistics.text import TEXTS
 from pipegap.analysis.table import names
-from pipegap.trainer.base.atomic import write_atomically
 
-HERE = Path(__file__).parent
-PAGE, TABLE, PICTURE = (HERE / name for name in ("README.md", "trials_tiny.csv", "losses.svg"))
 PER_STAGE, UNIFORM = "pipedream", "constant_delay(5)"
 REPORTED = {
     "": 0.086,
@@ -82,7 +74,7 @@ def result(trials: pd.DataFrame) -> str:
     removed = TEXTS["gap removed [95 %]"]
     shares = {str(row["arm"]): removed(row) for row in gaps(trials).to_dict("records")}
     heads = ["delay and prediction", "marin: gap", "removed", "here: gap", "removed"]
-    rows = [heads, ["---"] * len(heads)]
+    rows = [heads]
     for delay in (PER_STAGE, UNIFORM):
         for suffix, gap in REPORTED.items():
             arm, theirs = delay + suffix, 1 - gap / REPORTED[""]
@@ -90,38 +82,24 @@ def result(trials: pd.DataFrame) -> str:
             ours = _difference(of, arm, "sync", 0.95), shares[arm]
             rows.append([by_arm[arm], reported(arm, "sync"), known, *ours])
     stated = ["by marin's numbers", "costs more than", "marin", "here", "verdict"]
-    judged = [stated, ["---"] * len(stated)]
+    judged = [stated]
     for worse, better in STATEMENTS:
         said = verdict(of, worse, better) if len(of) >= NUM_SEEDS else "waits for all seeds"
         here = _difference(of, worse, better, JOINT)
         judged.append([by_arm[worse], by_arm[better], reported(worse, better), here, said])
-    verdicts = Counter(row[-1].strip("*") for row in judged[2:])
+    verdicts = Counter(row[-1].strip("*") for row in judged[1:])
     parts = [
-        f"{len(trials)} trials: [{TABLE.name}]({TABLE.name}). Differences of final losses, paired "
+        f"{len(trials)} trials: [{TABLE}]({TABLE}). Differences of final losses, paired "
         f"by seed, with 95 % intervals; {len(of)} of\n{NUM_SEEDS} seeds have all arms.",
-        _table(rows),
+        markdown(rows),
         "Each statement by the rule's wider interval:",
-        _table(judged),
+        markdown(judged),
         f"Of {len(STATEMENTS)} statements: {verdicts['agrees']} agree, {verdicts['disagrees']} "
         f"disagree, {verdicts['not enough data']} without enough data.",
-        f"![Final losses]({PICTURE.name})",
+        f"![Final losses]({PICTURE})",
     ]
     return names.minus("\n\n".join(parts))
 
 
-def _table(rows: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def main() -> None:
-    """Writes the page and the picture."""
-    warnings.simplefilter("ignore", UserWarning)
-    trials, figure = load(TABLE), BY_NAME["final_losses"]
-    page = filled(PAGE.read_text(), {"result": result(trials)})
-    write_atomically(PAGE, page.encode())
-    drawn = whole(plot(figure, figure.data(trials, gaps(trials))))
-    write_atomically(PICTURE, with_font(picture(drawn)).encode())
-
-
 if __name__ == "__main__":
-    main()
+    write(Path(__file__).parent, result)

@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from findings.look_ahead_fair.__main__ import DELAYED, SYNC, losses, verdict
+from findings.look_ahead_fair.__main__ import DELAYED, SYNC, verdict
+from findings.study import losses
 
 
 def of_gaps(noise: float, **gaps: float) -> pd.DataFrame:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from findings.predictors import __main__ as page
+from findings.study import TABLE
 from pipegap.analysis import load
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.config.compose import compose
@@ -29,7 +30,8 @@ from tests.support.every_correction import BETWEEN, Make, Setting, maker
 from tests.support.own_code import as_in_a_new_process
 
 NUM_UPDATES = 50
-CODE = f"code={page.HERE / 'code'}"
+FOLDER = Path(page.__file__).parent
+CODE = f"code={FOLDER / 'code'}"
 
 
 def size(tensor: Tensor) -> Tensor:
@@ -192,4 +194,4 @@ def test_the_statements_are_marins() -> None:
 
 
 def test_the_page_says_what_its_table_says() -> None:
-    assert page.result(load(page.TABLE)) in page.PAGE.read_text()
+    assert page.result(load(FOLDER / TABLE)) in (FOLDER / "README.md").read_text()
