@@ -3,15 +3,19 @@
 import ast
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from textwrap import dedent
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from pipegap.trainer.base.build import build, published
 from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.flat import local
 from pipegap.trainer.base.ranges import MAX_COUNT
 from pipegap.trainer.config.schema import check_choice
 from pipegap.trainer.corrections.error_feedback import ErrorFeedback
@@ -22,6 +26,7 @@ from pipegap.trainer.schedules.operations import Schedule
 Node = dict[str, Any]
 MakeCorrection = Callable[..., NoCorrection]
 MAX_DELAY = 4_096
+STEPS_COPIES = "must be 0 where an optimizer steps copies of the weights: they get no correction"
 
 
 def pipeline_node(delay: int, start: float, cooldown: float) -> Node:
@@ -126,6 +131,27 @@ def require_fitting(
     if correction.reads_ahead and keep == "gradients":
         allowed = "must be 'weights' with a correction that predicts them"
         raise BadInput("keep", keep, allowed)
+
+
+def require_no_masters(
+    optimizer: Optimizer, stepped: Iterable[Tensor], coefficient: object
+) -> None:
+    """Raises BadInput if the optimizer, which has `stepped` these weights, has them in fp32 too.
+
+    Its next step begins at those masters, as that of apex's and of Transformer Engine's FusedAdam
+    with `master_weights`: what a correction does to the weights between the steps would be lost.
+    """
+    narrow = [weight for weight in stepped if weight.dtype in (torch.bfloat16, torch.float16)]
+    own = [t for t in tree_leaves(vars(optimizer)) if isinstance(t, Tensor)]
+    if narrow and all(any(_is_master(t, weight) for t in own) for weight in narrow):
+        raise BadInput("error_feedback", coefficient, STEPS_COPIES)
+
+
+def _is_master(tensor: Tensor, weight: Tensor) -> bool:
+    is_wider = tensor.dtype.is_floating_point and tensor.itemsize > weight.itemsize
+    if not is_wider or tensor.shape != weight.shape:
+        return False
+    return torch.equal(local(tensor).to(weight.dtype), local(weight))
 
 
 EMPTY = inspect.Parameter.empty

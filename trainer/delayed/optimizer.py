@@ -30,7 +30,13 @@ from pipegap.trainer.delayed.settings import Settings
 from pipegap.trainer.optimizers import state as optimizer_state
 from pipegap.trainer.optimizers.averaging import HasModes, averages, evaluated
 from pipegap.trainer.stages.in_parts import CorrectionInParts
-from pipegap.trainer.stages.update import corrected_update, look_ahead, step
+from pipegap.trainer.stages.update import (
+    Gradients,
+    Weights,
+    corrected_update,
+    look_ahead,
+    step,
+)
 
 SAME = ("delay", "keep", "pipeline", "correction")
 """Attributes that a state must have been saved with."""
@@ -267,11 +273,18 @@ class DelayedOptimizer(Around):
         self._correction.gradient_of_some(tensors, weights, delays)  # in place, as the clip
         clip(tensors, self._clip_norm)
         with _scaled(self.optimizer, self._correction.lr_factor(batch, delay)):
-            made = partial(step, self.optimizer, weights, tensors)
+            made = partial(self._step, batch, weights, tensors)
             ahead = corrected_update(made, self._correction, weights, delays)
         if self._correction.looks_ahead:
             look_ahead(self.optimizer, self._correction, weights, batch, _rate(self.optimizer))
         return ahead
+
+    def _step(self, batch: int, weights: Weights, gradients: Gradients) -> list[Optimizer]:
+        optimizers = step(self.optimizer, weights, gradients)
+        if batch == 0 and self._correction.moves_weights:
+            stepped = [w for w, g in zip(weights, gradients, strict=True) if g is not None]
+            arm.require_no_masters(self.optimizer, stepped, self.correction.get("coefficient"))
+        return optimizers
 
 
 def _rate(optimizer: Optimizer) -> float:

@@ -15,10 +15,16 @@ from torch.optim.optimizer import (
 )
 
 from pipegap.trainer.base.build import build
+from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.flat import by_device, reshard_all
 from pipegap.trainer.base.ranges import MAX_COUNT
 from pipegap.trainer.corrections.none import NoCorrection
-from pipegap.trainer.delayed.arm import Node, require_fitting
+from pipegap.trainer.delayed.arm import (
+    STEPS_COPIES,
+    Node,
+    require_fitting,
+    require_no_masters,
+)
 from pipegap.trainer.executors.gradients import Clip
 from pipegap.trainer.stages.in_parts import CorrectionInParts
 from pipegap.trainer.stages.update import corrected_update
@@ -140,10 +146,10 @@ class LateUpdate:
         for optimizer in steps.optimizers:
             require_fitting(self._correction, optimizer, "weights", self._coefficient)
         if self._correction.moves_weights and steps.has_looked:
-            allowed = (
-                "must be 0 where an optimizer steps copies of the weights: they get no correction"
-            )
-            refusals.require(not steps.are_of_others, "error_feedback", self._coefficient, allowed)
+            if steps.are_of_others:
+                raise BadInput("error_feedback", self._coefficient, STEPS_COPIES)
+            for optimizer in steps.optimizers:
+                require_no_masters(optimizer, steps.of(optimizer).values(), self._coefficient)
         self._has_looked |= steps.has_looked
         self._norm = None
         self.versions.forget_gradients()
@@ -210,7 +216,7 @@ class Steps:
     @property
     def are_of_others(self) -> bool:
         """Whether no optimizer that stepped has one of the weights."""
-        return bool(self.optimizers) and not any(map(self._of, self.optimizers))
+        return bool(self.optimizers) and not any(map(self.of, self.optimizers))
 
     def __enter__(self) -> "Steps":
         after = lambda optimizer, *_: self.optimizers.append(optimizer)  # noqa: E731
@@ -233,17 +239,17 @@ class Steps:
     def _have_stepped(self) -> bool:
         """What a fused or foreach step changes of a DTensor shows in no version of the weight."""
         versions = [weight._version for weight in self._given.values()]
-        return versions != self._versions or any(map(self._of, self.optimizers))
+        return versions != self._versions or any(map(self.of, self.optimizers))
 
-    def _of(self, optimizer: Optimizer) -> dict[int, Tensor]:
+    def of(self, optimizer: Optimizer) -> dict[int, Tensor]:
         """The weights of this optimizer that were given a gradient."""
         every = (id(weight) for group in optimizer.param_groups for weight in group["params"])
         return {key: self._given[key] for key in every if key in self._given}
 
     def _require_kept(self, optimizer: Optimizer) -> None:
-        mine = self._of(optimizer)
+        mine = self.of(optimizer)
         has_any = any(map(self._has_gradient, mine.values()))
-        is_second = any(mine.keys() & self._of(before).keys() for before in self.optimizers)
+        is_second = any(mine.keys() & self.of(before).keys() for before in self.optimizers)
         if mine and not has_any and not is_second:
             raise RuntimeError(
                 "update() cleared the gradients before the optimizer's step, which then trains "

@@ -17,6 +17,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.delayed import DelayedOptimizer
 from tests.support import listed_optimizers, naive_loop
 from tests.support.naive_loop import T, are_equal, gradients, weights
@@ -275,6 +276,34 @@ def test_weights_of_other_numbers(dtype: torch.dtype) -> None:
         ours = naive_loop.delayed(make, 1, 1.0, keep=keep)
         assert are_equal(ours, naive_loop.naive(make, 1, 1.0))
         assert ours[0].dtype == dtype
+
+
+class OfMasters(SGD):
+    """Keeps fp32 masters of the weights, as apex's and Transformer Engine's FusedAdam do."""
+
+    def __init__(self, own: list[nn.Parameter]) -> None:
+        super().__init__(own, lr=0.1)
+        self.masters = [[weight.detach().float() for weight in own]]
+
+    def step(self, closure: Any = None) -> None:
+        """Steps the masters, and rounds them to the weights."""
+        for master, weight in zip(self.masters[0], self.param_groups[0]["params"], strict=True):
+            weight.data.copy_(master.sub_(0.1 * weight.grad))
+
+
+@pytest.mark.parametrize("keep", KEEP)
+def test_error_feedback_is_refused_where_masters_are_stepped(keep: str) -> None:
+    """It would be lost with the next step, which begins at them; a delay alone is right."""
+
+    def make(own: list[nn.Parameter], kind: type[Optimizer] = OfMasters) -> Optimizer:
+        own[:] = [nn.Parameter(weight.detach().bfloat16()) for weight in own]
+        return kind(own)
+
+    ours = naive_loop.delayed(make, 1, 0.0, keep=keep)
+    assert are_equal(ours, naive_loop.naive(make, 1, 0.0))
+    with pytest.raises(BadInput, match=r"error_feedback=1.0: must be 0 where an"):
+        naive_loop.delayed(make, 1, 1.0, keep=keep)
+    naive_loop.delayed(partial(make, kind=AdamW), 1, 1.0, keep=keep)
 
 
 def test_gradients_stay_as_the_optimizer_leaves_them() -> None:

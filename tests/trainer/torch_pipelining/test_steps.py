@@ -109,6 +109,18 @@ def _of_copies(weights: list[nn.Parameter]) -> Callable[[], object]:
     return step
 
 
+def _with_masters(weights: list[nn.Parameter]) -> Callable[[], object]:
+    """In a wider dtype, in its state: what else happens to a weight is lost."""
+    optimizer = SGD(weights, lr=0.1)
+
+    def step() -> None:
+        optimizer.step()
+        for weight in weights:
+            optimizer.state[weight]["master_param"] = weight.detach().float()
+
+    return step
+
+
 @pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("coefficient", [1.0, 0.0])
 @pytest.mark.parametrize(
@@ -116,12 +128,14 @@ def _of_copies(weights: list[nn.Parameter]) -> Callable[[], object]:
     [
         (_averaging, "error_feedback=1.0: must be 0 with an optimizer that averages"),
         (_of_copies, "error_feedback=1.0: must be 0 where an optimizer steps copies"),
+        (_with_masters, "error_feedback=1.0: must be 0 where an optimizer steps copies"),
     ],
 )
 def test_optimizers_without_error_feedback(
     make: Callable[[list[nn.Parameter]], Callable[[], object]], says: str, coefficient: float
 ) -> None:
-    module, x = nn.Linear(2, 2), torch.ones(2, 2)
+    dtype = torch.bfloat16 if make is _with_masters else torch.float32
+    module, x = nn.Linear(2, 2, dtype=dtype), torch.ones(2, 2, dtype=dtype)
     stage = PipelineStage(module, 0, 1, torch.device("cpu"))
     step, feedback = make([*module.parameters()]), {"error_feedback": coefficient}
     schedule = Schedule2BW(stage, 2, nn.MSELoss(), update=step, **feedback)
