@@ -20,7 +20,7 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.up, self.down = (nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for _ in range(2))
-        self.dropped, self.gain = nn.Dropout(1.0), 1.0
+        self.dropped, self.gain = nn.Dropout(1.0).eval(), 1.0
         self.register_buffer("shift", torch.zeros(WIDTH, dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:

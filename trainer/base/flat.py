@@ -183,11 +183,10 @@ def copy_into(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
 def exchange(weights: Sequence[Tensor], others: Sequence[Tensor]) -> None:
     """Exchanges the content of each tensor with that of its counterpart, which is sharded alike.
 
-    Memory changes hands where it is nobody else's. Where it may be, as in a part of a flat vector,
-    numbers are copied.
+    Memory changes hands where it is nobody else's; elsewhere numbers are copied.
     """
     for weight, other in zip(_plain(weights), _plain(others), strict=True):
-        if type(weight) in (Tensor, nn.Parameter) and _is_whole(weight):
+        if type(weight) in (Tensor, nn.Parameter) and owns_memory(weight):
             weight.data, other.data = other.data, weight.data
         else:
             content = weight.clone()
@@ -205,8 +204,15 @@ def _plain(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
             yield tensor
 
 
-def _is_whole(tensor: Tensor) -> bool:
-    return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
+def owns_memory(tensor: Tensor) -> bool:
+    """Whether no other tensor has a part of its memory, as the vectors do that an optimizer or a
+    wrapper joins weights to."""
+    is_whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
+    return is_whole and _num_holders(tensor) == _num_holders(torch.empty(1))
+
+
+def _num_holders(tensor: Tensor) -> int:
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
 def reshard_all() -> None:

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from pipegap.trainer.base.errors import some
-from pipegap.trainer.base.flat import copy_into
+from pipegap.trainer.base.flat import copy_into, owns_memory
 from pipegap.trainer.stages.versions import places_of
 from pipegap.trainer.torch_pipelining import refusals
 
@@ -36,7 +36,7 @@ class TwoVersions:
         self, whole: nn.Module, given: Sequence[nn.Module] | None, *, reads_ahead: bool
     ) -> None:
         self.are_leaves = given is None
-        self._sets = Leaves(whole, reads_ahead) if given is None else Copies(whole, given)
+        self._sets = Leaves(whole) if given is None else Copies(whole, given)
         self.modules = self._sets.modules
         """The modules that even and odd batches compute on: one, or the copies."""
         self.whole, self.reads_ahead = whole, reads_ahead
@@ -74,12 +74,15 @@ class TwoVersions:
 
     def start(self, batch: int) -> None:
         """Both versions get the newest weights, W(batch)."""
-        *self._weights, self.newest = self._sets.sets()
+        if not self.newest:
+            own = [not is_lazy(w) and owns_memory(w) for w in self.whole.parameters()]
+            self._may_alias = all(own) and not self.reads_ahead
+        *self._weights, self.newest = self._sets.sets(apart=not self._may_alias)
         mine, other = self.weights(batch), self.weights(batch + 1)
         every = [*zip(self.newest, mine, other, strict=True)]
         is_plain = not any(isinstance(weight, DTensor) for weight in chain(*every))
         is_cast = any(len({weight.dtype for weight in of}) > 1 for of in every)
-        self._is_aliased = bool(every) and is_plain and not is_cast and not self.reads_ahead
+        self._is_aliased = self._may_alias and bool(every) and is_plain and not is_cast
         if self._is_aliased:
             # The newest weights stay where they are: a checkpoint may be on its way to there.
             for weight, here, there in every:
@@ -168,15 +171,14 @@ class Leaves:
     weight itself has, a leaf follows: attributes and hooks, and whether it requires a gradient.
     """
 
-    def __init__(self, module: nn.Module, apart: bool) -> None:
+    def __init__(self, module: nn.Module) -> None:
         refusals.require_plain(module)
-        self._are_apart = apart
         self.modules = [module, module]
         self._module, self._shown = module, OWN
         self._sets: list[list[nn.Parameter]] = []
         self.names: list[str] = []
 
-    def sets(self) -> list[list[nn.Parameter]]:
+    def sets(self, *, apart: bool) -> list[list[nn.Parameter]]:
         """The weights of even batches, those of odd ones, and the module's own, in its order.
 
         Unless they are `apart` those of odd batches lie in the memory of its own, at first.
@@ -186,7 +188,7 @@ class Leaves:
             lazy = [name for name, weight in self._module.named_parameters() if is_lazy(weight)]
             allowed = "must have a shape before the first batch: call the module once"
             refusals.require(not lazy, "stage", some(lazy), allowed)
-            are_new = True, self._are_apart
+            are_new = True, apart
             self._sets = [*([_leaf(w, w.data, is_new) for w in own] for is_new in are_new), own]
             self._look()
         return self._sets
@@ -277,8 +279,8 @@ class Copies:
         self._seen = [copied, [*copied]]
         """For each copy, the attributes of each part of the module that it has."""
 
-    def sets(self) -> list[list[nn.Parameter]]:
-        """The weights of even batches, of odd ones, and the module's, in its order."""
+    def sets(self, *, apart: bool) -> list[list[nn.Parameter]]:
+        """The weights of even batches, of odd ones, and the module's: always apart."""
         return [[*module.parameters()] for module in (*self.modules, self._module)]
 
     def show(self, number: int = 0) -> None:

@@ -20,6 +20,7 @@ from torch.optim.optimizer import (
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.delayed import DelayedOptimizer
 from tests.support import listed_optimizers, naive_loop
+from tests.support.joined import Joined
 from tests.support.naive_loop import T, are_equal, gradients, weights
 
 KEEP = ("weights", "gradients")
@@ -276,6 +277,15 @@ def test_weights_of_other_numbers(dtype: torch.dtype) -> None:
         ours = naive_loop.delayed(make, 1, 1.0, keep=keep)
         assert are_equal(ours, naive_loop.naive(make, 1, 1.0))
         assert ours[0].dtype == dtype
+
+
+@pytest.mark.parametrize("each", [True, False])
+@pytest.mark.parametrize("keep", KEEP)
+def test_an_optimizer_that_steps_the_memory_beneath_the_weights(keep: str, each: bool) -> None:
+    """Weights that are part of a vector stay there."""
+    make = partial(Joined, lr=0.1, each=each)
+    ours = naive_loop.delayed(make, 1, 1.0, keep=keep)
+    assert are_equal(ours, naive_loop.naive(partial(SGD, lr=0.1), 1, 1.0))
 
 
 class OfMasters(SGD):

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.torch_pipelining import Schedule2BW
+from tests.support.joined import Joined
 from tests.support.torch_naive import (
     BATCHES,
     MICROBATCHES,
@@ -142,6 +143,16 @@ def test_weights_that_get_other_memory() -> None:
     [module], [right] = stages_of(Block), stages_of(Block)
     trained(module, {CHANGED_BEFORE: _moved}, drains=True)
     naive([right], {CHANGED_BEFORE: _moved})
+    assert_equal([module], [right])
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("each", [True, False])
+def test_weights_that_are_parts_of_a_vector(each: bool) -> None:
+    """Where their optimizer steps the vector."""
+    [module], [right] = stages_of(Block), stages_of(Block)
+    trained(module, {}, drains=False, update=Joined([*module.parameters()], RATE, each=each).step)
+    naive([right], {})
     assert_equal([module], [right])
 
 
