@@ -74,7 +74,7 @@ class TwoVersions:
 
     def start(self, batch: int) -> None:
         """Both versions get the newest weights, W(batch)."""
-        if not self.newest:
+        if not self.newest:  # afterwards a version may lie in their memory too
             own = [not is_lazy(w) and owns_memory(w) for w in self.whole.parameters()]
             self._may_alias = all(own) and not self.reads_ahead
         *self._weights, self.newest = self._sets.sets(apart=not self._may_alias)
