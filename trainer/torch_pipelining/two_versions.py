@@ -77,6 +77,8 @@ class TwoVersions:
         if not self.newest:  # afterwards a version may lie in their memory too
             own = [not is_lazy(w) and owns_memory(w) for w in self.whole.parameters()]
             self._may_alias = all(own) and not self.reads_ahead
+        else:
+            self._leave_vectors()
         *self._weights, self.newest = self._sets.sets(apart=not self._may_alias)
         mine, other = self.weights(batch), self.weights(batch + 1)
         every = [*zip(self.newest, mine, other, strict=True)]
@@ -102,6 +104,7 @@ class TwoVersions:
         The newest weights are W(version). Raises BadInput for what cannot be followed.
         """
         self._sets.follow(batch % 2)
+        self._leave_vectors()
         for i, weight in enumerate(self.newest):
             there = self._memory[(version + 1) % 2][i]
             if self._is_aliased and weight.data_ptr() == there.data_ptr():
@@ -112,6 +115,8 @@ class TwoVersions:
             if self._is_aliased:  # the user gave it other memory
                 there.copy_(weight.detach())
                 weight.data = there
+        if version == batch and not self._is_aliased and not self.reads_ahead:
+            copy_into(self.weights(batch + 1), self.newest)  # which may be written in a drain
 
     def restore(self, batch: int, late: Sequence[Tensor], ahead: Sequence[Tensor]) -> None:
         """The versions become what this batch computes on, one update late, and, if the correction
@@ -146,6 +151,7 @@ class TwoVersions:
 
         Returns W(batch) as it stays for the next batch; nothing if only the newest weights have it.
         """
+        self._leave_vectors()
         if not self._is_aliased:
             return []
         here, kept = (self._memory[t % 2] for t in (batch, batch + 1))
@@ -153,6 +159,16 @@ class TwoVersions:
         for weight, there in zip(self.newest, here, strict=True):
             weight.data = there
         return kept
+
+    def _leave_vectors(self) -> None:
+        """Once the user joins weights to other memory, they all have their own from then on."""
+        ours = {memory.data_ptr() for version in self._memory for memory in version}
+        theirs = [weight for weight in self.newest if weight.data_ptr() not in ours]
+        if self._is_aliased and not all(map(owns_memory, theirs)):
+            self._may_alias = self._is_aliased = False
+            for weight in self.newest:
+                if weight.data_ptr() in ours:
+                    weight.data = weight.data.clone()
 
     def show(self, batch: int, ahead: Sequence[Tensor]) -> None:
         """Gives the version of this batch what late reads of version batch + 1 see."""

@@ -11,6 +11,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector, parametrizations, prune, vector_to_parameters
+from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from pipegap.trainer.base.errors import BadInput
@@ -93,6 +94,12 @@ def _moved(module: nn.Module) -> None:
     vector_to_parameters(1.1 * parameters_to_vector(module.parameters()), module.parameters())
 
 
+@torch.no_grad()
+def _written(module: nn.Module) -> None:
+    for weight in module.parameters():
+        weight.mul_(1.1)
+
+
 def _pruned(module: nn.Module) -> None:
     mask = torch.arange(WIDTH**2).view(WIDTH, WIDTH) % 3
     prune.custom_from_mask(module.up, "weight", mask)
@@ -147,11 +154,21 @@ def test_weights_that_get_other_memory() -> None:
 
 
 @pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("drains", [False, True])
 @pytest.mark.parametrize("each", [True, False])
-def test_weights_that_are_parts_of_a_vector(each: bool) -> None:
+@pytest.mark.parametrize("joined_before", [0, CHANGED_BEFORE])
+def test_weights_that_are_parts_of_a_vector(joined_before: int, each: bool, drains: bool) -> None:
     """Where their optimizer steps the vector."""
     [module], [right] = stages_of(Block), stages_of(Block)
-    trained(module, {}, drains=False, update=Joined([*module.parameters()], RATE, each=each).step)
+    optimizers: list[Optimizer] = [torch.optim.SGD(module.parameters(), lr=RATE)]
+
+    def join(module: nn.Module) -> None:
+        optimizers.append(Joined([*module.parameters()], RATE, each=each))
+
+    def update() -> None:
+        optimizers[-1].step()
+
+    trained(module, {joined_before: join}, drains, update=update)
     naive([right], {})
     assert_equal([module], [right])
 
@@ -319,6 +336,18 @@ def test_copies_that_the_user_made_follow(name: str) -> None:
     changes = {CHANGED_BEFORE: CHANGES[name], 5: CHANGES["mode"]}
     _trained_with_twins(module, changes)
     naive([right.eval()], changes)
+    assert_equal([module], [right])
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_weights_that_are_written_in_a_drain(is_joined: bool) -> None:
+    """The batch after the next one computes on them, wherever they lie."""
+    [module], [right] = stages_of(Block), stages_of(Block)
+    weights = [*module.parameters()]
+    optimizer = Joined(weights, RATE, each=False) if is_joined else torch.optim.SGD(weights, RATE)
+    trained(module, {CHANGED_BEFORE: _written}, drains=True, update=optimizer.step)
+    naive([right], {CHANGED_BEFORE: _written})
     assert_equal([module], [right])
 
 

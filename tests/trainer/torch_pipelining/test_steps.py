@@ -134,8 +134,7 @@ def _with_masters(weights: list[nn.Parameter]) -> Callable[[], object]:
 def test_optimizers_without_error_feedback(
     make: Callable[[list[nn.Parameter]], Callable[[], object]], says: str, coefficient: float
 ) -> None:
-    dtype = torch.bfloat16 if make is _with_masters else torch.float32
-    module, x = nn.Linear(2, 2, dtype=dtype), torch.ones(2, 2, dtype=dtype)
+    module, x = nn.Linear(2, 2).bfloat16(), torch.ones(2, 2).bfloat16()
     stage = PipelineStage(module, 0, 1, torch.device("cpu"))
     step, feedback = make([*module.parameters()]), {"error_feedback": coefficient}
     schedule = Schedule2BW(stage, 2, nn.MSELoss(), update=step, **feedback)
