@@ -6,6 +6,7 @@ All nodes of a cluster must share the store.
 
 import logging
 import os
+import re
 import secrets
 import socket
 import subprocess
@@ -75,6 +76,11 @@ CHANGED: Mapping[tuple[Any, str], Any] = {
 }
 """What of Ray is another while it starts here."""
 
+OF_ANOTHER = re.compile(r"RAY_(?!AUTH_|DEFAULT_|ENABLE_|OBJECT_STORE_|TLS_|US(AG)?E_)[A-Z_]+")
+"""Variables by which Ray describes a job, a node or a cluster that exists already, such as
+RAY_JOB_CONFIG_JSON_ENV_VAR, RAY_RUNTIME_ENV_HOOK, RAY_OVERRIDE_RESOURCES or RAY_REDIS_ADDRESS: its
+processes and notebooks have them. Most settings are in lower case (RAY_worker_niceness)."""
+NOTHING = re.compile(r"(?!)")
 OF_RAY, TOKEN = "r", "token"
 """Ray's folder inside a driver's own, and the file by which the processes of its cluster know each
 other. Everyone may enter what Ray makes, and nobody else may enter a driver's folder."""
@@ -108,9 +114,13 @@ def cluster() -> Iterator[tuple[Path, Callable[[], bool]]]:
                 _require_listening(address)
                 _require_answer(address)
             # A cluster of our own has them from the start: for a job's variables each of its
-            # processes would be started anew, which takes a second.
+            # processes would be started anew, which takes a second. In a job of Ray's they replace
+            # those of that name which the job has, where Ray would refuse to start.
+            variables = {"RAY_OVERRIDE_JOB_RUNTIME_ENV": "1"}
+            if is_own:
+                variables = {**_environment(), **_token(folder)}
             with (
-                _in_environment({**_environment(), **_token(folder)} if is_own else {}),
+                _in_environment(variables, without=OF_ANOTHER if is_own else NOTHING),
                 _changed(),
                 stopping("stops once Ray has started") as asked_to_stop,
             ):
@@ -153,9 +163,12 @@ def _token(folder: Path) -> Mapping[str, str]:
 
 
 @contextmanager
-def _in_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Let processes that are started within it inherit the variables."""
+def _in_environment(variables: Mapping[str, str], without: re.Pattern[str]) -> Iterator[None]:
+    """Let processes that are started within it inherit the variables, and none of those whose whole
+    name is `without`."""
     before = dict(os.environ)
+    for name in filter(without.fullmatch, before):
+        del os.environ[name]
     os.environ.update(variables)
     try:
         yield
