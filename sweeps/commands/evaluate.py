@@ -120,9 +120,9 @@ def _average(asked: Asked) -> int:
             if not request.dry_run:
                 try:
                     mean_loss = validation_loss(trial.config, mean_of(trial.folder, last))
-                except BadInput as refusal:
-                    where = f"{refusal.allowed} ({trial.folder})"
-                    refusals.append(BadInput(refusal.key, refusal.value, where))
+                except BadInput as error:
+                    where = f"{error.allowed} ({trial.folder})"
+                    refusals.append(BadInput(error.key, error.value, where))
                     continue
                 says = f"{mean_loss:.5f}, {says}"
             print(f"{trial.name}: {loss:.5f}; {says}", flush=True)

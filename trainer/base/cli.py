@@ -52,7 +52,7 @@ IN_ASCII = {
 HOME = re.compile(r"~[\w.-]*/")
 """How a path begins that most shells leave alone after `key=`."""
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that ask to stop. A terminal or a job system sends them to the whole group of processes."""
+"""Signals that ask to stop. A terminal or a job system sends them to the whole group."""
 UNITS = (("s", 1.0, 100.0), ("min", 60.0, 100.0), ("h", 3600.0, 72.0))
 """A unit, its seconds, and how many of it people count at most; longer ones are days."""
 DAY = 24 * 3600.0
