@@ -10,7 +10,7 @@ from tests.support.markdown import DOCUMENTS, FENCE, ROOT, spans
 from tests.support.processes import python
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-IN_CODE = re.compile(r"(trainer|sweeps|analysis|tests|bench|conf|docs|deploy|findings)/[\w./-]*")
+IN_CODE = re.compile(r"(pipegap|tests|bench|docs|deploy|findings)/[\w./-]*")
 TESTS = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
 
 
@@ -56,7 +56,7 @@ def test_the_readme_lists_every_page() -> None:
 def test_every_choice_is_explained(group: str, page: str) -> None:
     """In a row of a table, or as the value of its key."""
     text = (ROOT / "docs" / f"{page}.md").read_text()
-    for path in (ROOT / "conf" / group).glob("*.yaml"):
+    for path in (ROOT / "pipegap" / "conf" / group).glob("*.yaml"):
         assert f"`{path.stem}`" in text or f"{group}={path.stem}" in text or path.stem == "none"
 
 

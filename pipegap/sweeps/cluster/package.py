@@ -107,7 +107,7 @@ def runtime_env(root: Path = CODE_ROOT) -> dict[str, Any]:
 def code_digest(root: Path = CODE_ROOT) -> str:
     """Return a hash of the names and contents of all files below `root` that a job sends."""
     digest = hashlib.sha256()
-    walked = os.walk(root / PACKAGE.name, followlinks=True)
+    walked = os.walk(root / PACKAGE.name)
     for path in sorted(Path(folder, name) for folder, _, names in walked for name in names):
         if "__pycache__" not in path.parts:
             digest.update(f"{path.relative_to(root)}\0".encode())

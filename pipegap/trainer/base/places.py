@@ -8,7 +8,7 @@ from pathlib import Path
 from pipegap.trainer.base.errors import NO_TEXT, BadInput
 
 PACKAGE = Path(__file__).parents[2]
-"""The folder of the package pipegap; that of a checkout has links to the folders beside it."""
+"""The folder of the package pipegap."""
 
 CODE_ROOT = PACKAGE.parent
 """The folder in which the package lies: a checkout, or site-packages."""
