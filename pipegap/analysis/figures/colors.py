@@ -29,9 +29,9 @@ DARK: Mapping[str, str] = {
 """Colours that are not only lightened on a dark ground → what is drawn there instead."""
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(color: str, background: str) -> float:
     """Return the ratio of the luminances of two colours, from 1 to 21."""
-    darker, lighter = sorted(map(_luminance, (one, other)))
+    darker, lighter = sorted(map(_luminance, (color, background)))
     return (lighter + 0.05) / (darker + 0.05)
 
 
@@ -46,9 +46,9 @@ def parts_of(color: str) -> list[int]:
     return [int(color[at : at + 2], 16) for at in (1, 3, 5)]
 
 
-def mixed(one: str, other: str, share: float) -> str:
+def mixed(color: str, target: str, share: float) -> str:
     """Return the colour between two, with a `share` of the other."""
-    pairs = zip(parts_of(one), parts_of(other), strict=True)
+    pairs = zip(parts_of(color), parts_of(target), strict=True)
     return "#" + "".join(f"{round(a + share * (b - a)):02x}" for a, b in pairs)
 
 
@@ -63,11 +63,11 @@ def on_dark(color: str) -> str:
 
 
 def _changed(color: str, toward: str, ground: str) -> str:
-    share, found = 0.0, color
-    while contrast(found, ground) < READABLE:
+    share, candidate = 0.0, color
+    while contrast(candidate, ground) < READABLE:
         share += STEP
-        found = mixed(color, toward, share)
-    return found
+        candidate = mixed(color, toward, share)
+    return candidate
 
 
 def dark(spec: Any) -> Any:

@@ -40,14 +40,14 @@ def below_each_other(curves: Sequence[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(curves, keys=range(len(curves)), names=["trial", None])
 
 
-def over_tokens(rows: pd.DataFrame, shown: pd.DataFrame) -> pd.DataFrame:
+def over_tokens(rows: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
     """Return COLUMNS, `update`, `tokens`, and the curves' own column.
 
     `rows` are those of `below_each_other`, with `update` and one more column: the curve `trial` is
     that of this row of `shown`.
     """
     of_row, rows = rows.index.get_level_values("trial"), rows.reset_index(drop=True)
-    trials = shown[[*COLUMNS, "batch_size", "seq_len"]].iloc[of_row].reset_index(drop=True)
+    trials = points[[*COLUMNS, "batch_size", "seq_len"]].iloc[of_row].reset_index(drop=True)
     tokens = (rows["update"] + 1) * trials["batch_size"] * trials["seq_len"]
     *_, last = rows.columns
     return trials[COLUMNS].assign(update=rows["update"], tokens=tokens, **{last: rows[last]})
@@ -88,12 +88,16 @@ def mean_panel(
     rows = panel.rows
     labels = {str(series): label(of_series) for series, of_series in rows.groupby("series")}
     look = legend(labels, looks, lines=True)
-    known = rows.dropna(subset=column_of(y))
+    known_rows = rows.dropna(subset=column_of(y))
     columns = list(dict.fromkeys(["series", *OF_SEED, "update", column_of(x), column_of(y)]))
-    seeds = marks(known, columns, x, y).encode(color=look.color, detail=alt.Detail("trial_id:N"))
-    ends = known[known["status"] == Status.DIVERGED].groupby("trial_id").tail(1)
-    shown = ["series", column_of(x), column_of(y)]
-    means = marks(_means(rows, column_of(x), column_of(y)), shown, x, y).mark_line(strokeWidth=1.8)
+    seeds = marks(known_rows, columns, x, y).encode(
+        color=look.color, detail=alt.Detail("trial_id:N")
+    )
+    ends = known_rows[known_rows["status"] == Status.DIVERGED].groupby("trial_id").tail(1)
+    series_columns = ["series", column_of(x), column_of(y)]
+    means = marks(_means(rows, column_of(x), column_of(y)), series_columns, x, y).mark_line(
+        strokeWidth=1.8
+    )
     layers = [
         seeds.mark_line(strokeOpacity=FAINT, strokeWidth=0.8),
         seeds.mark_point(opacity=0, size=40).encode(tooltip=tooltips(columns)),
@@ -101,7 +105,9 @@ def mean_panel(
     ]
     for name, of_series in ends.groupby("series"):
         color = readable(looks[str(name)].color)
-        layers.append(marks(of_series, shown, x, y).mark_text(text="×", fontSize=16, color=color))
+        layers.append(
+            marks(of_series, series_columns, x, y).mark_text(text="×", fontSize=16, color=color)
+        )
     chart = alt.layer(*layers, title=panel.title)
     assert isinstance(chart, alt.LayerChart)
     return chart
@@ -185,7 +191,7 @@ def _with_points(curves: Callable[[Read], pd.DataFrame]) -> pd.DataFrame:
     return parts if len(parts) > len(evaluated) else evaluated
 
 
-def _by_stages(trials: pd.DataFrame, gaps: pd.DataFrame, read: Read) -> pd.DataFrame:
+def _by_stages(trials: pd.DataFrame, gaps: pd.DataFrame, reader: Read) -> pd.DataFrame:
     done = trials[trials["status"].isin(FINAL)]
     stages = done[STAGES] if STAGES in done else pd.Series(dtype=int)
     per_arm = stages.groupby(done["arm"]).transform("nunique")
@@ -193,27 +199,27 @@ def _by_stages(trials: pd.DataFrame, gaps: pd.DataFrame, read: Read) -> pd.DataF
     panels = []
     for optimizer, count in at:
         has_count = (stages == count) | (per_arm == 1)
-        panel = _curves(done[has_count & (done["optimizer"] == optimizer)], gaps, read)
+        panel = _curves(done[has_count & (done["optimizer"] == optimizer)], gaps, reader)
         panels.append(panel.assign(panel=panel["panel"] + f", P = {count}"))
-    return pd.concat(panels, ignore_index=True) if panels else _curves(done[:0], gaps, read)
+    return pd.concat(panels, ignore_index=True) if panels else _curves(done[:0], gaps, reader)
 
 
-def _curves(trials: pd.DataFrame, gaps: pd.DataFrame, read: Read) -> pd.DataFrame:
+def _curves(trials: pd.DataFrame, gaps: pd.DataFrame, reader: Read) -> pd.DataFrame:
     """Return the curves that `read` finds for the trials of the best points, with OF_GAP."""
-    shown = best_points(trials, gaps)
-    if shown.empty:
+    points = best_points(trials, gaps)
+    if points.empty:
         return pd.DataFrame(columns=[*dict.fromkeys([*COLUMNS, *OF_GAP])])
-    return _with_gaps(over_tokens(read(shown), shown), trials)
+    return _with_gaps(over_tokens(reader(points), points), trials)
 
 
-def _evaluations(shown: pd.DataFrame) -> pd.DataFrame:
-    return below_each_other([*map(validation_losses, shown["folder"])])
+def _evaluations(points: pd.DataFrame) -> pd.DataFrame:
+    return below_each_other([*map(validation_losses, points["folder"])])
 
 
-def _parts(shown: pd.DataFrame) -> pd.DataFrame:
+def _parts(points: pd.DataFrame) -> pd.DataFrame:
     """Return means of a POINTS-th of each run; a part that the run did not finish is left out."""
-    losses = below_each_other([*map(training_losses, shown["folder"])])
-    lengths = (updates_asked(shown) / POINTS).round().clip(lower=1).to_numpy(dtype=int)
+    losses = below_each_other([*map(training_losses, points["folder"])])
+    lengths = (updates_asked(points) / POINTS).round().clip(lower=1).to_numpy(dtype=int)
     length = lengths[losses.index.get_level_values("trial")]
     part = losses["update"] // length
     is_whole = part.groupby(["trial", part]).transform("size") == length
@@ -274,9 +280,11 @@ def with_gaps(data: pd.DataFrame) -> list[Chart]:
 
 def _gap_panel(panel: Panel, y: alt.Y, x: alt.X, looks: Mapping[str, Style]) -> Chart:
     """Draw seeds and means as `mean_panel` does, over the interval's band and the line of 0."""
-    shown = panel.rows.dropna(subset="low").drop_duplicates(["series", "update"])
+    band_rows = panel.rows.dropna(subset="low").drop_duplicates(["series", "update"])
     chart = mean_panel(panel, y, x, looks)
-    band = marks(shown, ["series", column_of(x), "low", "high"], x, None).mark_area(opacity=0.18)
+    band = marks(band_rows, ["series", column_of(x), "low", "high"], x, None).mark_area(
+        opacity=0.18
+    )
     low = alt.Y("low:Q", scale=y["scale"], title=y["title"])
     color = chart.layer[0].encoding.color
     zero = alt.Chart(pd.DataFrame({"gap": [0.0]})).mark_rule(color=INK).encode(y=y)

@@ -58,21 +58,21 @@ def measured(trials: pd.DataFrame, gaps: pd.DataFrame, name: str) -> pd.DataFram
     Trials that only ever measured 0 are left out: they have no delay, or no correction of the
     gradient.
     """
-    shown = best_points(trials, gaps)
+    points = best_points(trials, gaps)
     group = "routing" if name in OF_ROUTING else "all"
     rows = _rows(trials, gaps)
-    measurements = [_series(own, group, name) for own in rows] if any(rows) else []
+    measurements = [_series(trial_rows, group, name) for trial_rows in rows] if any(rows) else []
     is_shown = [not (curve[name] == 0).all() for curve in measurements]  # nor if it is empty
     if not any(is_shown):
         return pd.DataFrame(columns=COLUMNS)
-    return over_tokens(below_each_other([*compress(measurements, is_shown)]), shown[is_shown])
+    return over_tokens(below_each_other([*compress(measurements, is_shown)]), points[is_shown])
 
 
 @remembered
 def _rows(trials: pd.DataFrame, gaps: pd.DataFrame) -> list[list[Row]]:
     """Return the rows with diagnostics of each trial of `best_points`, read once for all."""
-    shown = best_points(trials, gaps)
-    return [[*metrics(folder, "diagnostics")] for folder in shown.get("folder", [])]
+    points = best_points(trials, gaps)
+    return [[*metrics(folder, "diagnostics")] for folder in points.get("folder", [])]
 
 
 def _series(rows: Sequence[Row], group: str, name: str) -> pd.DataFrame:
@@ -103,13 +103,15 @@ def charts(data: pd.DataFrame, name: str) -> list[Chart]:
 def around_switch(data: pd.DataFrame, name: str) -> list[Chart]:
     """Draw each optimizer over the whole run, and beside that around the switch."""
     y, looks, x = _axis(data, name), arm_styles(data), token_axis(data["tokens"])
-    near = data[data["share"].between(-BEFORE, AFTER)]
-    at_switch = _from_switch(near)
+    rows_near = data[data["share"].between(-BEFORE, AFTER)]
+    at_switch = _from_switch(rows_near)
     panels: list[Chart] = []
     for panel in panels_of(data, looks):
         panels.append(mean_panel(panel, y, x, looks))
-        if len(there := panel.rows[panel.rows.index.isin(near.index)]):
-            panels.append(mean_panel(panel.of(there, ", at the switch"), y, at_switch, looks))
+        if len(rows_of_panel := panel.rows[panel.rows.index.isin(rows_near.index)]):
+            panels.append(
+                mean_panel(panel.of(rows_of_panel, ", at the switch"), y, at_switch, looks)
+            )
     return panels
 
 

@@ -76,32 +76,32 @@ def by_optimizer(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
 
     There is one panel per size of the model and data.
     """
-    shown = best_points(trials, gaps)
-    if shown.empty:
+    points = best_points(trials, gaps)
+    if points.empty:
         return pd.DataFrame(columns=COLUMNS)
-    group = shown["optimizer"].map(names.optimizer)
-    shown = shown.assign(group=group, setting=shown["subtitle"], subtitle="")
-    return _rows(shown.assign(panel=_comparable(shown)), trials, gaps)
+    group = points["optimizer"].map(names.optimizer)
+    points = points.assign(group=group, setting=points["subtitle"], subtitle="")
+    return _rows(points.assign(panel=_comparable(points)), trials, gaps)
 
 
-def _comparable(shown: pd.DataFrame) -> pd.Series:
+def _comparable(points: pd.DataFrame) -> pd.Series:
     """Return the panel of each trial: models of several sizes, or several data, have their own.
 
     A panel also says how many updates its trials make, if all of them make as many.
     """
-    panels = pd.Series("", index=shown.index)
-    if shown["num_parameters"].nunique() > 1:
-        updates = updates_asked(shown).groupby(shown["num_parameters"], dropna=False)
-        sizes = shown["num_parameters"].map(names.parameters) + " parameters"
+    panels = pd.Series("", index=points.index)
+    if points["num_parameters"].nunique() > 1:
+        updates = updates_asked(points).groupby(points["num_parameters"], dropna=False)
+        sizes = points["num_parameters"].map(names.parameters) + " parameters"
         panels = sizes + updates.transform(_length)
-    if shown["data_hash"].nunique() > 1:
-        panels = (panels + ", " + shown["data"].astype(str)).str.removeprefix(", ")
+    if points["data_hash"].nunique() > 1:
+        panels = (panels + ", " + points["data"].astype(str)).str.removeprefix(", ")
     return panels
 
 
 def _length(updates: pd.Series) -> str:
-    known = updates.dropna().unique()
-    return f", {known[0]:,} updates" if len(known) == 1 else ""
+    lengths = updates.dropna().unique()
+    return f", {lengths[0]:,} updates" if len(lengths) == 1 else ""
 
 
 def by_value(trials: pd.DataFrame, gaps: pd.DataFrame, key: str) -> pd.DataFrame:
@@ -109,17 +109,17 @@ def by_value(trials: pd.DataFrame, gaps: pd.DataFrame, key: str) -> pd.DataFrame
 
     Groups are sorted from the smallest value on; a group is `none` where the value is null.
     """
-    shown = results_along(trials, [key], part_of=key)
-    shown["group"] = shown[key].map(names.value)
-    return _rows(shown.assign(setting=""), trials, gaps)
+    results = results_along(trials, [key], part_of=key)
+    results["group"] = results[key].map(names.value)
+    return _rows(results.assign(setting=""), trials, gaps)
 
 
-def _rows(shown: pd.DataFrame, trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
-    if shown.empty:
+def _rows(points: pd.DataFrame, trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    if points.empty:
         return pd.DataFrame(columns=COLUMNS)
-    losses = shown.assign(quantity=LOSS, of_seed=shown["final_val_loss"])
+    losses = points.assign(quantity=LOSS, of_seed=points["final_val_loss"])
     paired = paired_seeds(trials, gaps)[["trial_id", "gap", *MEAN]]
-    of_gaps = shown.merge(paired, on="trial_id").assign(quantity=GAP)
+    of_gaps = points.merge(paired, on="trial_id").assign(quantity=GAP)
     of_gaps["of_seed"] = of_gaps.pop("gap")
     losses = with_means(losses, "of_seed", OF_MEAN)
     return pd.concat([of_gaps[COLUMNS], losses[COLUMNS]], ignore_index=True)
@@ -129,8 +129,8 @@ def optimizer_rows(data: pd.DataFrame) -> list[Chart]:
     """Draw the gaps and the losses of `by_optimizer`, each with one row per optimizer."""
     delay = data[(data["quantity"] == GAP) & (data["arm"] == "delay")]
     gaps = delay.groupby("group")["mean"].first()
-    known = [name for name in gaps.sort_values().index if pd.notna(gaps[name])]
-    return _charts(data, [*known, *sorted({*data["group"]} - {*known})], None)
+    names_by_gap = [name for name in gaps.sort_values().index if pd.notna(gaps[name])]
+    return _charts(data, [*names_by_gap, *sorted({*data["group"]} - {*names_by_gap})], None)
 
 
 def value_rows(data: pd.DataFrame, title: str) -> list[Chart]:
@@ -146,16 +146,16 @@ def _charts(data: pd.DataFrame, order: Sequence[str], key: str | None) -> list[C
         groups = [name for name in order if name in present]
         # Rows of gaps and of losses, where sync has a line too, stand beside each other.
         y = _Rows("group", groups, len(styles), key)
-        for quantity, said in ((GAP, "gap to sync"), (LOSS, "final loss")):
-            shown = rows[rows["quantity"] == quantity]
-            if len(shown):
-                words = ", ".join(filter(None, [str(panel), said]))
+        for quantity, quantity_title in ((GAP, "gap to sync"), (LOSS, "final loss")):
+            quantity_rows = rows[rows["quantity"] == quantity]
+            if len(quantity_rows):
+                words = ", ".join(filter(None, [str(panel), quantity_title]))
                 title = titled(words[:1].upper() + words[1:], str(subtitle))
-                means = shown.drop_duplicates(["group", "series"])
+                means = quantity_rows.drop_duplicates(["group", "series"])
                 means = means.assign(
                     words=[_words(row, quantity) for row in means.to_dict("records")]
                 )
-                seeds = shown.dropna(subset="of_seed").drop(columns="mean")
+                seeds = quantity_rows.dropna(subset="of_seed").drop(columns="mean")
                 frame = _frame(means, _axis(quantity, data), y, styles)
                 points = _seeds(frame, seeds.rename(columns={"of_seed": "mean"}))
                 charts.append(_chart(frame, means, HOVER, title, points, zero=quantity == GAP))
@@ -214,8 +214,8 @@ def _frame(rows: pd.DataFrame, x: alt.X, of: _Rows, styles: Mapping[str, Style])
 
 
 def _seeds(frame: _Frame, rows: pd.DataFrame) -> alt.Chart:
-    shown = rounded(rows, ["group", "series", "mean", *OF_SEED])
-    points = frame.layer(shown).mark_point(filled=True, size=16, opacity=1, fillOpacity=FAINT)
+    seed_rows = rounded(rows, ["group", "series", "mean", *OF_SEED])
+    points = frame.layer(seed_rows).mark_point(filled=True, size=16, opacity=1, fillOpacity=FAINT)
     return points.encode(x=frame.x, tooltip=tooltips(["series", "mean", *OF_SEED]))
 
 
@@ -230,8 +230,8 @@ def _chart(
     """Draw `means` with their intervals over the layers `below`, and their column `words` beside
     them; a mean of a single seed is hollow."""
     x, shape = frame.x, frame.look.shape
-    shown = rounded(means, [*columns, "words"])
-    rows = frame.layer(shown)
+    mean_rows = rounded(means, [*columns, "words"])
+    rows = frame.layer(mean_rows)
     dots = rows.transform_filter("isValid(datum.mean)").encode(x=x, tooltip=tooltips(columns))
     several, single = (dots.transform_filter(f"datum.n {is_} 1") for is_ in (">", "=="))
     layers = [
@@ -240,7 +240,7 @@ def _chart(
         whiskers(rows, alt.X("low:Q", title=x["title"], scale=x["scale"])),
         several.mark_point(filled=True, size=55, opacity=1).encode(shape=shape),
         single.mark_point(filled=False, size=45, strokeWidth=1.6, opacity=1).encode(shape=shape),
-        words_beside(shown, frame.y, yOffset=frame.offset),
+        words_beside(mean_rows, frame.y, yOffset=frame.offset),
         *frame.names,
     ]
     return alt.layer(*layers, title=title, height=frame.height)
@@ -253,8 +253,8 @@ def _zero(frame: _Frame, rows: alt.Chart) -> list[alt.Chart]:
 def _words(row: Mapping[Any, Any], quantity: str) -> str:
     """Return `+0.278  n=3  × 1 of 4`."""
     mean = signed(row["mean"]) if quantity == GAP else f"{row['mean']:.3f}"
-    lost = f"× {diverged_text(row)}" if row["diverged"] else ""
-    return "  ".join(filter(None, [mean if row["n"] else "", f"n={row['n']:g}", lost]))
+    note = f"× {diverged_text(row)}" if row["diverged"] else ""
+    return "  ".join(filter(None, [mean if row["n"] else "", f"n={row['n']:g}", note]))
 
 
 def score_differences(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:

@@ -131,14 +131,14 @@ def thin(specs: Sequence[Spec]) -> Iterator[str]:
     """
     sets = [(spec["datasets"], name) for spec in specs for name in spec["datasets"]]
     seeds = [(of, name) for of, name in sets if any("trial_id" in row for row in of[name][:1])]
-    before = sum(len(of[name]) for of, name in seeds)
-    if before <= MOST_POINTS:
+    num_before = sum(len(of[name]) for of, name in seeds)
+    if num_before <= MOST_POINTS:
         return
-    share = MOST_POINTS / before
+    share = MOST_POINTS / num_before
     for of, name in seeds:
         of[name] = _thinned(of[name], share)
-    after = sum(len(of[name]) for of, name in seeds)
-    yield f"{after:,} of {before:,} points of seeds: the CSV has all"
+    num_after = sum(len(of[name]) for of, name in seeds)
+    yield f"{num_after:,} of {num_before:,} points of seeds: the CSV has all"
 
 
 def _thinned(rows: Sequence[Row], share: float) -> Sequence[Row]:
@@ -147,9 +147,9 @@ def _thinned(rows: Sequence[Row], share: float) -> Sequence[Row]:
     curves: dict[Any, list[Row]] = {}
     for row in rows:
         curves.setdefault((row["trial_id"], row["series"]), []).append(row)
-    shown = _part([*curves.values()], share * len(rows) / (FEWEST * len(curves)))
-    of_curve = share * len(rows) / sum(map(len, shown))
-    return [row for curve in shown for row in _part(curve, of_curve, FEWEST)]
+    kept_rows = _part([*curves.values()], share * len(rows) / (FEWEST * len(curves)))
+    of_curve = share * len(rows) / sum(map(len, kept_rows))
+    return [row for curve in kept_rows for row in _part(curve, of_curve, FEWEST)]
 
 
 def _part(items: Sequence[_T], share: float, fewest: int = 2) -> Sequence[_T]:

@@ -70,8 +70,8 @@ def with_font(svg: str) -> str:
         weight = 600 if text.get("font-weight") == "600" else 400
         used[weight].update(*text.itertext())  # with the letters of its lines, if it has several
     faces = "".join(_face(weight, frozenset(used[weight])) for weight in FACES if used[weight])
-    head, _, rest = svg.partition(">")
-    return f"{head}><style>{faces}</style>{rest}"
+    head, _, tail = svg.partition(">")
+    return f"{head}><style>{faces}</style>{tail}"
 
 
 def usual_faces() -> str:
@@ -175,9 +175,9 @@ def picture(spec: Spec) -> str:
     """
     register()
     svg = _renumbered(vl_convert.vegalite_to_svg(_visible(spec)))
-    head, _, rest = svg.partition(">")
+    head, _, tail = svg.partition(">")
     words = escape(str(spec.get("description", "")))
-    return f'{head} role="img" aria-label="{words}">{rest}'
+    return f'{head} role="img" aria-label="{words}">{tail}'
 
 
 def _visible(spec: Any) -> Any:

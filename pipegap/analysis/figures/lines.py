@@ -83,8 +83,8 @@ def gaps_by_coefficient(
     Rows of arms without correction have no value. With `correction`, that one alone is shown.
     """
     paired = paired_seeds(trials, gaps).assign(key="correction.coefficient")
-    own = trials.drop_duplicates("trial_id").set_index("trial_id")[CORRECTION]
-    paired[CORRECTION] = own.loc[paired["trial_id"]].to_numpy()
+    corrections = trials.drop_duplicates("trial_id").set_index("trial_id")[CORRECTION]
+    paired[CORRECTION] = corrections.loc[paired["trial_id"]].to_numpy()
     paired["value"] = paired["coefficient"].astype(float)
     if correction is not None:
         paired = paired[paired["method"].isin([correction, "none"])]
@@ -119,10 +119,10 @@ def gaps_by_delay(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     paired = paired_seeds(trials, gaps)
     if paired.empty:
         return _joined([])
-    own = trials.drop_duplicates("trial_id").set_index("trial_id")
+    trial_rows = trials.drop_duplicates("trial_id").set_index("trial_id")
     late = paired.assign(
         key="pipeline.delay",
-        value=own.loc[paired["trial_id"], "delay"].to_numpy(dtype=float),
+        value=trial_rows.loc[paired["trial_id"], "delay"].to_numpy(dtype=float),
         series=paired["series"].str.replace(r"^delay( of \d+)?", "delay of τ", regex=True),
         panel=paired["optimizer"].map(names.optimizer),
         subtitle=paired["point"].map(names.settings(trials)),
@@ -259,14 +259,14 @@ class _LineFrame(NamedTuple):
     column: str
     look: SeriesLook
     styles: Mapping[str, Style]
-    shown: frozenset[str]
+    series_in_legend: frozenset[str]
 
-    def layer(self, rows: pd.DataFrame, held: str, *more: str) -> alt.Chart:
+    def layer(self, rows: pd.DataFrame, quantity: str, *more: str) -> alt.Chart:
         """Return a chart of `rows` with their column `held` on the y axis."""
-        kept = rounded(rows, list(dict.fromkeys(["series", "value", held, *more])))
-        places = dodged([name for name in self.styles if name in self.shown])
-        kept["dodge"] = [places[series] for series in kept["series"]]
-        chart = alt.Chart(kept.rename(columns={held: self.column}))
+        layer_rows = rounded(rows, list(dict.fromkeys(["series", "value", quantity, *more])))
+        places = dodged([name for name in self.styles if name in self.series_in_legend])
+        layer_rows["dodge"] = [places[series] for series in layer_rows["series"]]
+        chart = alt.Chart(layer_rows.rename(columns={quantity: self.column}))
         return chart.encode(y=self.y, color=self.look.color)
 
 
@@ -275,9 +275,11 @@ def _drawn(panel: Panel, column: str, y: alt.Y, styles: Mapping[str, Style], man
     zero = alt.Chart(pd.DataFrame({column: [0.0]})).mark_rule(color=INK)
     labels = {str(series): _label(of_series) for series, of_series in rows.groupby("series")}
     swept = rows.dropna(subset="value")
-    x = number_axis("value", names.key(rows["key"].iloc[0]), panel.alike["value"].dropna())
-    shown = frozenset(map(str, swept["series"])) or frozenset(labels)
-    frame = _LineFrame(x, y, column, legend(labels, styles, lines=many), styles, shown | {*labels})
+    x = number_axis("value", names.key(rows["key"].iloc[0]), panel.same_axes["value"].dropna())
+    series_in_legend = frozenset(map(str, swept["series"])) or frozenset(labels)
+    frame = _LineFrame(
+        x, y, column, legend(labels, styles, lines=many), styles, series_in_legend | {*labels}
+    )
     layers = [
         *([zero.encode(y=y)] if column == "gap" else []),
         *_bands(frame, rows[rows["value"].isna()]),
@@ -285,8 +287,8 @@ def _drawn(panel: Panel, column: str, y: alt.Y, styles: Mapping[str, Style], man
         *([] if many else [_points(frame, swept).encode(x=x)]),
         *_diverged(frame, swept, [name for name in styles if name in labels], counts=not many),
     ]
-    said = {"usermeta": {"caption": MANY}} if many else {}
-    return alt.layer(*layers, title=panel.title, **said)
+    caption = {"usermeta": {"caption": MANY}} if many else {}
+    return alt.layer(*layers, title=panel.title, **caption)
 
 
 def _bands(frame: _LineFrame, rows: pd.DataFrame) -> list[alt.Chart]:
@@ -343,10 +345,10 @@ def _diverged(
     frame: _LineFrame, rows: pd.DataFrame, order: Sequence[str], *, counts: bool
 ) -> list[alt.Chart]:
     """Draw one line of text per series at the top of the panel: there is no gap to draw."""
-    lost = rows[rows["diverged"] > 0].drop_duplicates(["series", "value"])
-    of_pairs = zip(lost["diverged"], lost["pairs"], strict=True)
+    diverged_rows = rows[rows["diverged"] > 0].drop_duplicates(["series", "value"])
+    of_pairs = zip(diverged_rows["diverged"], diverged_rows["pairs"], strict=True)
     words = [f"× {k}/{n}" if counts else "×" for k, n in of_pairs]
-    marks = lost[["series", "value"]].assign(words=words)
+    marks = diverged_rows[["series", "value"]].assign(words=words)
     return [
         alt.Chart(of_series)
         .mark_text(

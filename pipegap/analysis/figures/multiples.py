@@ -15,11 +15,11 @@ BESIDE = ("sync", "delay")
 
 
 class Panel(NamedTuple):
-    """`rows` are those of the panel, `alike` those of all panels that have its axes."""
+    """`rows` are those of the panel, `same_axes` those of all panels that have its axes."""
 
     title: alt.TitleParams
     rows: pd.DataFrame
-    alike: pd.DataFrame
+    same_axes: pd.DataFrame
 
     def of(self, rows: pd.DataFrame, more: str = "") -> "Panel":
         """Return the panel of these rows, with `more` words in its name."""
@@ -38,8 +38,8 @@ def panels_of(
     """
     for (panel, subtitle), rows in data.groupby(PANEL, sort=False):
         for name, part in _parted(rows, [*order], beside):
-            first, *others = filter(None, [name, str(panel)])
-            yield Panel(titled(first, in_lines([*others, str(subtitle)])), part, rows)
+            first, *subtitles = filter(None, [name, str(panel)])
+            yield Panel(titled(first, in_lines([*subtitles, str(subtitle)])), part, rows)
 
 
 def _parted(
@@ -50,22 +50,22 @@ def _parted(
         yield "", rows
     elif "size" in rows and rows["size"].nunique() > 1:
         for _, of_size in rows.groupby("size"):
-            first, *others = (name.split() for name in of_size["series"].unique())
-            name = " ".join(word for word in first if all(word in other for other in others))
+            first, *other_words = (name.split() for name in of_size["series"].unique())
+            name = " ".join(word for word in first if all(word in words for words in other_words))
             for more, part in _parted(of_size, order, beside):
                 yield more or name, part
     else:
         of_each = _beside(rows) if beside is None else beside
         for name in (name for name in order if name not in of_each):
-            if (own := rows["series"] == name).any():
-                yield name, rows[own | rows["series"].isin(of_each)]
+            if (is_size := rows["series"] == name).any():
+                yield name, rows[is_size | rows["series"].isin(of_each)]
 
 
 def _beside(rows: pd.DataFrame) -> frozenset[str]:
     """Return the series of BESIDE, unless they alone fill a panel, as optimizers of one arm do."""
     of_others = rows.loc[~rows["arm"].isin(BESIDE), "series"]
-    found = frozenset(rows["series"]) - frozenset(of_others)
-    return found if len(found) < MOST_CURVES else frozenset()
+    series_here = frozenset(rows["series"]) - frozenset(of_others)
+    return series_here if len(series_here) < MOST_CURVES else frozenset()
 
 
 def titled(name: str, *subtitles: str) -> alt.TitleParams:

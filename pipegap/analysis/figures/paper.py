@@ -56,8 +56,8 @@ def _of_paper(base: Figure, number: str, name: str, model: str, **changes: Any) 
 
     `number` is that of the figure in two digits, and a letter where there are several of it.
     """
-    known = {"name": f"fig{number}_{name}", "source": f"figure {int(number[:2])} ({model})"}
-    return base._replace(**{**known, "sweeps": (name,), **changes})
+    identity = {"name": f"fig{number}_{name}", "source": f"figure {int(number[:2])} ({model})"}
+    return base._replace(**{**identity, "sweeps": (name,), **changes})
 
 
 FIGURES = (

@@ -46,10 +46,10 @@ def with_variant(trials: pd.DataFrame, labels: pd.Series) -> list[str]:
 
 def mean_of(values: pd.Series) -> dict[str, float]:
     """Return MEAN of `values`; the values of diverged trials are missing, and counted."""
-    known = values.dropna().to_numpy(dtype=float)
-    low, high = mean_interval(known)
-    mean = known.mean() if len(known) else np.nan
-    counts = len(known), mean, low, high, len(values) - len(known), len(values)
+    finite_values = values.dropna().to_numpy(dtype=float)
+    low, high = mean_interval(finite_values)
+    mean = finite_values.mean() if len(finite_values) else np.nan
+    counts = len(finite_values), mean, low, high, len(values) - len(finite_values), len(values)
     return dict(zip(MEAN, counts, strict=True))
 
 
@@ -89,21 +89,21 @@ def best_points(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     """
     done = results(trials)
     done["has_pair"] = done["point"].isin(gaps.loc[gaps["pairs"] > 0, "point"])
-    chosen = [_best(group) for _, group in done.groupby(COMPARABLE, dropna=False)]
-    if not chosen:
+    best_rows = [_best(group) for _, group in done.groupby(COMPARABLE, dropna=False)]
+    if not best_rows:
         return done.assign(panel="", subtitle="", series="")
-    shown = pd.concat(chosen)
-    shown["panel"] = shown["optimizer"].map(names.optimizer)
-    if shown["num_parameters"].nunique() > 1:
-        sizes = shown["num_parameters"].map(names.parameters)
-        shown["panel"] += ", " + sizes + " parameters"
+    points = pd.concat(best_rows)
+    points["panel"] = points["optimizer"].map(names.optimizer)
+    if points["num_parameters"].nunique() > 1:
+        sizes = points["num_parameters"].map(names.parameters)
+        points["panel"] += ", " + sizes + " parameters"
     settings = names.settings(trials)
-    shown["subtitle"] = [
+    points["subtitle"] = [
         f"{settings[point]}: best sync of {num_points}" if num_points > 1 else ""
-        for point, num_points in shown[["point", "num_points"]].itertuples(index=False)
+        for point, num_points in points[["point", "num_points"]].itertuples(index=False)
     ]
-    shown["series"] = with_variant(shown, shown["arm"].map(names.arms(trials)))
-    return shown
+    points["series"] = with_variant(points, points["arm"].map(names.arms(trials)))
+    return points
 
 
 def _best(group: pd.DataFrame) -> pd.DataFrame:
@@ -129,9 +129,11 @@ def along(trials: pd.DataFrame, keys: Sequence[str], part_of: str = "") -> pd.Da
         return none
     panels = []
     for optimizer, points in varied(trials).items():
-        there = points[points.index.isin(done.index)]
-        there = there.assign(**{key: done.loc[there.index, key] for key in keys})
-        for subtitle, group in groups(there, keys, part_of):
+        points_there = points[points.index.isin(done.index)]
+        points_there = points_there.assign(
+            **{key: done.loc[points_there.index, key] for key in keys}
+        )
+        for subtitle, group in groups(points_there, keys, part_of):
             if all(group[key].nunique(dropna=False) > 1 for key in keys):
                 words = {"panel": names.optimizer(optimizer), "subtitle": subtitle}
                 panels.append(group[[*keys]].assign(optimizer=optimizer, **words))
@@ -157,10 +159,12 @@ def panels_of_keys(points: pd.DataFrame) -> Iterator[pd.DataFrame]:
         if not is_numeric_dtype(points[key]) or is_bool_dtype(points[key]):
             continue
         for subtitle, group in groups(points, [key]):
-            shown = group.dropna(subset=key)
-            if shown[key].nunique() > 1:
-                without = f"without {names.key(key)}: not shown" if len(shown) < len(group) else ""
-                values = shown[key].astype(float)
+            keyed_rows = group.dropna(subset=key)
+            if keyed_rows[key].nunique() > 1:
+                without = (
+                    f"without {names.key(key)}: not shown" if len(keyed_rows) < len(group) else ""
+                )
+                values = keyed_rows[key].astype(float)
                 title = in_lines([subtitle, without])
                 yield pd.DataFrame({"subtitle": title, "key": key, "value": values})
 
@@ -170,22 +174,28 @@ def groups(
 ) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield subtitle and points of each panel: those that agree in all keys but `keys` and those
     that follow from them."""
-    others = [other for other in distinct(points, keys) if other not in keys]
+    other_keys = [other_key for other_key in distinct(points, keys) if other_key not in keys]
     at_each = points.groupby([*keys], dropna=False)
-    follow = [other for other in others if (at_each[other].nunique(dropna=False) == 1).all()]
-    fixed = [other for other in others if other not in follow]
-    named = [other for other in follow if not part_of or group_of(other) != part_of]
+    follow = [
+        other_key
+        for other_key in other_keys
+        if (at_each[other_key].nunique(dropna=False) == 1).all()
+    ]
+    fixed = [other_key for other_key in other_keys if other_key not in follow]
+    named_keys = [
+        other_key for other_key in follow if not part_of or group_of(other_key) != part_of
+    ]
     for _, group in points.groupby(fixed, dropna=False) if fixed else [((), points)]:
-        followers = [f"with {names.key(other)} moving along" for other in named]
+        followers = [f"with {names.key(other_key)} moving along" for other_key in named_keys]
         yield in_lines([names.in_words(group[fixed].iloc[0]), *followers]), group
 
 
 def distinct(points: pd.DataFrame, first: Sequence[str] = ()) -> list[str]:
     """Return the keys that differ, and of keys that distinguish the same points the first one."""
-    kept: dict[str, list[int]] = {}
+    first_rows: dict[str, list[int]] = {}
     for key in [*first, *(key for key in map(str, points) if key not in first)]:
         # Two keys tell the same points apart if they number them alike, whatever their values.
         codes = points[key].factorize(use_na_sentinel=False)[0].tolist()
-        if codes not in kept.values() and len(set(codes)) > 1:
-            kept[key] = codes
-    return [*kept]
+        if codes not in first_rows.values() and len(set(codes)) > 1:
+            first_rows[key] = codes
+    return [*first_rows]

@@ -60,16 +60,16 @@ def loss_axis(channel: Channel, values: pd.Series, above: float = MARGIN) -> Cha
 
     The axis is logarithmic, and says so, if most losses would lie on each other at its end.
     """
-    known = values.astype(float).dropna()
-    least = float(known.min()) if len(known) else 0.0
-    above_least = (known - least).to_numpy()
-    is_far = len(known) > 0 and above_least.max() > SYMMETRIC_LOG_FROM * max(
+    losses = values.astype(float).dropna()
+    least = float(losses.min()) if len(losses) else 0.0
+    above_least = (losses - least).to_numpy()
+    is_far = len(losses) > 0 and above_least.max() > SYMMETRIC_LOG_FROM * max(
         float(np.quantile(above_least, 0.75)), 1e-12
     )
     if not is_far or least <= 0:
-        axis, scale = alt.Axis(tickCount=5), linear(known, above=above)
+        axis, scale = alt.Axis(tickCount=5), linear(losses, above=above)
         return type(channel)(channel["shorthand"], title=LOSS_TITLE, scale=scale, axis=axis)
-    axis, scale = alt.Axis(labelExpr=NUMBER, tickCount=5), _logarithmic(known, above)
+    axis, scale = alt.Axis(labelExpr=NUMBER, tickCount=5), _logarithmic(losses, above)
     words = [LOSS_TITLE, "logarithmic"]
     return type(channel)(channel["shorthand"], title=words, scale=scale, axis=axis)
 
@@ -108,23 +108,23 @@ def over_decades(means: pd.Series) -> bool:
 
 
 def _sizes(values: pd.Series) -> pd.Series:
-    known = values.astype(float).dropna()
-    return known[known != 0].abs()
+    sizes = values.astype(float).dropna()
+    return sizes[sizes != 0].abs()
 
 
 def gap_axis(
     channel: Channel, values: pd.Series, above: float = MARGIN, *, symlog: bool
 ) -> Channel:
     """Return the axis of gaps, which holds 0: linear, or `symlog`, which it says."""
-    held = pd.concat([values.astype(float).dropna(), pd.Series([0.0])])
-    sizes = _sizes(held)
+    gaps = pd.concat([values.astype(float).dropna(), pd.Series([0.0])])
+    sizes = _sizes(gaps)
     name = channel["shorthand"]
     if sizes.empty or not symlog:
         axis = alt.Axis(tickCount=5)
-        return type(channel)(name, title=GAP_TITLE, scale=linear(held, above=above), axis=axis)
+        return type(channel)(name, title=GAP_TITLE, scale=linear(gaps, above=above), axis=axis)
     # It turns at the decade below the median: small numbers can be told apart.
     turned = Symlog(float(10 ** np.floor(np.log10(sizes.median()))))
-    domain = [turned.inverse(place) for place in _around(held.map(turned.forward), above)]
+    domain = [turned.inverse(place) for place in _around(gaps.map(turned.forward), above)]
     scale = alt.Scale(type="symlog", constant=turned.constant, domain=domain, nice=False)
     axis = alt.Axis(values=_ticks(turned, *domain), labelExpr=NUMBER)
     words = [GAP_TITLE, f"linear near 0, logarithmic beyond ±{turned.constant:g}"]
@@ -140,14 +140,16 @@ def _ticks(symlog: Symlog, low: float, high: float) -> list[float]:
         ticks += [3 * tick for tick in ticks]
     if most < 4 * symlog.constant:
         ticks += [0.3 * symlog.constant]
-    kept = [float(f"{tick:.1g}") for tick in ticks]
-    return sorted(tick for tick in {0.0, *kept, *(-tick for tick in kept)} if low <= tick <= high)
+    ticks_kept = [float(f"{tick:.1g}") for tick in ticks]
+    return sorted(
+        tick for tick in {0.0, *ticks_kept, *(-tick for tick in ticks_kept)} if low <= tick <= high
+    )
 
 
 def ratio_axis(channel: Channel, title: str, values: pd.DataFrame) -> Channel:
     """Return `channel` on a log axis that holds 1 and all `values`, with ticks at round ratios."""
-    held = pd.concat([*(values[name].astype(float) for name in values), pd.Series([1.0])])
-    scale = _logarithmic(held)
+    ratios = pd.concat([*(values[name].astype(float) for name in values), pd.Series([1.0])])
+    scale = _logarithmic(ratios)
     low, high = scale["domain"]
     ticks = [tick for tick in RATIOS if low <= tick <= high]
     axis = alt.Axis(values=ticks, labelExpr=NUMBER)
@@ -193,6 +195,6 @@ def _around(places: pd.Series, above: float) -> list[float]:
 
 def _ends(values: pd.Series) -> tuple[float, float]:
     """Return the least and the largest value; half a unit to each side if they are equal."""
-    known = values.astype(float).dropna()
-    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+    numbers = values.astype(float).dropna()
+    low, high = (float(numbers.min()), float(numbers.max())) if len(numbers) else (0.0, 1.0)
     return (low, high) if low < high else (low - 0.5, high + 0.5)

@@ -116,18 +116,18 @@ def arm_styles(rows: pd.DataFrame) -> dict[str, Style]:
     Where several series stand for one main arm, none of them has the looks of that arm. Names that
     differ in their number alone, such as λ, are in its order, and have the colours of it.
     """
-    own = rows[rows["arm"].isin([*ARMS])].drop_duplicates(["series", "arm"])
-    alone = own[~own["arm"].duplicated(keep=False)].set_index("arm")["series"]
+    arm_rows = rows[rows["arm"].isin([*ARMS])].drop_duplicates(["series", "arm"])
+    alone = arm_rows[~arm_rows["arm"].duplicated(keep=False)].set_index("arm")["series"]
     main = {str(alone[arm]): style for arm, style in ARMS.items() if arm in alone.index}
     looks = map(Style, cycle(OTHER_COLORS), cycle(OTHER_DASHES), cycle(OTHER_SHAPES))
-    others = sorted({*map(str, rows["series"])} - {*main}, key=_by_number)
-    alike: dict[str, list[str]] = {}
-    for name in others:
-        alike.setdefault(NUMBER.sub("", name), []).append(name)
-    known = main | dict(zip(others, looks, strict=False))
-    for several in alike.values():
-        known |= ordered_styles(several) if len(several) >= FEWEST_IN_ORDER else {}
-    return known
+    other_names = sorted({*map(str, rows["series"])} - {*main}, key=_by_number)
+    names_by_arm: dict[str, list[str]] = {}
+    for name in other_names:
+        names_by_arm.setdefault(NUMBER.sub("", name), []).append(name)
+    styles = main | dict(zip(other_names, looks, strict=False))
+    for several in names_by_arm.values():
+        styles |= ordered_styles(several) if len(several) >= FEWEST_IN_ORDER else {}
+    return styles
 
 
 def _by_number(name: str) -> tuple[str, list[float]]:
@@ -138,10 +138,10 @@ def _by_number(name: str) -> tuple[str, list[float]]:
 def optimizer_styles(rows: pd.DataFrame) -> dict[str, Style]:
     """Return styles of series that are optimizers, by name: a colour and a shape, solid lines."""
     names = rows.drop_duplicates("series").set_index("series")["optimizer"].sort_index()
-    others = sorted({*names} - {*OPTIMIZERS})
+    other_names = sorted({*names} - {*OPTIMIZERS})
     looks = map(Style, cycle(OTHER_OPTIMIZERS), cycle([SOLID]), cycle(SHAPES))
-    known = {**OPTIMIZERS, **dict(zip(others, looks, strict=False))}
-    return {str(series): known[name] for series, name in names.items()}
+    styles = {**OPTIMIZERS, **dict(zip(other_names, looks, strict=False))}
+    return {str(series): styles[name] for series, name in names.items()}
 
 
 def ordered_styles(names: list[str]) -> dict[str, Style]:
@@ -174,14 +174,14 @@ def size_styles(rows: pd.DataFrame) -> dict[str, Style]:
     too where each size has a panel.
     """
     looks = arm_styles(rows.assign(series=rows["arm"]))
-    named = rows.groupby(["size", "arm"])["series"].unique()
+    series_by_size = rows.groupby(["size", "arm"])["series"].unique()
     sizes = sorted(set(rows["size"]))
     colors = {size: style.color for size, style in ordered_styles(sizes).items()}
     is_one = rows["series"].nunique() <= MOST_CURVES
     return {
         str(series): looks[arm]._replace(color=colors[size]) if is_one else looks[arm]
         for size, arm in product(colors, looks)
-        for series in named.get((size, arm), [])
+        for series in series_by_size.get((size, arm), [])
     }
 
 
@@ -208,10 +208,10 @@ class SeriesLook(NamedTuple):
 
 def rounded(data: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     """Return these columns of `data` with DIGITS significant digits, for a specification."""
-    kept = data[[*columns]].copy()
-    for name in kept.select_dtypes(include=["float64", "Float64"]):
-        kept[name] = [float(f"{value:.{DIGITS}g}") for value in kept[name]]
-    return kept
+    copy = data[[*columns]].copy()
+    for name in copy.select_dtypes(include=["float64", "Float64"]):
+        copy[name] = [float(f"{value:.{DIGITS}g}") for value in copy[name]]
+    return copy
 
 
 def tooltips(columns: Iterable[str]) -> list[alt.Tooltip]:
@@ -227,8 +227,8 @@ def legend(
     `labels` has the name of each series in the legend, `styles` its look. With `lines` the legend
     shows lines with their dashes, else the shapes of points.
     """
-    shown = [name for name in styles if name in labels]
-    longest = max(len(labels[name]) for name in shown)
+    names_in_use = [name for name in styles if name in labels]
+    longest = max(len(labels[name]) for name in names_in_use)
     words = alt.Legend(
         columns=max(1, LEGEND // (longest + SYMBOL)),
         labelExpr=f"{json.dumps(labels)}[datum.value]",
@@ -238,9 +238,9 @@ def legend(
             else {"symbolSize": 70, "symbolStrokeWidth": 0}
         ),
     )
-    colors = alt.Scale(domain=shown, range=[styles[name].color for name in shown])
-    dashes = alt.Scale(domain=shown, range=[[*styles[name].dash] for name in shown])
-    shapes = alt.Scale(domain=shown, range=[styles[name].shape for name in shown])
+    colors = alt.Scale(domain=names_in_use, range=[styles[name].color for name in names_in_use])
+    dashes = alt.Scale(domain=names_in_use, range=[[*styles[name].dash] for name in names_in_use])
+    shapes = alt.Scale(domain=names_in_use, range=[styles[name].shape for name in names_in_use])
     return SeriesLook(
         alt.Color("series:N", legend=words, scale=colors),
         alt.StrokeDash("series:N", legend=words, scale=dashes),
@@ -277,8 +277,8 @@ def reference_in_rows(value: float, rows: alt.Chart, height: float) -> alt.Chart
 
 def whiskers(rows: alt.Chart, low: alt.X, width: float = 1.6) -> alt.Chart:
     """Return a line from `low` to `high` for each row that has an interval."""
-    known = rows.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=width)
-    return known.encode(x=low, x2=alt.X2("high:Q"))
+    bounded = rows.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=width)
+    return bounded.encode(x=low, x2=alt.X2("high:Q"))
 
 
 def words_beside(rows: pd.DataFrame, y: alt.Y, **channels: alt.YOffset) -> alt.Chart:

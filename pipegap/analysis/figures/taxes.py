@@ -62,14 +62,14 @@ def token_tax(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     `row` says what it is, in words. `mean`, `low` and `high` are the tax and its interval, over `n`
     seeds.
     """
-    own = own_taxes(gaps)
-    if own.empty:
+    taxes_here = own_taxes(gaps)
+    if taxes_here.empty:
         return pd.DataFrame(columns=COLUMNS)
-    others = reported_taxes().rename(columns=AS_MEAN)
-    others["series"] = others["arm"].map(names.REPORTED_ARMS)
-    table = pd.concat([own.assign(who=OURS), others])
-    theirs = (" (" + table["who"] + ")").where(table["who"] != OURS, "")
-    table["row"] = table["optimizer"].map(names.optimizer) + ", " + table["series"] + theirs
+    taxes_elsewhere = reported_taxes().rename(columns=AS_MEAN)
+    taxes_elsewhere["series"] = taxes_elsewhere["arm"].map(names.REPORTED_ARMS)
+    table = pd.concat([taxes_here.assign(who=OURS), taxes_elsewhere])
+    suffix = (" (" + table["who"] + ")").where(table["who"] != OURS, "")
+    table["row"] = table["optimizer"].map(names.optimizer) + ", " + table["series"] + suffix
     table = table.assign(panel="token tax", subtitle="").sort_values("mean", kind="stable")
     return table[COLUMNS].reset_index(drop=True)
 
@@ -84,7 +84,7 @@ def own_taxes(gaps: pd.DataFrame) -> pd.DataFrame:
 def tax_rows(data: pd.DataFrame) -> list[Chart]:
     """Draw one chart of the rows of `token_tax`, in their order."""
     columns = ["row", "series", "setting", "tax_from", "n", "mean", "low", "high"]
-    shown = rounded(data, columns).assign(
+    tax_table = rounded(data, columns).assign(
         words=[
             f"{mean:.2f}" + ("" if pd.isna(n) else f"  n={n:g}")  # others do not say how many seeds
             for mean, n in data[["mean", "n"]].itertuples(index=False)
@@ -92,24 +92,26 @@ def tax_rows(data: pd.DataFrame) -> list[Chart]:
         source=[SHAPES[name][1] for name in data["tax_from"]],
     )
     x = ratio_axis(alt.X("mean:Q"), RATIO, data[["mean", "low", "high"]])
-    y = alt.Y("row:N", sort=[*shown["row"]], axis=None)
+    y = alt.Y("row:N", sort=[*tax_table["row"]], axis=None)
     looks = arm_styles(data)
     colors = alt.Scale(domain=[*looks], range=[style.color for style in looks.values()])
-    base = alt.Chart(shown).encode(y=y, color=alt.Color("series:N", legend=None, scale=colors))
+    base = alt.Chart(tax_table).encode(y=y, color=alt.Color("series:N", legend=None, scale=colors))
     dots = base.mark_point(filled=True, size=60, opacity=1)
     layers = [
         reference_in_rows(1.0, base, ROW_HEIGHT / 2),
         whiskers(base, alt.X("low:Q", title=RATIO, scale=x["scale"]), 1.4),
         dots.encode(x=x, shape=_shape(data), tooltip=tooltips(columns)),
-        words_beside(shown, y),
-        *names_above(shown, y, -15),
+        words_beside(tax_table, y),
+        *names_above(tax_table, y, -15),
     ]
     return [alt.layer(*layers, title="", height=ROW_HEIGHT * len(data))]
 
 
 def _shape(data: pd.DataFrame) -> alt.Shape:
-    shown = [SHAPES[name] for name in SHAPES if name in set(data["tax_from"])]
-    marks = alt.Scale(domain=[words for _, words in shown], range=[mark for mark, _ in shown])
+    shape_names = [SHAPES[name] for name in SHAPES if name in set(data["tax_from"])]
+    marks = alt.Scale(
+        domain=[words for _, words in shape_names], range=[mark for mark, _ in shape_names]
+    )
     # One column: a page cuts off what is wider.
     return alt.Shape("source:N", scale=marks, legend=alt.Legend(columns=1, symbolFillColor=INK))
 
@@ -121,10 +123,10 @@ def break_even(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     kind TAX for the delay and for Error Feedback, each at its `best_taxes`. `mean` is the speed-up
     of 2BW over 1F1B with equal stages, or the tax.
     """
-    own = own_taxes(gaps)
-    own = own[own["arm"].isin(MAIN_ARMS)]
+    taxes_here = own_taxes(gaps)
+    taxes_here = taxes_here[taxes_here["arm"].isin(MAIN_ARMS)]
     panels = []
-    for optimizer, rows in own.groupby("optimizer"):
+    for optimizer, rows in taxes_here.groupby("optimizer"):
         panel = pd.concat([speed_ups(), rows.assign(kind=TAX)])
         panel = panel.assign(panel=names.optimizer(optimizer), subtitle="")
         panels.append(panel.reindex(columns=AT_PIPELINE))
@@ -157,8 +159,8 @@ def _panel(panel: Panel, y: alt.Y) -> Chart:
     pipelines = list(dict.fromkeys(speeds["series"]))
     styles = {name: look._replace(dash=SOLID) for name, look in ordered_styles(pipelines).items()}
     styles |= {name: look._replace(dash=(6, 3)) for name, look in arm_styles(taxes).items()}
-    known = zip(taxes["series"], taxes["mean"], taxes["n"], strict=True)
-    labels = {arm: f"{arm} {mean:.2f} (n={n})" for arm, mean, n in known}
+    means_of_arms = zip(taxes["series"], taxes["mean"], taxes["n"], strict=True)
+    labels = {arm: f"{arm} {mean:.2f} (n={n})" for arm, mean, n in means_of_arms}
     look = legend(labels | {name: name for name in pipelines}, styles, lines=True)
     x = number_axis("microbatches", "microbatches m", speeds["microbatches"])
     columns = ["series", "n", "mean", "low", "high", "setting"]

@@ -158,7 +158,7 @@ class Channels:
         """Every edge of the pipeline once, in the order of its stages."""
         later = range(1, len(self._ranks))
         ways = ((self._way("F", s - 1, s), self._way("B", s, s - 1)) for s in later)
-        return [*dict.fromkeys(edge for both in ways for edge in both)]
+        return [*dict.fromkeys(edge for pair in ways for edge in pair)]
 
     def _way(self, kind: str, source: int, target: int) -> Edge:
         """The edge of messages between two stages."""

@@ -113,9 +113,9 @@ class Executor(ABC):
             for stage in self._stages:
                 stage.take_comparison()
 
-    def agreed(self, mine: T) -> T:
-        """Returns in every process the value that the recording process passes as `mine`."""
-        return mine
+    def agreed(self, value: T) -> T:
+        """Returns in every process the value that the recording process passes as `value`."""
+        return value
 
     def take_comparison(self) -> Comparison:
         """How the last update compares with the probe's, by weight; tied weights count once."""

@@ -62,14 +62,15 @@ def slots(names: Sequence[Sequence[str | None]]) -> list[Slots]:
 
     `names[s]` has the name of each weight of stage s, or None for a weight without a slot.
     """
-    seen: dict[str, None] = {}
+    names_with_slot: dict[str, None] = {}
     starts, owned = [], []
     for of_stage in names:
-        starts.append(len(seen))
-        owned.append([name is not None and name not in seen for name in of_stage])
-        seen.update({name: None for name in of_stage if name is not None})
+        starts.append(len(names_with_slot))
+        owned.append([name is not None and name not in names_with_slot for name in of_stage])
+        names_with_slot.update({name: None for name in of_stage if name is not None})
     return [
-        Slots(start, len(seen), is_owned) for start, is_owned in zip(starts, owned, strict=True)
+        Slots(start, len(names_with_slot), is_owned)
+        for start, is_owned in zip(starts, owned, strict=True)
     ]
 
 
@@ -93,9 +94,9 @@ class Clip:
         if not self.by_stage:
             self(chosen(gradients, numbers), norm_of_model())
             return
-        own = chosen(gradients, (i for i in numbers if not stage.is_tied[i]))
+        untied = chosen(gradients, (i for i in numbers if not stage.is_tied[i]))
         tied = [[gradients[i]] for i in numbers if stage.is_tied[i]]
-        for together in [own, *tied] if own else tied:
+        for together in [untied, *tied] if untied else tied:
             self(together, get_total_norm(together))
 
     def __call__(self, gradients: Sequence[Tensor], norm: Tensor) -> None:

@@ -59,8 +59,8 @@ class Pipelined(Executor):
         self._runs.append((first, last))
 
     @override
-    def agreed(self, mine: T) -> T:
-        first: T = self._gang.all_gather(mine)[0]
+    def agreed(self, value: T) -> T:
+        first: T = self._gang.all_gather(value)[0]
         return first
 
     @override
@@ -93,8 +93,8 @@ class Pipelined(Executor):
     @override
     def state(self) -> dict[str, dict[str, Any]]:
         """The state of the whole model, on the recording rank and a disk; empty on other ranks."""
-        mine = super().state() if self._gang.replica == 0 else {}
-        return whole_state(self._gang, mine, self._spill)
+        states = super().state() if self._gang.replica == 0 else {}
+        return whole_state(self._gang, states, self._spill)
 
     @override
     def weights(self) -> dict[str, Tensor]:
@@ -105,8 +105,8 @@ class Pipelined(Executor):
     def usage(self) -> dict[str, Any]:
         """The shares of time without work and of waits for updates, and peak memory, by rank."""
         peak = peak_memory_bytes(self._gang.device)
-        mine = self._clock.bubble, self._clock.share("wait U"), peak
-        bubbles, waits, peaks = zip(*self._gang.all_gather(mine), strict=True)
+        numbers = self._clock.bubble, self._clock.share("wait U"), peak
+        bubbles, waits, peaks = zip(*self._gang.all_gather(numbers), strict=True)
         return {
             "bubble": sum(bubbles) / len(bubbles),
             "bubble_by_rank": bubbles,
@@ -123,9 +123,9 @@ class Pipelined(Executor):
 
             leave(folder, spans, self._schedule, self._runs)
 
-    def _gathered(self, mine: dict[str, Any]) -> dict[str, Any]:
+    def _gathered(self, items: dict[str, Any]) -> dict[str, Any]:
         is_first_replica = self._gang.replica == 0
-        return dict(collect(self._gang, mine.items() if is_first_replica else ()))
+        return dict(collect(self._gang, items.items() if is_first_replica else ()))
 
     @override
     def _execute(self, lists: Sequence[Sequence[Op]], on_update: OnUpdate) -> None:
@@ -141,8 +141,8 @@ class Pipelined(Executor):
                 except Diverged:
                     # Nobody stops alone: other ranks still wait for messages. They get empty ones,
                     # so that they too reach the reduced gradient and see that it is not finite.
-                    last, rest = horizon(lists, op.batch), operations[position + 1 :]
-                    self._channels.exchange_empty([op for op in rest if op.batch <= last])
+                    last, later_ops = horizon(lists, op.batch), operations[position + 1 :]
+                    self._channels.exchange_empty([op for op in later_ops if op.batch <= last])
                     raise
                 if done is not None:
                     on_update(done)
@@ -206,8 +206,8 @@ class Pipelined(Executor):
     def _note(self, op: Op) -> None:
         """Has a batch reduced once its gradient is complete on all stages here."""
         if completes(op, self._schedule.num_microbatches):
-            left = self._incomplete.pop(op.batch, len(self._stages)) - 1
-            if left:
-                self._incomplete[op.batch] = left
+            num_incomplete = self._incomplete.pop(op.batch, len(self._stages)) - 1
+            if num_incomplete:
+                self._incomplete[op.batch] = num_incomplete
             else:
                 self._reducer.add(op, self._losses.pop(op.batch, []), not self._probes)

@@ -182,11 +182,11 @@ class Reducer:
 
     def _is_finite(self, vector: Tensor, gradients: list[Sequence[Tensor]]) -> Tensor:
         """Whether all that is stepped here is finite: of a copy the `vector` has no norm."""
-        seen = [vector]
+        tensors = [vector]
         for stage, of_stage in zip(self._stages, gradients, strict=True):
             pairs = zip(stage.is_tied, of_stage, strict=True)
-            seen += [gradient for is_tied, gradient in pairs if is_tied]
-        return torch.stack([tensor.isfinite().all() for tensor in seen]).all()
+            tensors += [gradient for is_tied, gradient in pairs if is_tied]
+        return torch.stack([tensor.isfinite().all() for tensor in tensors]).all()
 
     def _sum_tied(self, gradients: list[Sequence[Tensor]]) -> None:
         """Gives both copies of each tied weight the sum of their gradients."""
@@ -216,7 +216,7 @@ class Reducer:
 
 def _agree_on_slots(gang: Gang, stages: dict[int, Stage], num_stages: int) -> list[Slots]:
     """The slots of this rank's stages, which follow from the names of all ranks' weights."""
-    mine = {index: stage.slots for index, stage in stages.items()}
-    names = {index: names for rank in gang.all_gather(mine) for index, names in rank.items()}
+    slots_here = {index: stage.slots for index, stage in stages.items()}
+    names = {index: names for rank in gang.all_gather(slots_here) for index, names in rank.items()}
     every = slots([names[index] for index in range(num_stages)])
     return [every[index] for index in stages]

@@ -26,8 +26,8 @@ def checkpoint_folder(word: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
-        wanted = ["config.json", INDEX, "model*.safetensors"]
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=wanted))
+        patterns = ["config.json", INDEX, "model*.safetensors"]
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
     except Exception as error:  # the hub's client and the network have their own
         allowed = "must be a folder, or a model that the Hugging Face hub gives"
         raise BadInput(KEY, word, f"{allowed} ({first_line(error)})") from None

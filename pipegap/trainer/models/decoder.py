@@ -163,7 +163,7 @@ class Decoder(ABC):
     def shared_config(self, keys: Mapping[str, str]) -> dict[str, Any]:
         """The fields under transformers' names, and what its configs of all decoders fix."""
         return {
-            **{theirs: getattr(self, ours) for theirs, ours in keys.items()},
+            **{hf_key: getattr(self, ours) for hf_key, ours in keys.items()},
             "hidden_act": "silu",
             "attention_bias": False,
             "bos_token_id": None,  # the tokenizer knows them: transformers would assume others

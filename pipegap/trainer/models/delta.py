@@ -104,8 +104,8 @@ class CausalConvolution(nn.Module):
         num_taps, seq_len = self.weight.shape[1], x.shape[1]
         padded = F.pad(x, (0, 0, num_taps - 1, 0))
         shifted = (padded[:, tap : tap + seq_len] for tap in range(num_taps))
-        first, *others = (y * w for y, w in zip(shifted, self.weight.unbind(1), strict=True))
-        return sum(others, first)
+        first, *later_terms = (y * w for y, w in zip(shifted, self.weight.unbind(1), strict=True))
+        return sum(later_terms, first)
 
 
 def unit(x: Tensor) -> Tensor:
@@ -143,12 +143,12 @@ def gated_delta_rule(
         since_start[..., -1:, :],
     )
     state, out = q.new_zeros(*q.shape[:2], key_size, value_size), []
-    for value, eraser, reader, within, writer, kept in zip(
+    for value, eraser, reader, within, writer, decay in zip(
         *(part.unbind(2) for part in parts), strict=True
     ):
-        written = value - eraser @ state
-        out.append(reader @ state + within @ written)
-        state = kept * state + writer @ written
+        correction = value - eraser @ state
+        out.append(reader @ state + within @ correction)
+        state = decay * state + writer @ correction
     return torch.cat(out, 2)[:, :, :seq_len]
 
 

@@ -108,11 +108,11 @@ class _WithLoss(torch.autograd.Function):
 
 
 class _WithGradient(torch.autograd.Function):
-    """x; its backward gives `weight` the gradient `given`."""
+    """x; its backward gives `weight` the gradient `gradient`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, given: Tensor) -> Tensor:
-        ctx.save_for_backward(given)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, gradient: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient)
         return x.view_as(x)
 
     @staticmethod
@@ -138,10 +138,10 @@ class MixtureOfExperts(nn.Module):
         """[batch, seq, hidden] to the same."""
         tokens = x.flatten(0, 1)
         chances = self.gate(tokens)
-        chosen = self.balance.scores(chances).topk(self._num_chosen, -1).indices
-        shares = chances.gather(-1, chosen)
+        expert_ids = self.balance.scores(chances).topk(self._num_chosen, -1).indices
+        shares = chances.gather(-1, expert_ids)
         shares = shares / shares.sum(-1, keepdim=True)
-        routes = Routes.of(chosen, chances.shape[-1])
+        routes = Routes.of(expert_ids, chances.shape[-1])
         out = self.balance(self.experts(tokens, shares.to(x.dtype), routes), chances, routes.loads)
         return out.view_as(x)
 
@@ -205,9 +205,9 @@ class Routes(NamedTuple):
     loads: Tensor
 
     @classmethod
-    def of(cls, chosen: Tensor, num_experts: int) -> "Routes":
-        """The routes to `chosen`, the numbers of experts [tokens, chosen]."""
-        pairs = chosen.flatten()
+    def of(cls, expert_ids: Tensor, num_experts: int) -> "Routes":
+        """The routes to the experts `expert_ids` [tokens, experts per token]."""
+        pairs = expert_ids.flatten()
         order = pairs.argsort(stable=True)
         places = torch.arange(len(order), device=order.device)
         inverse = torch.empty_like(order).scatter_(0, order, places)

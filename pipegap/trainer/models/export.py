@@ -118,41 +118,50 @@ def check_config(model: Pretrained, checkpoint: str) -> None:
 
     A key that is absent, or null, means transformers' default.
     """
-    given = _flat(published_config(checkpoint))
+    published = _flat(published_config(checkpoint))
     ours = {"model_type": model.config.get("model_type"), **OURS, **model.config}
     plain = {key: value for key, value in model.defaults.items() if not callable(value)}
-    known = {**OURS, **plain, **{key: value for key, value in given.items() if value is not None}}
-    made = [key for key in ours if key not in known and key in model.defaults]
-    for key in (*(key for key in ours if key not in made), *made):  # others are made of equal ones
+    values = {
+        **OURS,
+        **plain,
+        **{key: value for key, value in published.items() if value is not None},
+    }
+    missing_keys = [key for key in ours if key not in values and key in model.defaults]
+    for key in (
+        *(key for key in ours if key not in missing_keys),
+        *missing_keys,
+    ):  # others are made of equal ones
         if key in CHANGES_NOTHING:
             continue
-        if key in made:
-            known[key] = _made(key, model.defaults[key], known, checkpoint)
-        if key not in known and key not in given:
+        if key in missing_keys:
+            values[key] = _made(key, model.defaults[key], values, checkpoint)
+        if key not in values and key not in published:
             allowed = f"has no {key} in its config.json, where this model has {ours[key]}: add it"
             raise BadInput(KEY, checkpoint, allowed)
-        if (theirs := known.get(key)) != ours[key]:
-            raise BadInput(KEY, checkpoint, _differs(key, theirs, ours[key], given, model.keys))
+        if (published_value := values.get(key)) != ours[key]:
+            raise BadInput(
+                KEY, checkpoint, _differs(key, published_value, ours[key], published, model.keys)
+            )
 
 
-def _made(key: str, default: Any, known: Mapping[str, Any], checkpoint: str) -> Any:
+def _made(key: str, default: Any, values: Mapping[str, Any], checkpoint: str) -> Any:
     """A default that depends on other keys; raises BadInput if they are none to make it of."""
     try:
-        return default(known)
+        return default(values)
     except (TypeError, ValueError, ArithmeticError) as error:
         allowed = f"has no {key} in its config.json, and keys of which none can be made ({error})"
         raise BadInput(KEY, checkpoint, allowed) from None
 
 
 def _differs(
-    key: str, theirs: Any, ours: Any, given: Mapping[str, Any], keys: Mapping[str, str]
+    key: str, published_value: Any, ours: Any, published: Mapping[str, Any], keys: Mapping[str, str]
 ) -> str:
     """The difference, and the key of the recipe that would end it."""
-    says = f"has {key}={short(theirs)}, this model has {short(ours)}"
-    if key not in given:
-        says = f"has no {key} in its config.json, which means {short(theirs)}; "
+    says = f"has {key}={short(published_value)}, this model has {short(ours)}"
+    if key not in published:
+        says = f"has no {key} in its config.json, which means {short(published_value)}; "
         says += f"this model has {short(ours)}"
-    return f"{says}: set model.{keys[key]}={short(theirs)}" if key in keys else says
+    return f"{says}: set model.{keys[key]}={short(published_value)}" if key in keys else says
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,9 +254,9 @@ class Tensors:
         if not has_prefix:
             bare = {"lm_head.weight"}
             renamed = {(n if n in bare else prefix + n): at for n, at in renamed.items()}
-        for other, name in self._model.tied.items():
-            if name not in renamed and other in renamed:
-                renamed[name] = renamed.pop(other)
+        for copy_name, name in self._model.tied.items():
+            if name not in renamed and copy_name in renamed:
+                renamed[name] = renamed.pop(copy_name)
         return renamed
 
     def _check_names(self) -> None:
@@ -255,18 +264,22 @@ class Tensors:
         if lacking := sorted(needed - self._stored.keys()):
             raise self._bad(f"lacks {some(lacking)}, which this model needs")
         ignored = "|".join((*IGNORED, *self._model.ignored))
-        others = sorted(self._stored.keys() - needed - self._model.tied.keys())
-        if more := [name for name in others if not re.search(ignored, self._stored[name][1])]:
+        unexpected_names = sorted(self._stored.keys() - needed - self._model.tied.keys())
+        if more := [
+            name for name in unexpected_names if not re.search(ignored, self._stored[name][1])
+        ]:
             allowed = f"has {some(more)}, which this model has not: remove from its files"
             raise self._bad(f"{allowed} what is not meant to count")
 
     def _check_copies(self, name: str, shape: Sequence[int]) -> None:
         """Raises BadInput if another name of the tensor has other values."""
-        for other, of in self._model.tied.items():
-            if of != name or other not in self._stored:
+        for copy_name, of in self._model.tied.items():
+            if of != name or copy_name not in self._stored:
                 continue
-            if not torch.equal(self._part(other, shape), self._part(name, shape)):
-                allowed = f"has another {other} than {name}, which its config.json ties to it: set"
+            if not torch.equal(self._part(copy_name, shape), self._part(name, shape)):
+                allowed = (
+                    f"has another {copy_name} than {name}, which its config.json ties to it: set"
+                )
                 raise self._bad(f"{allowed} tie_word_embeddings=false there, and in the model")
 
     def _opened(self, file: Path) -> Any:

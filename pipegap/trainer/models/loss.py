@@ -67,11 +67,11 @@ def chunk_loss(logits: Tensor, targets: Tensor, num_tokens: int) -> tuple[Tensor
     their gradient, in their dtype. `targets` are [chunk]."""
     scores = wide(logits)
     log_sum = scores.logsumexp(-1, keepdim=True)
-    chosen = scores.gather(1, targets.unsqueeze(1))
+    target_scores = scores.gather(1, targets.unsqueeze(1))
     gradient = (scores - log_sum).exp_()
     is_target = torch.arange(logits.shape[1], device=logits.device) == targets.unsqueeze(1)
     gradient = gradient.sub_(is_target.to(scores.dtype)).div_(num_tokens).to(logits.dtype)
-    return (log_sum - chosen).sum() / num_tokens, gradient
+    return (log_sum - target_scores).sum() / num_tokens, gradient
 
 
 def parts(output: Output) -> Iterator[Tensor]:
@@ -95,11 +95,11 @@ class _Chunked(torch.autograd.Function):
         hidden_grad = torch.empty_like(rows)
         head_grad = torch.zeros_like(head, dtype=wide(head[:0]).dtype)
         for start in range(0, len(rows), chunk):
-            here = slice(start, start + chunk)
-            loss, gradient = part(rows[here] @ head.T, targets[here], len(rows))
+            span = slice(start, start + chunk)
+            loss, gradient = part(rows[span] @ head.T, targets[span], len(rows))
             losses.append(loss)
-            torch.mm(gradient, head, out=hidden_grad[here])
-            head_grad += gradient.T @ rows[here]
+            torch.mm(gradient, head, out=hidden_grad[span])
+            head_grad += gradient.T @ rows[span]
             del gradient  # before the next chunk has its logits
         ctx.gradients = hidden_grad.view_as(hidden), head_grad.to(head.dtype)
         return torch.stack(losses).sum()

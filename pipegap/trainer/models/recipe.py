@@ -27,15 +27,20 @@ def balanced(work: tuple[float, ...], num_stages: int, head: float) -> Split:
     """
     done = [0.0, *accumulate(work)]
     slowest = _slowest(done, num_stages - 1)
-    cuts, own, least = [len(work)], head, 0
-    for others in range(num_stages - 1, 0, -1):
+    cuts, head_work, least = [len(work)], head, 0
+    for num_later_stages in range(num_stages - 1, 0, -1):
         end = cuts[-1]
 
-        def rank(start: int, others: int = others, end: int = end, own: float = own) -> float:
-            return max(slowest[others][start], done[end] - done[start] + own)
+        def rank(
+            start: int,
+            num_later_stages: int = num_later_stages,
+            end: int = end,
+            head_work: float = head_work,
+        ) -> float:
+            return max(slowest[num_later_stages][start], done[end] - done[start] + head_work)
 
-        cuts.append(min(range(others, end + 1 - least), key=rank))
-        own, least = 0.0, 1
+        cuts.append(min(range(num_later_stages, end + 1 - least), key=rank))
+        head_work, least = 0.0, 1
     return tuple(range(start, end) for start, end in pairwise([0, *reversed(cuts)]))
 
 
@@ -47,12 +52,12 @@ def _slowest(done: Sequence[float], num_stages: int) -> list[list[float]]:
     """
     slowest = [[float("inf")] * len(done), list(done)]
     for k in range(2, num_stages + 1):
-        before, row, cut = slowest[-1], [float("inf")] * len(done), k - 1
+        previous_row, row, cut = slowest[-1], [float("inf")] * len(done), k - 1
         for n in range(k, len(done)):
-            while cut < n - 1 and before[cut] < done[n] - done[cut]:
+            while cut < n - 1 and previous_row[cut] < done[n] - done[cut]:
                 cut += 1
             cuts = range(max(k - 1, cut - 1), cut + 1)
-            row[n] = min(max(before[at], done[n] - done[at]) for at in cuts)
+            row[n] = min(max(previous_row[at], done[n] - done[at]) for at in cuts)
         slowest.append(row)
     return slowest
 

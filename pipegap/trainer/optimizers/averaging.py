@@ -49,16 +49,16 @@ def evaluated(optimizer: Optimizer, weights: Sequence[Tensor]) -> Sequence[Tenso
     changes: an optimizer's own way back from what is evaluated rounds.
     """
     if isinstance(optimizer, Averages):
-        shown = optimizer.evaluation_weights()
-        return [shown[weight] for weight in weights]
+        evaluation_weights = optimizer.evaluation_weights()
+        return [evaluation_weights[weight] for weight in weights]
     if not isinstance(optimizer, HasModes):
         return list(weights)
     trained = cloned(weights)
     optimizer.eval()
     moved = cloned(weights)
     optimizer.train()
-    here, before = wholes(weights, trained)
-    torch._foreach_copy_(here, before)
+    now_whole, trained_whole = wholes(weights, trained)
+    torch._foreach_copy_(now_whole, trained_whole)
     return moved
 
 

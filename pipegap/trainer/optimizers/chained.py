@@ -76,9 +76,9 @@ def _moving(move: Callable[..., None], groups: Sequence[Group]) -> Iterator[None
             moved.append((group, weights, [p.detach().clone() for p in weights]))
             torch._foreach_zero_(weights)
     yield
-    for group, weights, before in moved:
+    for group, weights, saved in moved:
         updates = list(torch._foreach_neg(weights))
-        torch._foreach_copy_(weights, before)
+        torch._foreach_copy_(weights, saved)
         move(group, weights, updates)
 
 
@@ -99,8 +99,8 @@ def auxiliary(
     eps: Positive,
 ) -> Group:
     """AdamW's options for all but hidden matrices; the rate is `auxiliary_lr`, else `lr`."""
-    own = lr if auxiliary_lr is None else auxiliary_lr
-    return {"lr": own, "betas": (auxiliary_momentum, variance_decay), "eps": eps}
+    rate = lr if auxiliary_lr is None else auxiliary_lr
+    return {"lr": rate, "betas": (auxiliary_momentum, variance_decay), "eps": eps}
 
 
 def matrices_and_rest(
@@ -113,12 +113,12 @@ def matrices_and_rest(
 
     Either of the two may have no weights.
     """
-    matrices, rest = split(parameters)
+    matrices, remaining_groups = split(parameters)
     parts: list[Optimizer] = []
     if matrices:
         parts.append(make(grouped(matrices, matrix={"weight_decay": weight_decay})))
-    if rest:
-        parts.append(torch.optim.AdamW(decaying(rest, weight_decay), **adamw))
+    if remaining_groups:
+        parts.append(torch.optim.AdamW(decaying(remaining_groups, weight_decay), **adamw))
     return Chained(parts)
 
 
@@ -128,18 +128,20 @@ def beside_adamw(make: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
     `make(groups, *, lr, …)` returns the optimizer of the matrices. What it is turned into has the
     keywords of both halves; one that both have, such as eps, is one key for both.
     """
-    groups, *own = signature(make).parameters
+    groups, *own_parameters = signature(make).parameters
     of_adamw = signature(auxiliary).parameters
     decay = Parameter("weight_decay", Parameter.KEYWORD_ONLY, annotation=NonNegative)
 
     @wraps(make)
     def factory(parameters: Parameters, **options: Any) -> Optimizer:
         adamw = auxiliary(**{key: options[key] for key in of_adamw})
-        make_own = partial(make, **{key: options[key] for key in own})
+        make_own = partial(make, **{key: options[key] for key in own_parameters})
         return matrices_and_rest(parameters, make_own, adamw, options["weight_decay"])
 
-    both = {**signature(make).parameters, **of_adamw, decay.name: decay}
-    keywords = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in both.values() if p.name != groups]
+    all_parameters = {**signature(make).parameters, **of_adamw, decay.name: decay}
+    keywords = [
+        p.replace(kind=Parameter.KEYWORD_ONLY) for p in all_parameters.values() if p.name != groups
+    ]
     first = Parameter("parameters", Parameter.POSITIONAL_ONLY)
     # The schema of a choice is its target's signature (`trainer.config.schema`).
     vars(factory)["__signature__"] = Signature([first, *keywords])

@@ -35,12 +35,12 @@ def dion_update(
     M ← B − (1 − decay) P Rᵀ and Q ← R with columns of norm 1. The update is √(rows / columns) P Qᵀ.
     """
     momentum.add_(gradient)
-    left = torch.linalg.qr(momentum @ basis).Q
-    right = momentum.mT @ left
-    momentum.sub_(left @ right.mT, alpha=1 - decay)
+    left_basis = torch.linalg.qr(momentum @ basis).Q
+    right = momentum.mT @ left_basis
+    momentum.sub_(left_basis @ right.mT, alpha=1 - decay)
     basis.copy_(right / (right.norm(dim=-2, keepdim=True) + eps))
     rows, columns = gradient.shape[-2:]
-    return (rows / columns) ** 0.5 * (left @ basis.mT)
+    return (rows / columns) ** 0.5 * (left_basis @ basis.mT)
 
 
 class Dion(MatrixOptimizer):

@@ -46,8 +46,8 @@ def on_spheres(optimizers: Iterable[Optimizer]) -> Iterator[None]:
     sphere: what is undone here is of second order in the learning rate.
     """
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    held = [group["params"] for group in groups if group.get(ON_SPHERE)]
-    matrices = list(dict.fromkeys(chain.from_iterable(held)))
+    weights_of_groups = [group["params"] for group in groups if group.get(ON_SPHERE)]
+    matrices = list(dict.fromkeys(chain.from_iterable(weights_of_groups)))
     radii = [norms(matrix) for matrix in matrices]
     yield
     for matrix, radius in zip(matrices, radii, strict=True):

@@ -100,7 +100,7 @@ def own_stream(seed: int, step: int, devices: set[torch.device]) -> Iterator[Non
     Afterwards they have the state they had before.
     """
     for_torch, for_numpy = np.random.SeedSequence([seed, step]).generate_state(2)
-    before = np.random.get_state()
+    numpy_state = np.random.get_state()
     gpus = [device.index for device in devices if device.type == "cuda"]
     with torch.random.fork_rng(devices=gpus):
         torch.manual_seed(int(for_torch))
@@ -108,7 +108,7 @@ def own_stream(seed: int, step: int, devices: set[torch.device]) -> Iterator[Non
         try:
             yield
         finally:
-            np.random.set_state(before)
+            np.random.set_state(numpy_state)
 
 
 def adam_update(
@@ -218,8 +218,8 @@ def fitted(
     The columns of `whitened` are the gradient's, divided by the root of the other factor; those of
     `rotated` are the same in the factor's own basis.
     """
-    others = whitened.shape[-1]
-    average.lerp_(whitened @ whitened.mT / others, share)
+    num_columns = whitened.shape[-1]
+    average.lerp_(whitened @ whitened.mT / num_columns, share)
     values.lerp_(rotated.square().mean(-1), share)
     least, most = CLAMP
     values.clamp_min_(max(least, min(values.shape[-1], most)) ** -2)
@@ -239,15 +239,15 @@ class KlSoap(MatrixOptimizer):
         assert matrix.grad is not None
         rows, columns = matrix.shape
         share = 1 - self.defaults["variance_decay"]
-        left = matrix.grad @ matrix.grad.T * (share / columns)
+        left_gram = matrix.grad @ matrix.grad.T * (share / columns)
         right = matrix.grad.T @ matrix.grad * (share / rows)
         return {
             "step": torch.zeros((), dtype=torch.int64),  # on the CPU, where it is read
             "momentum": torch.zeros_like(matrix),  # in the bases
             "variance": torch.zeros_like(matrix),
-            "left": left,
+            "left": left_gram,
             "right": right,
-            "rows": torch.linalg.eigh(left).eigenvectors.flip(-1),
+            "rows": torch.linalg.eigh(left_gram).eigenvectors.flip(-1),
             "columns": torch.linalg.eigh(right).eigenvectors.flip(-1),
             "row_values": matrix.new_full((rows,), FIRST_VALUE),
             "column_values": matrix.new_full((columns,), FIRST_VALUE),
@@ -280,9 +280,9 @@ class KlSoap(MatrixOptimizer):
     ) -> None:
         by_rows = state["row_values"].rsqrt().unsqueeze(-1)
         by_columns = state["column_values"].rsqrt().unsqueeze(-2)
-        left = gradient @ state["columns"] * by_columns
+        whitened_rows = gradient @ state["columns"] * by_columns
         right = (state["rows"].mT @ gradient * by_rows).mT
-        fitted(state["left"], state["row_values"], left, rotated * by_columns, share)
+        fitted(state["left"], state["row_values"], whitened_rows, rotated * by_columns, share)
         fitted(state["right"], state["column_values"], right, (rotated * by_rows).mT, share)
 
     def _renew(self, state: dict[str, Tensor]) -> None:

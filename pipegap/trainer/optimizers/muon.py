@@ -127,12 +127,12 @@ def normuon(
 
 def _halves(parameters: Parameters, adamw: Group, weight_decay: float) -> list[Group]:
     """Parameter groups: the hidden matrices for Muon, the rest for AdamW, each marked so."""
-    other = {"use_muon": False, **adamw}
+    adamw_group = {"use_muon": False, **adamw}
     return grouped(
         parameters,
         matrix={"use_muon": True, "weight_decay": weight_decay},
-        embedding={**other, "weight_decay": weight_decay},
-        vector={**other, "weight_decay": 0.0},
+        embedding={**adamw_group, "weight_decay": weight_decay},
+        vector={**adamw_group, "weight_decay": 0.0},
     )
 
 
@@ -155,8 +155,8 @@ def adamuon_update(
     from pytorch_optimizer.optimizer.utils import matrix
 
     momentum.mul_(decay).add_(gradient)
-    ahead = gradient.add(momentum, alpha=decay) if nesterov else momentum
-    orthogonal = matrix.zero_power_via_newton_schulz_5(ahead.sign(), steps).to(gradient.dtype)
+    direction = gradient.add(momentum, alpha=decay) if nesterov else momentum
+    orthogonal = matrix.zero_power_via_newton_schulz_5(direction.sign(), steps).to(gradient.dtype)
     variance.mul_(variance_decay).addcmul_(orthogonal, orthogonal, value=1 - variance_decay)
     update = orthogonal / (variance.sqrt() + eps)
     rms = update.square().mean((-2, -1), keepdim=True).sqrt()
@@ -239,9 +239,9 @@ class Muown(MatrixOptimizer):
         of_gain = (gradient * unit).sum(-1, keepdim=True)
         of_direction = (gradient - unit * of_gain) * (gain / length)
         momentum = state["momentum"].mul_(decay).add_(of_direction)
-        ahead = of_direction + decay * momentum if group["nesterov"] else momentum
+        momentum_ahead = of_direction + decay * momentum if group["nesterov"] else momentum
         rate = group["lr"] * 0.2 * max(gradient.shape[-2:]) ** 0.5
-        step = orthogonalised(ahead, group["orthogonalisation"], group["steps"])
+        step = orthogonalised(momentum_ahead, group["orthogonalisation"], group["steps"])
         direction = unit * length - rate * step
         state["step"] += 1
         adam = adam_update(
@@ -327,11 +327,11 @@ def scion(
         vector={},
     )
     vectors = [group for group in groups if "scale" not in group]
-    others = [group for group in groups if "scale" in group]
+    adamw_groups = [group for group in groups if "scale" in group]
     adamw = auxiliary(lr, auxiliary_lr, auxiliary_momentum, variance_decay, eps)
     parts: list[Optimizer] = []
-    if others:  # the library calls the share of the new gradient its momentum
-        parts.append(SCION(others, lr=lr, momentum=1 - momentum, constraint=True))
+    if adamw_groups:  # the library calls the share of the new gradient its momentum
+        parts.append(SCION(adamw_groups, lr=lr, momentum=1 - momentum, constraint=True))
     if vectors:
         parts.append(torch.optim.AdamW(vectors, **adamw, weight_decay=0.0))
     return Chained(parts)

@@ -65,13 +65,13 @@ of twelve steps: it starts more slowly than the others, and converges to 1.
 
 def polynomials(name: Orthogonalisation, num_steps: int) -> tuple[Coefficients, ...]:
     """The polynomials of the steps; raises BadInput for more steps than there are polynomials."""
-    known = ITERATIONS[name].polynomials
-    if len(known) == 1:
-        return known * num_steps
-    if num_steps > len(known):
-        allowed = f"must be at most {len(known)} with optimizer.orthogonalisation={name}"
+    coefficients = ITERATIONS[name].polynomials
+    if len(coefficients) == 1:
+        return coefficients * num_steps
+    if num_steps > len(coefficients):
+        allowed = f"must be at most {len(coefficients)} with optimizer.orthogonalisation={name}"
         raise BadInput("optimizer.newton_schulz_steps", num_steps, allowed)
-    return known[:num_steps]
+    return coefficients[:num_steps]
 
 
 def norms(matrices: Tensor) -> Tensor:
@@ -185,10 +185,10 @@ class Orthogonal(MatrixOptimizer):
     @override
     def update(self, group: Group, gradient: Tensor, state: dict[str, Tensor]) -> Tensor:
         momentum = state["momentum"].lerp_(gradient, 1 - group["decay"])
-        ahead = gradient.lerp(momentum, group["decay"]) if group["nesterov"] else momentum
+        direction = gradient.lerp(momentum, group["decay"]) if group["nesterov"] else momentum
         if group["equilibrate"]:
-            ahead = equilibrated(ahead)
-        update = orthogonalised(ahead, group["orthogonalisation"], group["steps"])
+            direction = equilibrated(direction)
+        update = orthogonalised(direction, group["orthogonalisation"], group["steps"])
         if group["renormalise"]:
             update = renormalised(update)
         variance_decay = group["variance_decay"]

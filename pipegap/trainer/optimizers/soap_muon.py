@@ -51,39 +51,42 @@ class SoapMuon(MatrixOptimizer):
     def start(self, matrix: Tensor) -> dict[str, Tensor]:
         assert matrix.grad is not None
         share = 1 - self.defaults["variance_decay"]
-        left, right = share * (matrix.grad @ matrix.grad.T), share * (matrix.grad.T @ matrix.grad)
+        left_gram, right = (
+            share * (matrix.grad @ matrix.grad.T),
+            share * (matrix.grad.T @ matrix.grad),
+        )
         return {
             "step": torch.zeros((), dtype=torch.int64),  # on the CPU, where it is read
             "momentum": torch.zeros_like(matrix),
             "variance": torch.zeros_like(matrix),  # in the bases
-            "left": left,
+            "left": left_gram,
             "right": right,
-            "rows": torch.linalg.eigh(left).eigenvectors.flip(-1),
+            "rows": torch.linalg.eigh(left_gram).eigenvectors.flip(-1),
             "columns": torch.linalg.eigh(right).eigenvectors.flip(-1),
         }
 
     @override
     def update(self, group: Group, gradient: Tensor, state: dict[str, Tensor]) -> Tensor:
         momentum = state["momentum"].lerp_(gradient, 1 - group["decay"])
-        ahead = gradient.lerp(momentum, group["decay"]) if group["nesterov"] else momentum
+        direction = gradient.lerp(momentum, group["decay"]) if group["nesterov"] else momentum
         step = int(state["step"][0])  # matrices of a shape are always stepped together
         state["step"] += 1
         if step > 0:
-            ahead = self.whitened(group, gradient, ahead, state)
+            direction = self.whitened(group, gradient, direction, state)
             state["left"].lerp_(gradient @ gradient.mT, 1 - group["variance_decay"])
             state["right"].lerp_(gradient.mT @ gradient, 1 - group["variance_decay"])
             if step % group["precondition_every"] == 0:
                 self._renew(state)
         coefficients = polynomials(group["orthogonalisation"], group["steps"])
-        update = driven(ahead, lambda x: fourth_norms(x).clamp_min(SMALLEST), coefficients)
+        update = driven(direction, lambda x: fourth_norms(x).clamp_min(SMALLEST), coefficients)
         return update * max(1.0, update.shape[-2] / update.shape[-1]) ** 0.5
 
     def whitened(
-        self, group: Group, gradient: Tensor, ahead: Tensor, state: dict[str, Tensor]
+        self, group: Group, gradient: Tensor, direction: Tensor, state: dict[str, Tensor]
     ) -> Tensor:
         """What is orthogonalised in place of the momentum `ahead`, of the gradient's shape."""
         rows, columns, decay = state["rows"], state["columns"], group["variance_decay"]
-        rotated = rows.mT @ ahead @ columns
+        rotated = rows.mT @ direction @ columns
         variance = state["variance"].mul_(decay).addcmul_(rotated, rotated, value=1 - decay)
         return rows @ (rotated / variance.sqrt().clamp_min(group["eps"])) @ columns.mT
 

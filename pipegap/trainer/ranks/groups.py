@@ -186,11 +186,11 @@ class Gang:
         assert work is not None
         return work
 
-    def all_gather(self, mine: object) -> list[Any]:
+    def all_gather(self, item: object) -> list[Any]:
         """The objects of all ranks, in order of rank, on every rank."""
         everything: list[Any] = [None] * (self.num_ranks * self.num_replicas)
         with self.waiting():
-            dist.all_gather_object(everything, mine, group=self.control)
+            dist.all_gather_object(everything, item, group=self.control)
         return everything
 
     def barrier(self) -> None:
@@ -234,7 +234,7 @@ State = dict[str, Any]
 PREFIX = ".spilled-"
 
 
-def collect(gang: Gang, mine: Iterable[object]) -> Iterator[Any]:
+def collect(gang: Gang, items: Iterable[object]) -> Iterator[Any]:
     """Yields the objects of all ranks, in order of rank, on the recording rank; else none.
 
     Memory holds one object at a time, where torch's `gather_object` makes all as large as the
@@ -242,11 +242,11 @@ def collect(gang: Gang, mine: Iterable[object]) -> Iterator[Any]:
     sender. Every rank must make the call and exhaust what it returns. Raises PeerLost.
     """
     if not gang.records:
-        for message in chain(((item,) for item in mine), [None]):
+        for message in chain(((item,) for item in items), [None]):
             with gang.waiting():
                 dist.send_object_list([message], 0, group=gang.control)
         return
-    yield from mine
+    yield from items
     for rank in range(1, gang.num_ranks * gang.num_replicas):
         while (message := _received(gang, rank)) is not None:
             yield message[0]
@@ -259,14 +259,14 @@ def _received(gang: Gang, rank: int) -> tuple[Any] | None:
     return messages[0]
 
 
-def whole_state(gang: Gang, mine: Mapping[str, State], folder: Path) -> dict[str, State]:
+def whole_state(gang: Gang, states: Mapping[str, State], folder: Path) -> dict[str, State]:
     """The states of all ranks by name of weight, in a file of `folder` each, on the recording rank.
 
     Of a name that several ranks have, a later rank's entries replace an earlier one's. Other ranks
     get none. Every rank makes the call. Raises PeerLost.
     """
     whole: dict[str, State] = {}
-    for name, state in collect(gang, ((name, on_cpu(mine[name])) for name in mine)):
+    for name, state in collect(gang, ((name, on_cpu(states[name])) for name in states)):
         whole[name] = {**whole.get(name, {}), **_spilled(state, folder)}
     return whole
 

@@ -88,9 +88,9 @@ class Spawned:
 
     def liveness(self) -> list[Liveness]:
         """Returns one entry per rank."""
-        now = monotonic()
+        moment = monotonic()
         return [
-            Liveness(now - abs(beat), now - alive, beat < 0)
+            Liveness(moment - abs(beat), moment - alive, beat < 0)
             for beat, alive in zip(self.memory.beats, self.memory.alive, strict=True)
         ]
 
@@ -124,11 +124,11 @@ def run_gang(
 
 def _keep_sockets_short() -> None:
     """Has multiprocessing choose now, and for good, the folder of this process's sockets."""
-    before, tempfile.tempdir = tempfile.tempdir, str(socket_base())
+    folder, tempfile.tempdir = tempfile.tempdir, str(socket_base())
     try:
         get_temp_dir()
     finally:
-        tempfile.tempdir = before
+        tempfile.tempdir = folder
 
 
 @contextmanager
@@ -143,15 +143,15 @@ def _started(
     ranks: list[Rank] = []
     try:
         for index in range(len(memory.beats)):
-            ours, theirs = context.Pipe()
+            ours, rank_link = context.Pipe()
             process = context.Process(
                 target=_rank_main,
-                args=(program, str(store), index, memory, theirs, tuple(arguments)),
+                args=(program, str(store), index, memory, rank_link, tuple(arguments)),
                 name=f"pipegap-rank-{index}",
             )
             with _without_stops():
                 process.start()
-            theirs.close()
+            rank_link.close()
             ranks.append(Rank(index, process, ours))
         yield Spawned(ranks, memory)
     finally:
@@ -168,13 +168,13 @@ def _without_stops() -> Iterator[None]:
 
     Signals that come meanwhile reach this process at the end of the context.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         resource_tracker.ensure_running()  # unblocks signals, once: so not at the first start
         signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _rank_main(

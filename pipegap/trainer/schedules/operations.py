@@ -163,19 +163,19 @@ class Schedule:
         That is before the first pass that reads its version, or when the gradient of the next batch
         is complete: at most one update is pending.
         """
-        made = first
+        version = first
         for op in ops:
-            yield from self._updates(rank, made, op.version)
-            made = max(made, op.version)
+            yield from self._updates(rank, version, op.version)
+            version = max(version, op.version)
             yield op
             if completes(op, self.num_microbatches):
-                yield from self._updates(rank, made, op.batch)
-                made = max(made, op.batch)
-        yield from self._updates(rank, made, last)
+                yield from self._updates(rank, version, op.batch)
+                version = max(version, op.batch)
+        yield from self._updates(rank, version, last)
 
-    def _updates(self, rank: int, made: int, needed: int) -> Iterator[Op]:
-        """The U of every stage of the rank that make versions `made` + 1 … `needed`."""
-        for batch in range(made, needed):
+    def _updates(self, rank: int, version: int, needed: int) -> Iterator[Op]:
+        """The U of every stage of the rank that make versions `version` + 1 … `needed`."""
+        for batch in range(version, needed):
             for stage in self.stages(rank):
                 yield Op("U", stage, batch, self.num_microbatches - 1, batch + 1, batch + 1)
 
@@ -188,19 +188,21 @@ def completes(op: Op, num_microbatches: int) -> bool:
 def delays(operations: Iterable[Op]) -> dict[int, list[int]]:
     """Counts, for each stage and update in the list, how many updates old its gradient is: as
     old as its oldest microbatch, by the forwards."""
-    read: dict[tuple[int, int], int] = {}
-    counted: dict[int, list[int]] = {}
+    oldest_versions: dict[tuple[int, int], int] = {}
+    delays_of_stages: dict[int, list[int]] = {}
     for op in operations:
         if op.kind == "F":
             at = op.stage, op.batch
-            read[at] = min(read.get(at, op.version), op.version)
+            oldest_versions[at] = min(oldest_versions.get(at, op.version), op.version)
         elif op.kind == "U":
-            late = op.version - 1 - read[op.stage, op.batch]
-            counted.setdefault(op.stage, []).append(late)
-    return counted
+            late = op.version - 1 - oldest_versions[op.stage, op.batch]
+            delays_of_stages.setdefault(op.stage, []).append(late)
+    return delays_of_stages
 
 
 def horizon(operations: Sequence[Sequence[Op]], batch: int) -> int:
     """The last batch that any rank works on before it applies the update of `batch`."""
-    before = (takewhile(lambda op: (op.kind, op.batch) != ("U", batch), ops) for ops in operations)
-    return max(op.batch for ops in before for op in ops)
+    ops_before = (
+        takewhile(lambda op: (op.kind, op.batch) != ("U", batch), ops) for ops in operations
+    )
+    return max(op.batch for ops in ops_before for op in ops)

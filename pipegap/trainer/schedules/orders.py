@@ -61,16 +61,18 @@ def with_slack(at: PipelineRank, num_microbatches: int) -> Iterator[OrderStep]:
     return by_turns(2 * (at.num_ranks - 1 - at.rank), num_microbatches)
 
 
-def by_turns(ahead: int, num_microbatches: int, steps: range | None = None) -> Iterator[OrderStep]:
+def by_turns(
+    num_ahead: int, num_microbatches: int, steps: range | None = None
+) -> Iterator[OrderStep]:
     """So many forwards, then one backward and one forward by turns, then the last backwards.
 
     Step n is a forward n, and the backward that became due by it; `steps` are all by default.
     """
-    for step in range(num_microbatches + ahead) if steps is None else steps:
+    for step in range(num_microbatches + num_ahead) if steps is None else steps:
         if step < num_microbatches:
             yield OrderStep("F", 0, step)
-        if step >= ahead:
-            yield OrderStep("B", 0, step - ahead)
+        if step >= num_ahead:
+            yield OrderStep("B", 0, step - num_ahead)
 
 
 def forwards_first(at: PipelineRank, num_microbatches: int) -> Iterator[OrderStep]:
@@ -87,19 +89,19 @@ def interleaved(at: PipelineRank, num_microbatches: int) -> Iterator[OrderStep]:
     """
     p, v = at.num_ranks, at.num_chunks
     total = num_microbatches * v
-    ahead = min(2 * (p - 1 - at.rank) + (v - 1) * p, total)
+    num_ahead = min(2 * (p - 1 - at.rank) + (v - 1) * p, total)
 
     def nth(k: int) -> tuple[int, int]:
         """Chunk and microbatch of the rank's k-th forward."""
         group, within = divmod(k, p * v)
         return within // p, group * p + within % p
 
-    for step in range(total + ahead):
+    for step in range(total + num_ahead):
         if step < total:
             chunk, flat = nth(step)
             yield OrderStep("F", chunk, flat)
-        if step >= ahead:
-            chunk, flat = nth(step - ahead)
+        if step >= num_ahead:
+            chunk, flat = nth(step - num_ahead)
             yield OrderStep("B", v - 1 - chunk, flat)
 
 

@@ -44,22 +44,24 @@ def interleave(operations: Sequence[Sequence[Op]]) -> Iterator[tuple[int, Op]]:
 
 def _stuck(operations: Sequence[Sequence[Op]], position: Sequence[int], done: set[Key]) -> str:
     """The message of a deadlock: what each rank did last, and what its next operation awaits."""
-    awaits, known = Awaits(operations), {key(op): op for ops in operations for op in ops}
+    awaits, ops_by_key = Awaits(operations), {key(op): op for ops in operations for op in ops}
     ranks = []
     for rank, (at, ops) in enumerate(zip(position, operations, strict=True)):
         last = " ".join(map(str, ops[max(0, at - SHOWN) : at])) or "nothing"
         if at == len(ops):
             ranks.append(f"rank {rank} did {last} and is done")
             continue
-        missing = " ".join(_name(known, other) for other in sorted(awaits(ops[at]) - done))
+        missing = " ".join(
+            _name(ops_by_key, key_awaited) for key_awaited in sorted(awaits(ops[at]) - done)
+        )
         ranks.append(f"rank {rank} did {last}; {ops[at]} waits for {missing}")
     return " | ".join(ranks)
 
 
-def _name(known: Mapping[Key, Op], missing: Key) -> str:
+def _name(ops_by_key: Mapping[Key, Op], missing: Key) -> str:
     """The missing operation as text; without a version if no rank has it in its list."""
     kind, stage, batch, microbatch = missing
-    return str(known.get(missing, f"{stage}{kind}{batch}.{microbatch}, which is in no list"))
+    return str(ops_by_key.get(missing, f"{stage}{kind}{batch}.{microbatch}, which is in no list"))
 
 
 class Awaits:
@@ -157,7 +159,7 @@ def simulate(
     free = [0.0] * len(operations)
     spans: list[list[tuple[Op, float, float]]] = [[] for _ in operations]
     for rank, op in interleave(operations):
-        needed = (ends[other] for other in awaits(op))
+        needed = (ends[predecessor] for predecessor in awaits(op))
         arrivals = (end + (communication if by != rank else 0.0) for by, end in needed)
         start = max([free[rank], *arrivals])
         free[rank] = start + costs[rank][op.kind]

@@ -102,10 +102,10 @@ def pipedream_2bw(
     batch has microbatches: m ≥ p − 1, and m ≥ 2 (p − 1) with `slack` for messages. Raises BadInput
     otherwise. Slack changes no number; rank 0 keeps up to p − 1 more microbatches of activations.
     """
-    ahead = (2 if slack else 1) * (num_stages - 1)
-    if num_microbatches < ahead:
+    num_ahead = (2 if slack else 1) * (num_stages - 1)
+    if num_microbatches < num_ahead:
         times = "2 * (num_stages - 1)" if slack else "num_stages - 1"
-        needs = f"needs at least {times} = {ahead} ({ahead + 1} or more recommended)"
+        needs = f"needs at least {times} = {num_ahead} ({num_ahead + 1} or more recommended)"
         allowed = f"2BW{' with slack' * slack} {needs}"
         raise BadInput("pipeline.num_microbatches", num_microbatches, allowed)
     lags = [1] * num_stages
@@ -151,8 +151,10 @@ def paci(
     With `recompute`, the code's `PACIMode.mem`, a backward first runs its forward again.
     """
     lags = _depths(num_stages, num_microbatches)
-    made = _delayed(num_updates, lags, num_microbatches, synchronous_start, synchronous_cooldown)
-    return replace(made, in_place=True, recomputes=recompute)
+    schedule = _delayed(
+        num_updates, lags, num_microbatches, synchronous_start, synchronous_cooldown
+    )
+    return replace(schedule, in_place=True, recomputes=recompute)
 
 
 def wpipe(
@@ -171,9 +173,11 @@ def wpipe(
     the whole gradient before the second group starts a batch.
     """
     lags = [1] * num_stages + [0] * num_stages
-    made = _delayed(num_updates, lags, num_microbatches, synchronous_start, synchronous_cooldown)
+    schedule = _delayed(
+        num_updates, lags, num_microbatches, synchronous_start, synchronous_cooldown
+    )
     order = partial(orders.two_groups, per_batch=num_microbatches)
-    return replace(made, order=order, num_chunks=2)
+    return replace(schedule, order=order, num_chunks=2)
 
 
 def constant_delay(

@@ -36,8 +36,8 @@ def leave(folder: Path, spans: Spans, schedule: Schedule, runs: Sequence[tuple[i
     """
     write_trace(folder / "trace.json", spans, schedule.num_ranks)
     one_replica = spans[: schedule.num_ranks]
-    kept = min(max((span.batch for span in of_rank), default=-1) for of_rank in one_replica)
-    whole = [(first, last) for first, last in runs if last <= kept + 1]
+    last_traced = min(max((span.batch for span in of_rank), default=-1) for of_rank in one_replica)
+    whole = [(first, last) for first, last in runs if last <= last_traced + 1]
     if not whole:
         return
     first, last = max(whole, key=lambda run: (run[1] - run[0], run[0]))
@@ -83,7 +83,7 @@ def _panel(rows: Sequence[Iterable[Span]], end: float, scale: alt.Scale) -> Pane
     """One row per rank: waits are thinner than passes, updates higher. Reductions are not shown,
     because they run in the background.
     """
-    shown = [
+    visible_bars = [
         {"rank": f"rank {rank}", "start": bar.start * 1e3, "end": bar.end * 1e3, **_look(bar)}
         for rank, bars in enumerate(rows)
         for bar in bars
@@ -91,7 +91,7 @@ def _panel(rows: Sequence[Iterable[Span]], end: float, scale: alt.Scale) -> Pane
     ]
     order = [f"rank {rank}" for rank in range(len(rows))]
     layers = [
-        alt.Chart(alt.Data(values=[bar for bar in shown if bar["height"] == height]))
+        alt.Chart(alt.Data(values=[bar for bar in visible_bars if bar["height"] == height]))
         .mark_bar(height={"band": height}, stroke=edge, strokeWidth=0.4)
         .encode(
             x=alt.X("start:Q", title="milliseconds", scale=scale),

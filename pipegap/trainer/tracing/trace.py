@@ -67,8 +67,8 @@ class Clock:
         yield
         self.elapsed += self._seconds(self._now(), start)
         spans, self._open = self._open, []
-        for kind, op, began, ended in spans:
-            self._keep(kind, op, self._seconds(began, self._zero), self._seconds(ended, self._zero))
+        for kind, op, began, end in spans:
+            self._keep(kind, op, self._seconds(began, self._zero), self._seconds(end, self._zero))
 
     def _keep(self, kind: str, op: Op, start: float, end: float) -> None:
         self.seconds[kind] += end - start
@@ -83,11 +83,11 @@ class Clock:
         event.record()
         return event
 
-    def _seconds(self, now: Any, before: Any) -> float:
+    def _seconds(self, end: Any, start: Any) -> float:
         if not self._is_cuda:
-            return now - before
-        now.synchronize()
-        return before.elapsed_time(now) / 1000
+            return end - start
+        end.synchronize()
+        return start.elapsed_time(end) / 1000
 
 
 Spans = Sequence[Sequence[Span]]
@@ -157,8 +157,8 @@ def communication(spans: Spans, operations: Sequence[Sequence[Op]]) -> float:
     delays = []
     for op in (op for ops in operations for op in ops if op.kind in "FBI"):
         wait = waits.get((op.kind, *key(op)[1:]))
-        for made in awaits(op):
-            end = ends.get(made, ends.get(("I", *made[1:])))
+        for awaited in awaits(op):
+            end = ends.get(awaited, ends.get(("I", *awaited[1:])))
             if wait is not None and end is not None and wait.start < end < wait.end:
                 delays.append(wait.end - end)
     return median(delays) if delays else 0.0
