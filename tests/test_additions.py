@@ -137,7 +137,10 @@ ADDITIONS: Mapping[str, Mapping[str, Sequence[Edit]]] = {
         "docs/trial.md": [Edit("| `half_delayed` | theory | 1 |\n", "| `constant_delay` |")],
     },
     "claim": {
-        "pipegap/analysis/claims/mine.py": [Edit(EXAMPLES["my_claim.py"]), Edit("CLAIMS = (CLAIM,)\n")],
+        "pipegap/analysis/claims/mine.py": [
+            Edit(EXAMPLES["my_claim.py"]),
+            Edit("CLAIMS = (CLAIM,)\n"),
+        ],
         "tests/analysis/claims/test_claims.py": [Edit(STORES, '    "adamw_over_muon": {')],
     },
     "figure": {

@@ -236,7 +236,7 @@ def dotted(path: Path) -> str:
 
 
 def modules_used(path: Path, modules: Collection[str]) -> set[str]:
-    """Those of `modules` that a file imports, at whatever depth; of a package its __init__ alone."""
+    """Those of `modules` that a file imports, at any depth; of a package its __init__ alone."""
     used = set[str]()
     for node in nodes(path):
         if isinstance(node, ast.Import):

@@ -66,7 +66,9 @@ def test_an_id_is_the_same_for_the_same_wish_and_code(repository: Path) -> None:
     name = job_name("main-tiny", ["sweep=main", "seeds=[0]"])
     assert name == job_name("main-tiny", ["seeds=[0]", "sweep=main"])
     assert name != job_name("main-tiny", ["sweep=main", "seeds=[1]"])
-    own = [Own(str(CODE_ROOT / folder)) for folder in ("pipegap/trainer/base", "pipegap/trainer/data")]
+    own = [
+        Own(str(CODE_ROOT / folder)) for folder in ("pipegap/trainer/base", "pipegap/trainer/data")
+    ]
     names = {job_name("main-tiny", ["sweep=main", "seeds=[0]"], folder) for folder in own}
     assert len(names - {name}) == 2
 
