@@ -117,6 +117,10 @@ def test_at_the_end_all_is_told_at_once(is_quick: bool, tmp_path: Path, server: 
         ends.end(now, stopped=False, has_run=True)
         if not is_quick:
             until(lambda: len(server.posts) == 2)
+            assert server.posts[1]["lines"] == [
+                "b muon delay failed: KeyError: 'b'",
+                "ended: 3 waiting",
+            ]
         ends("c", "soap delay", Status.FAILED, "KeyError: 'c'", 0.3)
     told = [line for post in server.posts for line in post["lines"]]
     failed = [f"{name} delay failed: KeyError" for name in ("a adamw", "b muon", "c soap")]
