@@ -1,5 +1,6 @@
 """Processes of this machine, as /proc shows them."""
 
+import faulthandler
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,3 +38,14 @@ def alive(pid: int) -> bool:
 def children(parent: int) -> list[int]:
     """Processes that `parent` started."""
     return [*map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split())]
+
+
+@contextmanager
+def never_waiting(seconds: int = 20) -> Iterator[None]:
+    """Ends this process if what it holds waits for ever, as a reader of a pipe without a writer
+    does: in a library's code no signal is handled."""
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
