@@ -155,9 +155,9 @@ def _kind(config: Config) -> str:
 
 
 def _newest(trials: Path) -> list[Path]:
-    try:
-        entries = [*os.scandir(trials)]
-    except OSError:
-        return []
-    entries.sort(key=lambda entry: entry.stat().st_mtime_ns, reverse=True)
-    return [Path(entry.path) for entry in entries[:MAX_READ]]
+    changed = dict[str, int]()
+    with suppress(OSError):
+        for entry in os.scandir(trials):
+            with suppress(OSError):  # a link that leads nowhere
+                changed[entry.path] = entry.stat().st_mtime_ns
+    return [*map(Path, sorted(changed, key=changed.__getitem__, reverse=True)[:MAX_READ])]

@@ -97,6 +97,8 @@ def _lines(now: Round) -> Iterator[str]:
     yield _storage(trials, todo)
     yield from dict.fromkeys(filter(None, (_uneven_cut(t.plan) for t in trials)))
     yield from _warnings(trials)
+    if closed := now.seen.closed:
+        yield f"warning   {closed}"
 
 
 def _table(now: Round) -> Iterator[str]:
