@@ -4,6 +4,7 @@ the mean of their last weights loses on the validation split."""
 import logging
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from os.path import isfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -173,7 +174,7 @@ def _take_tasks(given: Given) -> list[str]:
 def _with_weights(request: Request) -> list[Trial]:
     """The completed trials of the sweeps that kept their weights as transformers reads them."""
     planned, completed = _completed(request)
-    kept = [trial for trial, _ in completed if (trial.folder / "final" / "config.json").is_file()]
+    kept = [trial for trial, _ in completed if isfile(trial.folder / "final/config.json")]
     if not kept:
         allowed = (
             f"must have trials that kept their final weights as transformers reads them: of "

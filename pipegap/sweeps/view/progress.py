@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -173,7 +174,14 @@ class Progress:
 
 
 def read_state(folder: Path, seen: Snapshot) -> State:
-    """Return the state of the trial in `folder`, which need not exist."""
+    """Return the state of the trial in `folder`, which need not exist. Of one that this user may
+    not read nothing is known."""
+    with suppress(PermissionError):
+        return _read_state(folder, seen)
+    return State()
+
+
+def _read_state(folder: Path, seen: Snapshot) -> State:
     result = seen.result(folder)
     if result is not None and result["status"] != Status.FAILED:
         status, num_done = Status(result["status"]), result["num_updates"]

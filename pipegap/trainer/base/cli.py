@@ -23,7 +23,14 @@ from typing import Any, NoReturn
 
 from typing_extensions import override
 
-from pipegap.trainer.base.errors import NO_TEXT, BadInput, LeaseLost, Unavailable, closest_first
+from pipegap.trainer.base.errors import (
+    NO_TEXT,
+    OPENED_BY,
+    BadInput,
+    LeaseLost,
+    Unavailable,
+    closest_first,
+)
 
 Given = dict[str, str]
 
@@ -119,7 +126,7 @@ def remedy_of(error: OSError) -> str | None:
     if error.errno in FULL:
         return "make room, or raise the limit; then the same command goes on"
     if error.errno in CLOSED and error.filename is not None:
-        return "its owner opens a folder by chmod -R a+rX, and by a+rwX to run trials in it"
+        return OPENED_BY
     return None
 
 

@@ -13,6 +13,7 @@ import yaml
 
 from pipegap.trainer.base import former
 from pipegap.trainer.base.build import Node, label, published
+from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.places import CONF
 
 GROUPS = ("model", "data", "optimizer", "pipeline", "correction", "lr_schedule")
@@ -57,6 +58,12 @@ def _name(group: str, node: Node, recorded: str | None) -> str:
     if len(alike) == 1:
         return alike[0][0]
     return _closest(_values(node), alike) or label(node)
+
+
+def is_offered(group: str, address: str) -> bool:
+    """Whether this address is that of a choice in conf/, or of one that earlier versions had."""
+    is_former = f"{group}={label({'_target_': address})}" in former.CHOICES
+    return is_former or bool(_alike(group, published(address)))
 
 
 def data_place(config: Mapping[str, Any]) -> str:
@@ -111,6 +118,22 @@ def _values(node: Node) -> Node:
         for key, value in node.items()
         if key != "_target_"
     }
+
+
+OWN_LOOP = "trainer.delayed.loop."
+"""How the addresses begin of what a loop of one's own trained, which `record` gives to its words:
+nothing lies there."""
+
+
+def refuse_own_loop(config: Mapping[str, Any]) -> None:
+    """Raises BadInput for the config of a trial that a loop of one's own made."""
+    address = str(config["model"].get("_target_")) if isinstance(config.get("model"), dict) else ""
+    if address.startswith(OWN_LOOP):
+        recorded = config.get("choices")
+        pairs = recorded.items() if isinstance(recorded, dict) else ()
+        chosen = ", ".join(f"{group}={name}" for group, name in pairs)
+        allowed = f"was recorded by a loop of your own ({chosen}, seed={config.get('seed')})"
+        raise BadInput("model", address, f"{allowed}: that loop runs it again, pipegap cannot")
 
 
 YOUNGER: Mapping[str, Any] = MappingProxyType(

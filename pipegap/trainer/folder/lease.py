@@ -136,10 +136,11 @@ def _number(path: Path) -> int:
 
 def read(path: Path) -> Attempt:
     """The content of an attempt's file; empty if its process died before it wrote any, or if the
-    file is damaged: then nothing is known of the process but its last heartbeat."""
+    file is damaged or another user's: then nothing is known of the process but its last
+    heartbeat."""
     try:
         return wellformed.read(path, wellformed.ATTEMPT)
-    except (Damaged, FileNotFoundError):  # a link may lead nowhere
+    except (Damaged, OSError):  # a link may lead nowhere
         return {}
 
 
