@@ -178,6 +178,11 @@ def excludes_zero(interval: Interval) -> bool:
     return low > 0 or high < 0
 
 
+def shared_confidence(num_chances: int) -> float:
+    """The confidence of each of so many intervals, of which none errs in 95 % (Bonferroni)."""
+    return 1 - (1 - CONFIDENCE) / num_chances
+
+
 @cache
 def quantile(n: int, confidence: float = CONFIDENCE) -> float:
     """Half the width of the interval of a mean of n values, in standard errors; NaN for n < 2."""
