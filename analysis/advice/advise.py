@@ -64,7 +64,8 @@ def advise(
     arguments of `timing.timing`: `costs`, times of a microbatch on each stage, by default
     `speed.equal_stages`; `activations`, of how many microbatches a rank may keep activations in the
     synchronous pipeline, by default as many as with 2BW; `chunks`, how many parts of the model a
-    rank may have; `measured`, times of a step of any rival by name; `own_times`, those of 2BW. The rule is `verdict.decide`, against each rival by itself.
+    rank may have; `measured`, times of a step of any rival by name; `own_times`, those of 2BW. The
+    rule is `verdict.decide`, against each rival by itself.
 
     Raises BadInput for an optimizer or a length without trials, and for a pipeline that cannot be;
     warns and raises as `gaps` does.

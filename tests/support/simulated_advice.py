@@ -1,4 +1,4 @@
-"""Simulated stores in which a delay gains nothing, and how often an advice decides them all the same.
+"""Simulated stores in which a delay gains nothing, and how often an advice still decides them.
 
 python -m tests.support.simulated_advice [DRAWS]           # the rates that docs/advise.md quotes
 python -m tests.support.simulated_advice public [DRAWS]    # those of the call that users make
