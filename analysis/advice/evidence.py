@@ -2,13 +2,13 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf, isfinite, isinf, isnan, nan
+from math import inf, isfinite, isinf, isnan
 from typing import Any
 
 import pandas as pd
 
 from pipegap.analysis.statistics.gaps import OF_REGIME, deciding_updates
-from pipegap.analysis.statistics.intervals import UNKNOWN, Interval, is_told
+from pipegap.analysis.statistics.intervals import Interval
 from pipegap.analysis.statistics.pairs import ENOUGH_UPDATES, VARIANT, results
 from pipegap.analysis.statistics.tax import Finals, Tax
 from pipegap.analysis.table import names
@@ -198,7 +198,6 @@ def _gap(of_arm: pd.DataFrame, coefficient: float) -> Gap:
     """With the number of stages that has the most pairs: it changes nothing with 2BW."""
     most = of_arm.sort_values(["n", *VARIANT], ascending=[False, True, True])
     [row] = most.head(1).to_dict("records")
-    ends = float(row["removed_low"]), float(row["removed_high"])
     return Gap(
         coefficient,
         str(row["arm"]),
@@ -208,7 +207,8 @@ def _gap(of_arm: pd.DataFrame, coefficient: float) -> Gap:
         int(row["diverged"]),
         int(row["pairs"]),
         float(row["removed_low"]) > 0,
-        *((float(row["removed"]), ends) if is_told(ends) else (nan, UNKNOWN)),
+        float(row["removed"]),
+        (float(row["removed_low"]), float(row["removed_high"])),
         Tax(**{name: row[name] for name in Tax._fields}),
     )
 
