@@ -24,8 +24,8 @@ from pipegap.analysis.statistics.intervals import (
 from pipegap.analysis.statistics.tax import StandIn, no_higher, no_lower
 
 ENOUGH_SEEDS = 3
-"""A length of training with fewer seeds is compared only where no length has as many: the interval
-of a difference of two seeds is four times as wide as that of three."""
+"""Runs of fewer seeds are compared only where no others are: the interval of a difference of two
+seeds is four times as wide as that of three."""
 NEARLY = 1e-6
 """Updates: the rounding error of a ratio of two simulated times."""
 ChooseStandIn = Callable[[Collection[int], float], StandIn]
@@ -202,10 +202,13 @@ def _nearest(
 
 
 def _lengths(evidence: Evidence, arm: str) -> list[int]:
-    """The lengths of an arm's runs at two seeds of sync or more: one seed has no interval."""
-    by_seed = evidence.finals[arm]
-    runs = [length for seed in evidence.finals["sync"] for length in by_seed.get(seed, ())]
-    return sorted({length for length in runs if runs.count(length) > 1})
+    """The lengths of an arm's runs at ENOUGH_SEEDS seeds of sync, or at two if sync has no more at
+    `evidence.updates`: one seed has no interval."""
+    sync, by_seed = evidence.finals["sync"], evidence.finals[arm]
+    num_seeds = sum(evidence.updates in losses for losses in sync.values())
+    runs = [length for seed in sync for length in by_seed.get(seed, ())]
+    least = max(2, min(num_seeds, ENOUGH_SEEDS))
+    return sorted({length for length in runs if runs.count(length) >= least})
 
 
 def _excess(stand: StandIn, sync: StandIn, speed_up: float) -> float:
