@@ -22,7 +22,7 @@ from pipegap.analysis.advice.advise import answered
 from pipegap.analysis.advice.evidence import Evidence, Gap
 from pipegap.analysis.advice.speed import equal_stages, fastest
 from pipegap.analysis.advice.timing import Timing, timing
-from pipegap.analysis.advice.verdict import UNDECIDED
+from pipegap.analysis.advice.verdict import MOST_SEEDS, UNDECIDED, Decision
 from pipegap.analysis.claims.rule import Rate
 from pipegap.analysis.statistics.intervals import Values
 from pipegap.analysis.statistics.tax import Tax
@@ -134,10 +134,15 @@ def evidences(kind: Kind, losses: Sequence[dict[str, dict[int, Values]]]) -> lis
     ]
 
 
-def verdict(kind: Kind, losses: Sequence[dict[str, dict[int, Values]]]) -> str:
-    """The verdict against the fastest rival."""
+def decision(kind: Kind, losses: Sequence[dict[str, dict[int, Values]]]) -> Decision:
+    """The verdict against the fastest rival, and what would settle it."""
     times, rival = timed(kind.shape)
-    return answered(evidences(kind, losses), np.inf, times, rival)["verdict"].word
+    return answered(evidences(kind, losses), np.inf, times, rival)["verdict"]
+
+
+def verdict(kind: Kind, losses: Sequence[dict[str, dict[int, Values]]]) -> str:
+    """The verdict alone."""
+    return decision(kind, losses).word
 
 
 @cache
@@ -174,6 +179,25 @@ def rate(kind: Kind, draws: int, *, public: bool = False) -> Rate:
     return Rate(draws - words.count(UNDECIDED), draws)
 
 
+def rate_if_asked_again(kind: Kind, draws: int) -> Rate:
+    """The same if each verdict of not enough data is followed by a question with as many seeds as
+    it names, until one decides or MOST_SEEDS have run."""
+    rng, num_decided = np.random.default_rng([draws, kind.n]), 0
+    for _ in range(draws):
+        all_seeds, n = replace(kind, n=MOST_SEEDS).draw(rng), kind.n
+        while n <= MOST_SEEDS:
+            losses = [
+                {arm: {k: by_seed[:n] for k, by_seed in of.items()} for arm, of in setting.items()}
+                for setting in all_seeds
+            ]
+            answer = decision(replace(kind, n=n), losses)
+            if answer.word != UNDECIDED:
+                num_decided += 1
+                break
+            n = max(n + 1, len(answer.settle.get("seeds", ())))
+    return Rate(num_decided, draws)
+
+
 def kinds() -> Iterator[Kind]:
     for shape, num_lengths, num_arms, n in product(SHAPES, (1, 2, 3, 5), (1, 2), (3, 5, 8)):
         yield Kind(shape, num_lengths, num_arms, n)
@@ -192,6 +216,10 @@ def main(words: Sequence[str]) -> None:
     most = max(rates.values(), key=lambda of_kind: of_kind.share)
     num = sum(of_kind.num for of_kind in rates.values())
     print(f"{len(rates)} kinds of {draws} stores: {Rate(num, draws * len(rates))}, at most {most}")
+    if not public:
+        for n in (3, 5, 8):
+            again = rate_if_asked_again(Kind("main", 1, 1, n), draws)
+            print(f"{again}  asked again with more seeds, from {n} on")
 
 
 if __name__ == "__main__":
