@@ -207,7 +207,7 @@ def kinds() -> Iterator[Kind]:
 
 def main(words: Sequence[str]) -> None:
     public = "public" in words
-    draws = next((int(word) for word in words if word.isdigit()), 200 if public else 4_000)
+    draws = next((int(word) for word in words if word.isdigit()), 200 if public else 3_000)
     shown = [k for k in kinds() if not public or (k.num_lengths, k.n, k.num_settings) == (5, 3, 1)]
     rates = {}
     for kind in shown:

@@ -157,6 +157,8 @@ def headline(advice: Advice) -> str:
 
 def _gaps(advice: Advice, evidence: Evidence) -> list[str]:
     setting = f" at {evidence.setting}" if evidence.setting else ""
+    if evidence.num_settings > 1:
+        setting += f", the best of {evidence.num_settings} for sync by these seeds"
     return [
         f"gap of 2BW after {evidence.updates} updates{setting}, nats per token [95 %]:",
         *aligned([[f"  {gap.words}", _gap(gap)] for gap in evidence.gaps]),

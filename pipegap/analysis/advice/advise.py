@@ -149,8 +149,8 @@ def _left_out(
 ) -> tuple[str, ...]:
     """What is left out of the candidates because it diverged, in words; nothing if there is no
     candidate: then it decides."""
-    others = [gap for gap in evidence.gaps if gap not in candidates] if candidates else []
-    return tuple(words for gap in others for words in diverged(evidence, gap, speed_ups))
+    non_candidates = [gap for gap in evidence.gaps if gap not in candidates] if candidates else []
+    return tuple(words for gap in non_candidates for words in diverged(evidence, gap, speed_ups))
 
 
 def _check(stages: int, microbatches: int) -> None:

@@ -109,8 +109,9 @@ def evidence(
         return []
     done = results(trials).assign(length=updates_asked)
     points = _points(trials, rows, done)
-    own = points.index.isin(trials.loc[trials["trial_id"].isin(newest), "point"])
-    largest = points.assign(own=own).sort_values(["own", "work"])["kind"].iloc[-1]
+    is_newest = points.index.isin(trials.loc[trials["trial_id"].isin(newest), "point"])
+    by_work = points.assign(is_newest=is_newest).sort_values(["is_newest", "work"])
+    largest = by_work["kind"].iloc[-1]
     of_task = points[points["kind"] == largest]
     most_pairs = of_task.groupby("tokens")["pairs"].transform("max")
     whole = of_task[of_task["pairs"] == most_pairs].sort_values("loss_sync", kind="stable")

@@ -97,6 +97,7 @@ def test_the_setting_is_syncs_best_whatever_the_delay_did_there(
     assert advice.evidence is not None
     assert (advice.evidence.keys, advice.evidence.num_settings) == ({"optimizer.lr": 0.004}, 2)
     assert advice.verdict.word == word
+    assert "at optimizer.lr=0.004, the best of 2 for sync by these seeds" in str(advice)
     if at := advice.rivals["ZB-V"].same_time:
         gaps = np.array(at_best, float) - [1.0, 1.01, 1.02]
         expected = stats.ttest_1samp(gaps, 0).confidence_interval(0.975)
