@@ -31,7 +31,8 @@ KEYS = {
     "activations": "of how many microbatches a rank may keep activations (default: as 2BW does)",
     "chunks": "how many parts of the model a rank may have (default: as many as the layers of the "
     "model that forward names allow, else 4)",
-    "updates": "how long sync trains (default: what the store can decide at, else the longest)",
+    "updates": "how long sync trains (default: the length whose runs come nearest to the time of "
+    "the fastest rival, of equal ones that of the most seeds, then the longest)",
     "forward": "time of a microbatch on each stage, in any unit, e.g. the layers of each: 8,8,8,6; "
     "or a model of conf/model, e.g. smollm2_135m: its work on each stage as it is cut",
     "backward": "the same (default: twice the forward)",
