@@ -3,7 +3,8 @@
 import ast
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from textwrap import dedent
 from typing import Any
@@ -152,6 +153,32 @@ def _is_master(tensor: Tensor, weight: Tensor) -> bool:
     if not is_wider or tensor.shape != weight.shape:
         return False
     return torch.equal(local(tensor).to(weight.dtype), local(weight))
+
+
+def refuse_without_gradients(optimizer: Optimizer, weights: Iterable[Tensor]) -> None:
+    """Raises BadInput, of an optimizer no weight of which has had a gradient by a late update."""
+    if any(weight.numel() for weight in weights):  # of a shard without entries nothing is expected
+        allowed = "has no weight with a gradient, so nothing would be delayed: pass one of the "
+        allowed += "model's own weights, which steps in step(), not in the backward (layer-wise)"
+        raise BadInput("optimizer", type(optimizer).__name__, allowed)
+
+
+@contextmanager
+def graphs_refused(gradients: Iterable[Tensor | None]) -> Iterator[None]:
+    """Turns an optimizer's error into BadInput where gradients have a graph.
+
+    Its weights are older than those that are stepped: who derives the gradients again, as AdaHessian
+    does, finds weights that have changed since.
+    """
+    has_graph = any(gradient is not None and gradient.requires_grad for gradient in gradients)
+    try:
+        yield
+    except RuntimeError as error:
+        if not has_graph:
+            raise
+        allowed = "must be False with a delay: weights have changed since this graph was made; "
+        allowed += "use delay=0, or an optimizer that takes no second derivatives"
+        raise BadInput("create_graph", True, allowed) from error
 
 
 EMPTY = inspect.Parameter.empty
