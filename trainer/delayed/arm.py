@@ -164,18 +164,15 @@ def refuse_without_gradients(optimizer: Optimizer, weights: Iterable[Tensor]) ->
 
 
 @contextmanager
-def graphs_refused(gradients: Iterable[Tensor | None]) -> Iterator[None]:
-    """Turns an optimizer's error into BadInput where gradients have a graph.
+def second_derivatives_refused() -> Iterator[None]:
+    """Turns the error of a step by gradients that have a graph into BadInput.
 
-    Its weights are older than those that are stepped: who derives the gradients again, as AdaHessian
-    does, finds weights that have changed since.
+    The graph is of older weights than those that are stepped: an optimizer that derives the
+    gradients again, as AdaHessian does, finds that they have changed.
     """
-    has_graph = any(gradient is not None and gradient.requires_grad for gradient in gradients)
     try:
         yield
     except RuntimeError as error:
-        if not has_graph:
-            raise
         allowed = "must be False with a delay: weights have changed since this graph was made; "
         allowed += "use delay=0, or an optimizer that takes no second derivatives"
         raise BadInput("create_graph", True, allowed) from error

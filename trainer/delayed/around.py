@@ -50,6 +50,8 @@ class Progress:
     """Whether the loop's weights are those to evaluate."""
     has_gradient: bool = False
     """Whether an update had the gradient of any weight, since this was made."""
+    has_graph: bool = False
+    """Whether a gradient came with a graph (create_graph=True)."""
 
 
 class Around(Optimizer):

@@ -295,7 +295,8 @@ class KeptWeights(Keeper):
             raise RuntimeError(
                 "the weights were changed since the last step, outside of DelayedOptimizer, which "
                 "keeps a newest version of its own: load a checkpoint's optimizer state after its "
-                "weights, or pass keep='gradients', which keeps no weights"
+                "weights; for a loop that writes to weights (a mask, a clamp, AdaLoRA) pass "
+                "keep='gradients', which keeps no weights"
             )
 
     @override

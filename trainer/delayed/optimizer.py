@@ -1,9 +1,9 @@
 """`DelayedOptimizer`: wraps the optimizer of any training loop, so that its updates come late."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,15 @@ SAME = ("delay", "keep", "pipeline", "correction")
 """Attributes that a state must have been saved with."""
 COUNTED = ("num_taken", "largest_delay")
 """Attributes that a state restores."""
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _untraced(method: Method) -> Method:
+    """Makes torch.compile run a method as it is: a trace would lose attributes that it sets, and
+    then no gradient would be late, or no update be made."""
+    reason = "DelayedOptimizer has no graph: compile the step of the optimizer that it wraps"
+    untraced: Method = torch.compiler.disable(method, reason=reason)
+    return untraced
 
 
 class DelayedOptimizer(Around):
@@ -126,7 +135,7 @@ class DelayedOptimizer(Around):
         """
         return self._take(closure)
 
-    @torch.compiler.disable  # a trace of `step` would lose what it sets: it would train nothing
+    @_untraced
     def _take(self, closure: Callable[[], Any] | None) -> Any:
         progress = self._progress
         optimizer = progress.optimizer
@@ -146,13 +155,14 @@ class DelayedOptimizer(Around):
             optimizer.step()
         else:
             gradients = [weight.grad for weight in keeper.weights]
+            progress.has_graph |= any(g is not None and g.requires_grad for g in gradients)
             keeper.take(progress.num_taken, gradients, self._update)
             optimizer._opt_called = True  # type: ignore[attr-defined]  # for its schedulers
         keeper.gathered.drop()  # an evaluation before this step may have left copies
         progress.num_taken += 1
         return result
 
-    @torch.compiler.disable
+    @_untraced
     def eval(self) -> None:
         """Puts the weights to evaluate, of W(t + 1), into the model; see `train`.
 
@@ -173,7 +183,7 @@ class DelayedOptimizer(Around):
         keeper.show(weights)
         progress.is_shown = True
 
-    @torch.compiler.disable
+    @_untraced
     def train(self) -> None:
         """Puts back the weights that the next forward and backward are to read, to the bit."""
         progress = self._progress
@@ -201,7 +211,7 @@ class DelayedOptimizer(Around):
         keeper = self._progress.keeper
         return 0 if keeper is None else len(keeper.waiting.options)
 
-    @torch.compiler.disable
+    @_untraced
     def finish(self) -> None:
         """Makes the updates that wait and puts W(T) into the model, at the end of the training.
 
@@ -350,7 +360,7 @@ class DelayedOptimizer(Around):
 
     def _step(self, batch: int, weights: Weights, gradients: Gradients) -> list[Optimizer]:
         optimizer, correction = self._progress.optimizer, self._progress.correction
-        with arm.graphs_refused(gradients):
+        with arm.second_derivatives_refused() if self._progress.has_graph else nullcontext():
             optimizers = step(optimizer, weights, gradients)
         if batch == 0 and correction is not None and correction.moves_weights:
             stepped = [w for w, g in zip(weights, gradients, strict=True) if g is not None]
