@@ -1,0 +1,58 @@
+"""Megatron Core on CPUs over gloo: imported before anything of Megatron, whose files stay as they are.
+
+What asks for a GPU in `megatron/core` 0.16.1, in runs of 1F1B with DDP and each of its optimizers:
+
+- `device="cuda"`: pipeline_parallel/schedules.py, optimizer/optimizer.py, optimizer/clip_grads.py, utils.py
+- `current_device`: pipeline_parallel/p2p_communication.py, distributed/param_and_grad_buffer.py, utils.py
+- `.cuda()`: models/common/language_module/language_module.py, for tied embeddings
+- `synchronize`: pipeline_parallel/p2p_communication.py, for `batch_p2p_sync`
+- `Tensor.type() == "torch.cuda.…"`: optimizer/__init__.py, optimizer.py, distrib_optimizer.py, clip_grads.py
+- the generator: tensor_parallel/random.py
+- `te_general_gemm`, which transformer/moe/moe_utils.py asks for and defines with Transformer Engine alone
+"""
+
+import warnings
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+TYPES = {torch.float32: "Float", torch.bfloat16: "BFloat16", torch.float16: "Half"}
+
+
+class OnCPU(TorchFunctionMode):
+    """Makes tensors of `device="cuda"` on the CPU."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        options = dict(kwargs or {})
+        if "cuda" in str(options.get("device")):
+            options["device"] = "cpu"
+        return function(*args, **options)
+
+
+tensor_type: Any = torch.Tensor.type
+
+
+def type_on_gpu(self: torch.Tensor, *args: Any) -> Any:
+    is_known = not args and self.dtype in TYPES
+    return f"torch.cuda.{TYPES[self.dtype]}Tensor" if is_known else tensor_type(self, *args)
+
+
+warnings.filterwarnings("ignore")  # of Apex and Transformer Engine, which are not there
+OnCPU().__enter__()
+torch.Tensor.type = type_on_gpu  # type: ignore[assignment,method-assign]
+torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[assignment,method-assign]
+torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
+torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
+torch.cuda.manual_seed = torch.manual_seed  # type: ignore[assignment]
+torch.cuda.get_rng_state = lambda *_, **__: torch.get_rng_state()  # type: ignore[assignment]
+torch.cuda.random.get_rng_state = torch.cuda.get_rng_state
+
+from megatron.core.tensor_parallel import random  # noqa: E402
+from megatron.core.transformer.moe import moe_utils  # noqa: E402
+
+random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+if not hasattr(moe_utils, "te_general_gemm"):
+    moe_utils.te_general_gemm = None
