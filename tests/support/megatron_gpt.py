@@ -1,3 +1,4 @@
+# ruff: noqa: I001  the stand-in for GPUs comes before Megatron
 """A tiny GPT of Megatron Core on CPUs: its model, data and optimizer, and the plain loop that 2BW
 must equal."""
 
@@ -9,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-import tests.support.megatron_cpu  # noqa: F401  first of all
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
@@ -28,8 +28,31 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor, nn
 
+import tests.support.megatron_cpu  # noqa: F401  before anything of Megatron
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.tensor_parallel import layers
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+from torch import Tensor, nn
+
+import tests.support.megatron_cpu  # noqa: F401  first of all
+
 LENGTH, MICRO, VOCABULARY, HIDDEN, LAYERS = 16, 2, 64, 32, 4
 UPDATES = 6
+TAYLOR = 10.0
+"""λ of DC-ASGD."""
 ADAM: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1, "betas": (0.9, 0.95), "eps": 1e-8}
 MASK = torch.triu(torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool), 1)
 POSITIONS = torch.arange(LENGTH).expand(MICRO, -1)
@@ -60,6 +83,9 @@ class Setting:
     tp: int = 1
     replicas: int = 1
 
+    def __str__(self) -> str:
+        return f"{self.words}, pp {self.pp}, tp {self.tp}, replicas {self.replicas}"
+
     def has(self, word: str) -> bool:
         return word in self.words.split("+")
 
@@ -73,7 +99,8 @@ class Setting:
 
     def loop(self, late: int) -> tuple[Any, ...]:
         """What the plain loop of this setting depends on."""
-        words = [self.has(w) for w in ("clip", "tied", "experts", "plain", "narrow", "start")]
+        of_loop = "clip", "tied", "experts", "plain", "start", "taylor", "gradients"
+        words = [self.has(word) for word in of_loop]
         return late, self.has("ef"), self.has("bf16"), self.microbatches, self.replicas, *words
 
     @cached_property
@@ -247,6 +274,7 @@ def plain_loop(whole: dict[str, Tensor], setting: Setting, late: int) -> dict[st
     scheduler = scheduler_of(optimizer)
     versions, losses, norms = [[w.clone() for w in masters]], [], []
     last_update: list[Tensor] = []
+    last_gradients: list[Tensor] = []
     for t in range(UPDATES):
         read = min(t, max(start, t - late))
         for weight, value in zip(named.values(), versions[read], strict=True):
@@ -266,6 +294,14 @@ def plain_loop(whole: dict[str, Tensor], setting: Setting, late: int) -> dict[st
                     weight.grad = None
             for total, of_replica in zip(sums, gradient, strict=True):
                 total.add_(of_replica / setting.replicas)
+        raw = [g.clone() for g in sums]
+        if setting.has("taylor") and t > read:  # DC-ASGD with D = g ⊙ g
+            for g, newest, older in zip(sums, versions[t], versions[read], strict=True):
+                g.add_(g * g * (newest - older), alpha=TAYLOR)
+        if setting.has("gradients") and t > read:
+            for g, earlier in zip(sums, last_gradients, strict=True):
+                g.add_(g - earlier)
+        last_gradients = raw
         norms.append(torch.linalg.vector_norm(torch.stack([g.norm() for g in sums])))
         if setting.has("clip") and 0.5 / (norms[-1] + 1e-6) < 1:
             torch._foreach_mul_(sums, 0.5 / (norms[-1].item() + 1e-6))
@@ -312,4 +348,6 @@ def differences(
     of_norms = max([abs(float(a) - float(b)) / float(b) for a, b in pairs if a] or [0.0])
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, (of_weights, of_losses, of_norms))
-    return dict(zip(("weights", "losses", "norms"), map(max, zip(*every, strict=True)), strict=True))
+    return dict(
+        zip(("weights", "losses", "norms"), map(max, zip(*every, strict=True)), strict=True)
+    )

@@ -2,5 +2,6 @@
 
 from pipegap.trainer.megatron.optimizers import DelayedSteps
 from pipegap.trainer.megatron.schedule import Megatron2BW
+from pipegap.trainer.megatron.training import install
 
-__all__ = ["DelayedSteps", "Megatron2BW"]
+__all__ = ["DelayedSteps", "Megatron2BW", "install"]

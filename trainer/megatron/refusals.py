@@ -97,11 +97,26 @@ def _require_usable(model: Any, optimizer: Any) -> None:
             require(is_off, option.name, value, f"must be {option.default}: {reason}")
     balancing = str(getattr(config, "moe_router_load_balancing_type", ""))
     is_global, name = "global_aux_loss" in balancing, "moe_router_load_balancing_type"
-    require(not is_global, name, balancing, f"must be another: {OPTIONS['moe_router_enable_expert_bias']}")
+    require(
+        not is_global,
+        name,
+        balancing,
+        f"must be another: {OPTIONS['moe_router_enable_expert_bias']}",
+    )
     mode = get_rerun_state_machine().get_mode()
-    require(mode == RerunMode.DISABLED, "rerun_mode", mode.value, "must be disabled: it makes a batch twice")
+    require(
+        mode == RerunMode.DISABLED,
+        "rerun_mode",
+        mode.value,
+        "must be disabled: it makes a batch twice",
+    )
     positions = get_pg_size(parallel_state.get_position_embedding_group(check_initialized=False))
-    require(positions <= 1, "position_embedding_group", positions, "must be of one stage: " + OTHER_TIMES)
+    require(
+        positions <= 1,
+        "position_embedding_group",
+        positions,
+        "must be of one stage: " + OTHER_TIMES,
+    )
     for inner in chain(optimizer):
         allowed = f"must be one of {', '.join(STEPPED)}, or a ChainedOptimizer of them"
         require(type(inner).__name__ in STEPPED, "optimizer", type(inner).__name__, allowed)
@@ -118,6 +133,11 @@ def _require_names(chunk: Any, optimizer: Any) -> None:
         "group": chunk.bucket_groups + chunk.expert_parallel_bucket_groups,
         "optimizer": chain(optimizer),
     }
-    moved = [f"{of}.{name}" for of in NAMES for name in NAMES[of] if not all(hasattr(x, name) for x in holders[of])]
+    moved = [
+        f"{of}.{name}"
+        for of in NAMES
+        for name in NAMES[of]
+        if not all(hasattr(x, name) for x in holders[of])
+    ]
     allowed = f"must be {TESTED}: in yours {some(moved)} moved"
     require(not moved, "megatron-core", megatron.core.__version__, allowed)

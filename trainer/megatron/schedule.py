@@ -18,9 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.optimizer import clip_grads
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.utils import get_attr_wrapped_model, get_model_config, get_model_type
@@ -31,13 +29,14 @@ from pipegap.trainer.delayed.arm import correction_node, require_options
 from pipegap.trainer.executors.gradients import Diverged
 from pipegap.trainer.megatron.optimizers import CorrectedSteps, chain
 from pipegap.trainer.megatron.refusals import require_usable
-from pipegap.trainer.megatron.weights import TwoSets
+from pipegap.trainer.megatron.stage import MegatronStage, TwoSets, WaitingGradient
 from pipegap.trainer.schedules.recipes import pipedream_2bw
 from pipegap.trainer.torch_pipelining.passes import BACKWARD, FORWARD, Passes
 from pipegap.trainer.torch_pipelining.refusals import require
 from pipegap.trainer.torch_pipelining.sums import way_back
 
-IS_DRAINED = "evaluate, save and load inside `with pipeline.drained():`"
+STATE = "schedule_2bw"
+"""The entry of the optimizer's state."""
 
 
 class Megatron2BW:
@@ -49,8 +48,9 @@ class Megatron2BW:
 
     `model` is the one chunk of this rank's stage in Megatron's DDP, or a list of it, and `optimizer`
     what get_megatron_optimizer made of it. Call `forward_backward` in place of what
-    get_forward_backward_func returned, and `step` in place of `optimizer.step`. Evaluate, save and
-    load in `with drained():`. From then on `zero_grad_buffer` of the model does nothing.
+    get_forward_backward_func returned, and `step` in place of `optimizer.step`. Evaluate and save in
+    `with drained():`. From then on `optimizer.sharded_state_dict` has the state of the schedule too,
+    and `zero_grad_buffer` of the model does nothing, since half of a gradient may be there.
 
     - `correction`, a class of `trainer.corrections` (or `functools.partial` of one and its options)
       with `num_updates`: in place of Error Feedback. It computes on fp32 weights as they are
@@ -88,16 +88,19 @@ class Megatron2BW:
             None if inner.optimizer is None else CorrectedSteps(inner, node, num_updates, is_late)
             for inner in self._inner
         ]
-        self._stage = _Stage(self.model)
+        self._stage = MegatronStage(self.model)
         self._passes: Any = None  # made with the first batch
         self._sizes: dict[str, Any] = {}  # of the first batch
         self._in_flight: deque[tuple[Tensor | None, Tensor]] = deque()
-        self._whole: deque[list[_Gradient]] = deque()  # of each batch, one per inner optimizer
+        self._whole: deque[list[WaitingGradient]] = (
+            deque()
+        )  # of each batch, one per inner optimizer
         self._norm: float | None = None  # of the last update
         self._is_reported = True  # whether `step` returned True for it
         self._drains = [0]  # batches before which the pipeline was drained
         self._failed = ""  # what stopped a batch halfway
         self._share_embeddings()
+        self._extend_checkpoints()
         # A timer would wait for all ranks where one of them ends a batch, and so for ever.
         self.config.barrier_with_L1_time = optimizer.config.barrier_with_L1_time = False
         self._zero_buffer, self.model.zero_grad_buffer = self.model.zero_grad_buffer, _nothing
@@ -105,7 +108,10 @@ class Megatron2BW:
     def _share_embeddings(self) -> None:
         """Takes the sum over the copies of a tied weight out of Megatron's `finalize_model_grads`,
         where the last stage would wait for the first one's gradient."""
-        stage, module = self._stage, get_attr_wrapped_model(self.model, "pre_process", return_model_obj=True)
+        stage, module = (
+            self._stage,
+            get_attr_wrapped_model(self.model, "pre_process", return_model_obj=True),
+        )
         is_tied = module.share_embeddings_and_output_weights and stage.num_stages > 1
         is_end = stage.is_first or stage.is_last
         self._tied = module.shared_embedding_or_output_weight() if is_tied and is_end else None
@@ -177,12 +183,23 @@ class Megatron2BW:
 
     def _begin(self, sizes: dict[str, Any], options: dict[str, Any]) -> None:
         """Refuses what cannot be, and makes passes and messages with the first batch."""
+        collection = options.pop("pg_collection", None)
+        allowed = "must have the groups with which the model was made"
+        is_own = collection is None or collection.pp is self._stage.group
+        require(is_own, "pg_collection", collection, allowed)
+        options.pop("p2p_communicator", None)  # messages are sent in groups of their own
         for name, value in options.items():
-            require(value in (None, False), name, value, "is an option of Megatron's that 2BW does not have")
+            allowed = "is an option of Megatron's that 2BW does not have"
+            require(value in (None, False), name, value, allowed)
         if self.num_made < self.num_taken - 1 or self._is_synchronous_update():
             raise RuntimeError("call step() after each forward_backward(): an update is left")
         for name, value in self._sizes.items():
-            require(value == sizes[name], name, sizes[name], f"must stay {value}: microbatches of two batches are in flight")
+            require(
+                value == sizes[name],
+                name,
+                sizes[name],
+                f"must stay {value}: microbatches of two batches are in flight",
+            )
         if self._passes is not None:
             return
         finalize, allowed = self.config.finalize_model_grads_func, "is required: it sums gradients"
@@ -228,7 +245,7 @@ class Megatron2BW:
             self.config.finalize_model_grads_func([self.model], None, self._groups)
         self.optimizer.prepare_grads()
         tied = self._tied, self._ends
-        self._whole.append([_Gradient(inner, *tied) for inner in self._inner])
+        self._whole.append([WaitingGradient(inner, *tied) for inner in self._inner])
         self.optimizer.zero_grad()
         self._zero_buffer()
 
@@ -268,7 +285,7 @@ class Megatron2BW:
         self.num_made += 1
         self._is_reported = False
 
-    def _update(self, gradients: Sequence["_Gradient"]) -> None:
+    def _update(self, gradients: Sequence["WaitingGradient"]) -> None:
         for gradient in gradients:
             gradient.give_back(self._norm)
         self._weights.gather()  # two updates in a row, before a drain
@@ -298,36 +315,42 @@ class Megatron2BW:
         self._passes.neighbours.flush()
         self._drains.append(self.num_taken)
 
-    def sharded_state_dict(self) -> dict[str, Any]:
-        """What must be saved in `drained()` beside the model and the optimizer, sharded as Megatron
-        shards them: the number of updates, and what the next batch reads."""
-        self._require_drained()
-        with self._late_weights() as module:
-            late = module.sharded_state_dict(prefix="late.")
+    def _extend_checkpoints(self) -> None:
+        """Adds what the next batches need to the optimizer's sharded state: the number of updates, and
+        the weights that the next batch reads, sharded as Megatron shards those of the model."""
+        sharded, load = self.optimizer.sharded_state_dict, self.optimizer.load_state_dict
+
+        def sharded_state_dict(*args: Any, **options: Any) -> dict[str, Any]:
+            self._require_drained()
+            late = self._weights.older().module.sharded_state_dict(prefix="late.")
             for value in late.values():  # of a parameter, which is about to show other weights
                 if isinstance(getattr(value, "data", None), Tensor):
                     value.data = value.data.detach()
-        counted = {"num_updates": self.num_made, "is_reported": self._is_reported}
-        return {"late": late, "counted": counted}
+            self._weights.release()
+            own = {"late": late, "num_updates": self.num_made, "is_reported": self._is_reported}
+            return {**sharded(*args, **options), STATE: own}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what `sharded_state_dict` returned, after the model and the optimizer, before the
-        first batch: the training goes on to the bit."""
+        def load_state_dict(state_dict: dict[str, Any]) -> None:
+            own = state_dict.pop(STATE, None)
+            allowed = "is not of 2BW: make Megatron2BW after it is loaded"
+            require(own is not None, "checkpoint", [*state_dict], allowed)
+            load(state_dict)
+            self._load(**own)
+
+        self.optimizer.sharded_state_dict = sharded_state_dict
+        self.optimizer.load_state_dict = load_state_dict
+
+    def _load(self, late: dict[str, Any], num_updates: int, is_reported: bool) -> None:
         if self.num_taken:
             raise RuntimeError("load a checkpoint before the first batch")
         # Copies: Megatron loads into the tensors that it finds, and they lie in one of the sets.
-        late = {k.removeprefix("late."): _copied(v) for k, v in state_dict["late"].items()}
-        self.num_taken = self.num_made = state_dict["counted"]["num_updates"]
-        self._is_reported, self._drains = state_dict["counted"]["is_reported"], [self.num_made]
+        late = {k.removeprefix("late."): _copied(value) for k, value in late.items()}
+        self.num_taken = self.num_made = num_updates
+        self._is_reported, self._drains = is_reported, [num_updates]
         self._weights.gather()
-        if self.num_made % 2:
+        if num_updates % 2:
             self._weights.move(1, torch.float32, torch.bfloat16)
-        with self._late_weights() as module:
-            module.load_state_dict(late)
-
-    @contextmanager
-    def _late_weights(self) -> Iterator[Any]:
-        yield self._weights.module(self.num_made).module
+        self._weights.older().module.load_state_dict(late)
         self._weights.release()
 
     def write_trace(self, folder: Path) -> None:
@@ -336,9 +359,14 @@ class Megatron2BW:
         `trace=True`."""
         self._require_drained()
         start = min(self._start, self.num_made)
-        shape = {"num_stages": self._stage.num_stages, "num_microbatches": self._sizes["num_microbatches"]}
+        shape = {
+            "num_stages": self._stage.num_stages,
+            "num_microbatches": self._sizes["num_microbatches"],
+        }
         phases: dict[str, Any] = {"synchronous_start": start, "synchronous_cooldown": 0}
-        self._passes.write_trace(folder, pipedream_2bw(self.num_made, **shape, **phases), [*pairwise(self._drains)])
+        self._passes.write_trace(
+            folder, pipedream_2bw(self.num_made, **shape, **phases), [*pairwise(self._drains)]
+        )
 
     @contextmanager
     def _noted(self) -> Iterator[None]:
@@ -356,7 +384,7 @@ class Megatron2BW:
     def _require_drained(self) -> None:
         self._require_whole()
         if self.num_made < self.num_taken:
-            raise RuntimeError(IS_DRAINED)
+            raise RuntimeError("evaluate, save and load inside `with pipeline.drained():`")
 
 
 def _nothing() -> None:
@@ -365,108 +393,3 @@ def _nothing() -> None:
 
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
-
-
-class _Gradient:
-    """The gradient of a batch for one inner optimizer, taken out of the buffers."""
-
-    def __init__(self, inner: Any, tied: Any, ends: Any) -> None:
-        self._inner = inner
-        counted = {id(gradient) for gradient in inner.get_main_grads_for_grad_norm()}
-        weights = [weight for weight in inner.get_parameters() if weight.grad is not None]
-        self._pairs = [(weight, weight.grad.clone()) for weight in weights]
-        self._counted = [g for weight, g in self._pairs if id(weight.grad) in counted]
-        summed = None if tied is None else _stepped(inner, tied)
-        self._works = [
-            dist.all_reduce(gradient, group=ends, async_op=True)
-            for weight, gradient in self._pairs
-            if weight is summed
-        ]
-        self._sum: Any = None
-
-    def begin_norm(self, corrected: CorrectedSteps | None) -> None:
-        """Starts the sum of squares over the stages, once."""
-        if self._sum is not None:
-            return
-        for work in self._works:
-            work.wait()
-        if corrected is not None:
-            corrected.correct_gradients([gradient for _, gradient in self._pairs])
-        norms = torch._foreach_norm(self._counted) or [torch.zeros((), device=torch.cuda.current_device())]
-        self._square = torch.stack(norms).square().sum().reshape(1)
-        group = self._inner.get_grad_stats_parallel_group()
-        self._sum = dist.all_reduce(self._square, group=group, async_op=True)
-
-    def square(self) -> float:
-        """The square of the norm over all stages, when its sum is there."""
-        self._sum.wait()
-        return float(self._square)
-
-    def give_back(self, norm: float | None) -> None:
-        """Gives the gradient to the weights that the optimizer steps, clipped by the whole norm."""
-        for weight, gradient in self._pairs:
-            weight.grad = gradient
-        limit = self._inner.config.clip_grad
-        if limit > 0 and self._pairs:
-            clip_grads.clip_grad_by_total_norm_fp32(self._inner.get_parameters(), limit, norm)
-
-
-def _stepped(inner: Any, weight: Tensor) -> Tensor | None:
-    """What an optimizer of Megatron's steps for a weight of the model, if it has some of it."""
-    if at := getattr(inner, "model_param_group_index_map", {}).get(weight):
-        group, number = at
-        return inner.optimizer.param_groups[group]["params"][number]  # type: ignore[no-any-return]
-    return getattr(weight, "main_param", weight)
-
-
-class _Stage:
-    """A stage of Megatron as `Passes` and its messages know one.
-
-    Receives fill buffers in turn. A buffer is filled again when the backward of its microbatch came
-    three passes before, or earlier (`Passes`); so as many as are in flight and three more suffice.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self.submod, self.group = model, model.pp_group
-        self.stage_index, self.num_stages = self.group.rank(), self.group.size()
-        self.is_first, self.is_last = self.stage_index == 0, self.stage_index == self.num_stages - 1
-        self.lead = self.num_stages - 1 - self.stage_index
-        self.device = next(model.parameters()).device
-        self.fwd_cache: dict[int, Any] = {}  # of torch's stages: what is in flight is not here
-        self.leaving: Any = None
-        self._arriving: dict[str, deque[Tensor]] = {FORWARD: deque(), BACKWARD: deque()}
-        self._ranks = dist.get_process_group_ranks(self.group)
-
-    def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> None:
-        """Makes the buffers, each of this shape: [length, sequences, width]."""
-        size = {FORWARD: (not self.is_first) * (self.lead + 3), BACKWARD: (not self.is_last) * 4}
-        self._buffers = {
-            kind: deque(torch.empty(shape, dtype=dtype, device=self.device) for _ in range(num))
-            for kind, num in size.items()
-        }
-
-    def take(self, kind: str) -> Tensor | None:
-        """What the next pass of a kind received; None if no other stage sends it."""
-        return self._arriving[kind].popleft() if self._arriving[kind] else None
-
-    def _receive(self, kind: str, side: int) -> list[dist.P2POp]:
-        buffer = self._buffers[kind][0].detach().requires_grad_(kind == FORWARD)
-        self._buffers[kind].rotate(-1)
-        self._arriving[kind].append(buffer)
-        return [dist.P2POp(dist.irecv, buffer, self._ranks[self.stage_index + side])]
-
-    def _send(self, side: int) -> list[dist.P2POp]:
-        tensor = self.leaving.detach().contiguous()
-        return [dist.P2POp(dist.isend, tensor, self._ranks[self.stage_index + side])]
-
-    def get_fwd_recv_ops(self, i: int) -> list[dist.P2POp]:
-        return self._receive(FORWARD, -1)
-
-    def get_bwd_recv_ops(self, i: int) -> list[dist.P2POp]:
-        return self._receive(BACKWARD, 1)
-
-    def get_fwd_send_ops(self, i: int) -> list[dist.P2POp]:
-        return self._send(1)
-
-    def get_bwd_send_ops(self, i: int) -> list[dist.P2POp]:
-        return self._send(-1)
