@@ -1,14 +1,14 @@
-"""Megatron Core on CPUs over gloo: imported before anything of Megatron, whose files stay as they are.
+"""Megatron Core on CPUs over gloo: imported before anything of Megatron, whose files stay.
 
 What asks for a GPU in `megatron/core` 0.16.1, in runs of 1F1B with DDP and each of its optimizers:
 
-- `device="cuda"`: pipeline_parallel/schedules.py, optimizer/optimizer.py, optimizer/clip_grads.py, utils.py
-- `current_device`: pipeline_parallel/p2p_communication.py, distributed/param_and_grad_buffer.py, utils.py
-- `.cuda()`: models/common/language_module/language_module.py, for tied embeddings
-- `synchronize`: pipeline_parallel/p2p_communication.py, for `batch_p2p_sync`
-- `Tensor.type() == "torch.cuda.…"`: optimizer/__init__.py, optimizer.py, distrib_optimizer.py, clip_grads.py
+- `device="cuda"`: schedules.py, optimizer.py, clip_grads.py, utils.py
+- `current_device`: p2p_communication.py, param_and_grad_buffer.py, utils.py
+- `.cuda()`: language_module.py, for tied embeddings
+- `synchronize`: p2p_communication.py, for `batch_p2p_sync`
+- `Tensor.type() == "torch.cuda.…"`: optimizer.py, distrib_optimizer.py, clip_grads.py
 - the generator: tensor_parallel/random.py
-- `te_general_gemm`, which transformer/moe/moe_utils.py asks for and defines with Transformer Engine alone
+- `te_general_gemm`, which moe_utils.py asks for and defines with Transformer Engine alone
 """
 
 import warnings

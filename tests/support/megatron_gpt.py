@@ -10,24 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-import torch
-import torch.distributed as dist
-from megatron.core import parallel_state, tensor_parallel
-from megatron.core.distributed import (
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    finalize_model_grads,
-)
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
-from megatron.core.tensor_parallel import layers
-from megatron.core.transformer.module import Float16Module
-from megatron.core.transformer.transformer_config import TransformerConfig
-from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
-from torch import Tensor, nn
-
 import tests.support.megatron_cpu  # noqa: F401  before anything of Megatron
 import torch
 import torch.distributed as dist
@@ -42,12 +24,12 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.tensor_parallel import layers
+from megatron.core.transformer.moe.router import MoEAuxLossAutoScaler
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor, nn
 
-import tests.support.megatron_cpu  # noqa: F401  first of all
 
 LENGTH, MICRO, VOCABULARY, HIDDEN, LAYERS = 16, 2, 64, 32, 4
 UPDATES = 6
@@ -76,7 +58,7 @@ EXPERTS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """Words joined by +, such as `bf16+dist+ef`: what Megatron is configured to, and λ = 1 (`ef`)."""
+    """Words joined by +, such as `bf16+dist+ef`: how Megatron is configured, and λ = 1 (`ef`)."""
 
     words: str
     pp: int = 2
@@ -102,6 +84,11 @@ class Setting:
         of_loop = "clip", "tied", "experts", "plain", "start", "taylor", "gradients"
         words = [self.has(word) for word in of_loop]
         return late, self.has("ef"), self.has("bf16"), self.microbatches, self.replicas, *words
+
+    @property
+    def whole(self) -> str:
+        """Which whole model it is."""
+        return "+".join(word for word in ("tied", "experts") if self.has(word))
 
     @cached_property
     def options(self) -> dict[str, Any]:
@@ -153,6 +140,13 @@ def gpt(config: TransformerConfig, setting: Setting) -> nn.Module:
         config, spec, VOCABULARY, LENGTH, first, last, share_embeddings_and_output_weights=is_tied
     )
     return Float16Module(config, model) if config.bf16 else model
+
+
+def initial_weights(setting: Setting) -> dict[str, Tensor]:
+    """Of the whole model, by name, in fp32."""
+    whole = Setting(setting.whole, pp=1)
+    named = gpt(config_of(whole), whole).named_parameters()
+    return {name: weight.detach().clone() for name, weight in named}
 
 
 def global_name(name: str, config: TransformerConfig) -> str:
@@ -258,11 +252,34 @@ def saves_views(setting: Setting) -> ExitStack:
     return stack
 
 
+def summed_gradients(
+    model: nn.Module, weights: list[Tensor], setting: Setting, t: int, losses: list[Tensor]
+) -> list[Tensor]:
+    """The mean gradient of batch t over microbatches and replicas, in fp32; adds to `losses`."""
+    m = setting.microbatches
+    sums = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
+    for r in range(setting.replicas):
+        gradient, batch = [torch.zeros_like(of_weight) for of_weight in sums], batch_of(t, m, r)
+        for _ in range(m):
+            output, loss_of = forward_step(batch, model)
+            loss, logged = loss_of(output)
+            losses.append(logged["loss"])
+            MoEAuxLossAutoScaler.set_loss_scale(torch.tensor([1 / m]))
+            (loss / m).backward()
+            for total, weight in zip(gradient, weights, strict=True):
+                total.add_(weight.grad)  # type: ignore[arg-type]
+                weight.grad = None
+        for total, of_replica in zip(sums, gradient, strict=True):
+            total.add_(of_replica / setting.replicas)
+    return sums
+
+
 def plain_loop(whole: dict[str, Tensor], setting: Setting, late: int) -> dict[str, Any]:
-    """The loop of docs/semantics.md in one process, with fp32 masters: W(t+1) = W(t) − u_t − λ (u_t −
-    u_{t−1}), u_t from the gradient at W(max(0, t − late)). Vectors do not decay, as Megatron's."""
-    single = Setting(setting.words, pp=1)
-    config, m = config_of(single), setting.microbatches
+    """The loop of docs/semantics.md in one process, with fp32 masters: u_t is from the gradient at
+    W(max(0, t − late)), and vectors do not decay, as in Megatron."""
+    words = [word for word in setting.words.split("+") if word not in CHANGES_NO_NUMBER]
+    single = Setting("+".join(words), pp=1)
+    config = config_of(single)
     model = gpt(config, single)
     load(model, config, whole)
     start = 2 if setting.has("start") else 0
@@ -279,21 +296,7 @@ def plain_loop(whole: dict[str, Tensor], setting: Setting, late: int) -> dict[st
         read = min(t, max(start, t - late))
         for weight, value in zip(named.values(), versions[read], strict=True):
             weight.data.copy_(value)
-        sums = [torch.zeros_like(w) for w in masters]
-        for r in range(setting.replicas):
-            gradient, batch = [torch.zeros_like(w) for w in masters], batch_of(t, m, r)
-            for _ in range(m):
-                output, loss_of = forward_step(batch, model)
-                loss, logged = loss_of(output)
-                losses.append(logged["loss"])
-                if config.num_moe_experts:
-                    scale_aux_loss(1 / m)
-                (loss / m).backward()
-                for total, weight in zip(gradient, named.values(), strict=True):
-                    total.add_(weight.grad)  # type: ignore[arg-type]
-                    weight.grad = None
-            for total, of_replica in zip(sums, gradient, strict=True):
-                total.add_(of_replica / setting.replicas)
+        sums = summed_gradients(model, [*named.values()], setting, t, losses)
         raw = [g.clone() for g in sums]
         if setting.has("taylor") and t > read:  # DC-ASGD with D = g ⊙ g
             for g, newest, older in zip(sums, versions[t], versions[read], strict=True):
@@ -317,12 +320,6 @@ def plain_loop(whole: dict[str, Tensor], setting: Setting, late: int) -> dict[st
         versions.append([w.clone() for w in masters])
     weights = dict(zip(named, versions[-1], strict=True))
     return {"losses": torch.stack(losses), "norms": torch.stack(norms), "weights": weights}
-
-
-def scale_aux_loss(scale: float) -> None:
-    from megatron.core.transformer.moe.router import MoEAuxLossAutoScaler
-
-    MoEAuxLossAutoScaler.set_loss_scale(torch.tensor([scale]))
 
 
 def differences(

@@ -1,10 +1,10 @@
 # ruff: noqa: I001  the stand-in for GPUs comes before Megatron
 """What ranks of Megatron Core train, beside the plain loop: a program for torchrun.
 
-    torchrun --nproc-per-node 1 -m tests.support.megatron_run FOLDER loops SETTINGS
-    torchrun --nproc-per-node N -m tests.support.megatron_run FOLDER PROGRAM [SETTINGS]
+    torchrun --nproc-per-node N -m tests.support.megatron_run FOLDER PLAN
 
-SETTINGS is JSON, a list of the arguments of `Setting`. Each program writes FOLDER/PROGRAM.json.
+PLAN is JSON: names of functions below, each with a list of arguments of `Setting`. What they return
+is written to FOLDER/N.json by their names. `loops` leaves the plain loops in FOLDER/loops.pt.
 """
 
 import json
@@ -33,7 +33,7 @@ from tests.support.megatron_gpt import (  # before anything of Megatron
     config_of,
     differences,
     forward_step,
-    gpt,
+    initial_weights,
     plain_loop,
     saves_views,
     scheduler_of,
@@ -48,7 +48,8 @@ from megatron.core.utils import get_attr_wrapped_model
 
 from pipegap.trainer.corrections.compensation import Taylor, WeightPrediction
 from pipegap.trainer.corrections.error_feedback import GradientErrorFeedback
-from pipegap.trainer.megatron import DelayedSteps, Megatron2BW
+from pipegap import Megatron2BW
+from pipegap.trainer.megatron.optimizers import DelayedSteps
 from pipegap.trainer.megatron.stage import TwoSets, WaitingGradient
 
 DRAINED_AFTER = 0, 2, 3
@@ -112,25 +113,22 @@ class Loop:
             return differences(self.setting, self.model, self.losses, self.norms, right)
 
 
-def loops(folder: Path, settings: list[Setting]) -> None:
-    """Every plain loop that a setting needs, to FOLDER/loops.pt."""
+def loops(folder: Path, settings: list[Setting]) -> int:
+    """Makes the plain loop of every setting, each on one of the ranks; returns how many."""
     begin()
-    kept: dict[Any, Any] = {}
-    for setting in settings:
-        key = key_of_weights(setting)
-        with saves_views(setting):
-            if key not in kept:
-                wide = Setting("+".join(w for w in ("tied", "experts") if setting.has(w)), pp=1)
-                named = gpt(config_of(wide), wide).named_parameters()
-                kept[key] = {name: weight.detach().clone() for name, weight in named}
-            for late in (0, 1):
-                if setting.loop(late) not in kept:
-                    kept[setting.loop(late)] = plain_loop(kept[key], setting, late)
-    torch.save(kept, folder / "loops.pt")
-
-
-def key_of_weights(setting: Setting) -> tuple[str, bool, bool]:
-    return "weights", setting.has("tied"), setting.has("experts")
+    keys = {setting.loop(late): (setting, late) for setting in settings for late in (0, 1)}
+    kept: dict[Any, Any] = {setting.whole: initial_weights(setting) for setting in settings}
+    for number, (key, (setting, late)) in enumerate(keys.items()):
+        if number % dist.get_world_size() == dist.get_rank():
+            with saves_views(setting):
+                kept[key] = plain_loop(kept[setting.whole], setting, late)
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, kept)
+    if dist.get_rank() == 0:
+        joined = {key: value for of_rank in every for key, value in of_rank.items()}
+        torch.save(joined, folder / "loops.pt")
+    dist.barrier()
+    return len(keys)
 
 
 def numbers(folder: Path, settings: list[Setting], kept: Any) -> dict[str, Any]:
@@ -141,7 +139,7 @@ def numbers(folder: Path, settings: list[Setting], kept: Any) -> dict[str, Any]:
         ways = {"1F1B": False, "2BW": True} if setting.has("control") else {"2BW": True}
         for way, is_2bw in ways.items():
             with saves_views(setting):
-                loop = Loop(setting, kept[key_of_weights(setting)], is_2bw=is_2bw)
+                loop = Loop(setting, kept[setting.whole], is_2bw=is_2bw)
                 loop.train(0, UPDATES)
             gaps = loop.differences(kept[setting.loop(int(is_2bw))])
             found[f"{way} {setting}"] = gaps
@@ -216,7 +214,7 @@ def resumed(folder: Path, settings: list[Setting], kept: Any) -> dict[str, Any]:
     found = {}
     for setting, at in product(settings, (2, 3)):
         begin(setting.pp, setting.tp)
-        whole, place = kept[key_of_weights(setting)], folder / f"checkpoint_{setting}_{at}"
+        whole, place = kept[setting.whole], folder / f"checkpoint_{setting}_{at}"
         blank = {name: torch.zeros_like(weight) for name, weight in whole.items()}
         before, after = (Loop(setting, of, is_2bw=True) for of in (whole, blank))
         before.train(0, at)
@@ -235,32 +233,33 @@ def resumed(folder: Path, settings: list[Setting], kept: Any) -> dict[str, Any]:
     return found
 
 
+def told(call: Callable[[], object]) -> list[str]:
+    """What each rank is told."""
+    text = "nothing"
+    try:
+        call()
+    except Exception as error:
+        text = f"{type(error).__name__} {error}"
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, text)
+    return every
+
+
 def refused(folder: Path, settings: list[Setting], kept: Any) -> dict[str, Any]:
-    """What each rank is told of what cannot be, before anything is trained and later."""
-    setting, said = Setting("bf16+dist+ef"), {}
+    """What cannot be, before anything is trained and later."""
+    setting = Setting("bf16+dist+ef")
+    return {**refused_at_first(setting, kept), **refused_later(setting, kept)}
+
+
+def refused_at_first(setting: Setting, kept: Any) -> dict[str, Any]:
     begin(2)
-    whole = kept[key_of_weights(setting)]
-
-    def told(call: Callable[[], object]) -> list[str]:
-        text = "nothing"
-        try:
-            call()
-        except Exception as error:
-            text = f"{type(error).__name__} {error}"
-        every: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(every, text)
-        return every
-
+    said, whole = {}, kept[setting.whole]
     for name, value in REFUSED.items():
         model, made = wrapped(config_of(setting), setting, whole)
         configs = model.config, model.ddp_config, made.config
         [holder] = [of for of in configs if hasattr(of, name)][:1]
         with patch.object(holder, name, value):
             said[name] = told(lambda model=model, made=made: Megatron2BW(model, made))
-    model, made = wrapped(config_of(setting), setting, whole)
-    if dist.get_rank() == 1:
-        del model.bucket_groups[0].cached_param_buffer_shard_list
-    said["names"] = told(lambda: Megatron2BW(model, made))
     model, made = wrapped(config_of(setting), setting, whole)
     said["chunks"] = told(lambda: Megatron2BW([model, model], made))
     said["wrapper"] = told(lambda: Megatron2BW(model.module, made))
@@ -271,8 +270,16 @@ def refused(folder: Path, settings: list[Setting], kept: Any) -> dict[str, Any]:
     machine.set_mode(RerunMode.VALIDATE_RESULTS)
     said["rerun"] = told(lambda: Megatron2BW(model, made))
     machine.set_mode(RerunMode.DISABLED)
+    if dist.get_rank() == 1:
+        del model.bucket_groups[0].cached_param_buffer_shard_list
+    said["names"] = told(lambda: Megatron2BW(model, made))
+    return said
+
+
+def refused_later(setting: Setting, kept: Any) -> dict[str, Any]:
     begin(2)
-    loop = Loop(setting, whole, is_2bw=True)
+    said, loop = {}, Loop(setting, kept[setting.whole], is_2bw=True)
+    said["few microbatches"] = told(lambda: loop.call(0, num_microbatches=0))
     loop.train(0, 2)
     said["evaluation"] = told(lambda: loop.call(2, forward_only=True))
     said["saving"] = told(lambda: sharded(loop, is_loading=False))
@@ -285,17 +292,13 @@ def refused(folder: Path, settings: list[Setting], kept: Any) -> dict[str, Any]:
     way = {"distrib_optim_sharding_type": "fully_reshardable"}
     with loop.pipeline.drained():
         state = loop.model.module.sharded_state_dict()
-        save = lambda: loop.optimizer.sharded_state_dict(state, metadata=way)  # noqa: E731
-        said["sharding"] = told(save)
+        said["sharding"] = told(lambda: loop.optimizer.sharded_state_dict(state, metadata=way))
     if dist.get_rank() == 0:
         with torch.no_grad():
             next(loop.model.parameters()).fill_(torch.nan)
     loop.train(3, 4)
     said["not finite"] = told(lambda: loop.train(4, 6))
     said["afterwards"] = told(lambda: loop.train(6, 7))
-    begin(2)
-    loop = Loop(setting, whole, is_2bw=True)
-    said["few microbatches"] = told(lambda: loop.call(0, num_microbatches=0))
     return said
 
 
@@ -348,7 +351,7 @@ def slept(folder: Path, settings: list[Setting], kept: Any) -> dict[str, Any]:
         return Sleep.apply(output), loss_of
 
     for way, is_2bw in {"1F1B": False, "2BW": True, "2BW with reductions": True}.items():
-        loop = Loop(setting, kept[key_of_weights(setting)], is_2bw=is_2bw)
+        loop = Loop(setting, kept[setting.whole], is_2bw=is_2bw)
         began = []
         for t in range(BATCHES):
             began.append(time.perf_counter())
@@ -373,7 +376,7 @@ def messages(folder: Path, settings: list[Setting], kept: Any) -> dict[str, Any]
     """Whether all messages have left when a call ends, though no rank goes on."""
     setting = Setting("ef", pp=4)
     begin(4)
-    loop = Loop(setting, kept[key_of_weights(setting)], is_2bw=True, trace=True)
+    loop = Loop(setting, kept[setting.whole], is_2bw=True, trace=True)
     for t in range(3):
         loop.train(t, t + 1)
         loop.pipeline._passes.neighbours.flush()
@@ -477,7 +480,7 @@ def mutated(folder: Path, settings: list[Setting], kept: Any) -> dict[str, Any]:
         for setting in settings:
             begin(setting.pp, setting.tp)
             with mutation():
-                loop = Loop(setting, kept[key_of_weights(setting)], is_2bw=True)
+                loop = Loop(setting, kept[setting.whole], is_2bw=True)
                 try:
                     loop.train(0, UPDATES)
                     gaps = loop.differences(kept[setting.loop(1)])
@@ -494,7 +497,7 @@ def delayed(folder: Path, settings: list[Setting], kept: Any) -> dict[str, Any]:
     found = {}
     for setting in settings:
         begin(setting.pp, setting.tp)
-        whole, place = kept[key_of_weights(setting)], folder / f"delayed_{setting}"
+        whole, place = kept[setting.whole], folder / f"delayed_{setting}"
         right, at = kept[setting.loop(1)], 3
         first, second = (Loop(setting, whole, is_2bw=False) for _ in range(2))
         steps = [DelayedSteps(loop.optimizer) for loop in (first, second)]
@@ -518,26 +521,27 @@ def delayed(folder: Path, settings: list[Setting], kept: Any) -> dict[str, Any]:
     return found
 
 
-PROGRAMS: dict[str, Callable[..., Any]] = {
+PROGRAMS = {
     of.__name__: of for of in (numbers, resumed, refused, slept, messages, mutated, delayed)
 }
 
 
-def main() -> None:
-    folder, program = Path(sys.argv[1]), sys.argv[2]
-    settings = [Setting(*of) for of in json.loads(sys.argv[3])] if len(sys.argv) > 3 else []
+def main(folder: Path, plan: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    if program == "loops":
-        loops(folder, settings)
-        return
-    kept = torch.load(folder / "loops.pt")
-    found = PROGRAMS[program](folder, settings, kept)
+    found: dict[str, Any] = {}
+    for program, arguments in plan.items():
+        settings = [Setting(*of) for of in arguments]
+        if program == "loops":
+            found[program] = loops(folder, settings)
+        else:
+            kept = torch.load(folder / "loops.pt")
+            found[program] = PROGRAMS[program](folder, settings, kept)
     if dist.get_rank() == 0:
-        (folder / f"{program}.json").write_text(json.dumps(found))
+        (folder / f"{dist.get_world_size()}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":  # Megatron's writer of checkpoints spawns
-    main()
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))

@@ -151,8 +151,8 @@ def _names_of_memory(correction: NoCorrection) -> list[str]:
 class DelayedSteps:
     """Trains to the loss of 2BW with any schedule of Megatron's, its bubble included.
 
-    W(t+1) = W(t) − u_t − λ (u_t − u_{t−1}), u_t from the gradient of batch t at W(max(0, t − 1)): the
-    update of `DelayedOptimizer`, in the optimizer that Megatron made, which it changes. Make it
+    W(t+1) = W(t) − u_t − λ (u_t − u_{t−1}), u_t from the gradient of batch t at W(max(0, t − 1)):
+    the update of `DelayedOptimizer`, in the optimizer that Megatron made, which it changes. Make it
     before a checkpoint is loaded. Between steps the optimizer and the model have W(max(0, t − 1)),
     and the optimizer's state has W(t) and u_{t−1} too, sharded as its masters are. Evaluate in
     `with delayed.newest():`.

@@ -46,11 +46,11 @@ class Megatron2BW:
     W(t), from the gradient of batch t at W(max(0, t − 1)), and λ is `error_feedback`, the paper's 1
     by default: the update of a trial with `pipeline=pipedream_2bw` (docs/semantics.md).
 
-    `model` is the one chunk of this rank's stage in Megatron's DDP, or a list of it, and `optimizer`
-    what get_megatron_optimizer made of it. Call `forward_backward` in place of what
-    get_forward_backward_func returned, and `step` in place of `optimizer.step`. Evaluate and save in
-    `with drained():`. From then on `optimizer.sharded_state_dict` has the state of the schedule too,
-    and `zero_grad_buffer` of the model does nothing, since half of a gradient may be there.
+    `model` is the one chunk of this rank's stage in Megatron's DDP, or a list of it, and
+    `optimizer` what get_megatron_optimizer made of it. Call `forward_backward` in place of what
+    get_forward_backward_func returned, and `step` in place of `optimizer.step`. Evaluate and save
+    in `with drained():`. From now on `optimizer.sharded_state_dict` has the state of the schedule
+    too, and `zero_grad_buffer` of the model does nothing: half of a gradient may be in the buffer.
 
     - `correction`, a class of `trainer.corrections` (or `functools.partial` of one and its options)
       with `num_updates`: in place of Error Feedback. It computes on fp32 weights as they are
@@ -250,7 +250,7 @@ class Megatron2BW:
         self._zero_buffer()
 
     def _begin_norm(self) -> None:
-        """Starts to add up the norm of the oldest gradient over the stages, once, at W(num_made)."""
+        """Starts to add up the norm of the oldest gradient, once, when the weights are its W(t)."""
         for gradient, corrected in zip(self._whole[0], self._corrected, strict=True):
             gradient.begin_norm(corrected)
 
@@ -295,7 +295,7 @@ class Megatron2BW:
 
     @contextmanager
     def drained(self) -> Iterator[Any]:
-        """Finishes every batch and update in flight; yields the model, which has the newest weights.
+        """Finishes every batch and update in flight; yields the model, with the newest weights.
 
         It takes the time of a bubble and changes no number of the training.
         """
@@ -316,8 +316,8 @@ class Megatron2BW:
         self._drains.append(self.num_taken)
 
     def _extend_checkpoints(self) -> None:
-        """Adds what the next batches need to the optimizer's sharded state: the number of updates, and
-        the weights that the next batch reads, sharded as Megatron shards those of the model."""
+        """Adds what the next batches need to the optimizer's sharded state: the number of updates,
+        and the weights that the next batch reads, sharded as Megatron shards those of the model."""
         sharded, load = self.optimizer.sharded_state_dict, self.optimizer.load_state_dict
 
         def sharded_state_dict(*args: Any, **options: Any) -> dict[str, Any]:
@@ -388,7 +388,7 @@ class Megatron2BW:
 
 
 def _nothing() -> None:
-    """In place of the model's `zero_grad_buffer`: a loop calls it where half of a gradient is there."""
+    """In place of the model's `zero_grad_buffer`, which loops call where half of a gradient is."""
 
 
 def _copied(value: Any) -> Any:

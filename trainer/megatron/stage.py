@@ -122,8 +122,8 @@ class TwoSets:
 
     @contextmanager
     def without_gathers(self) -> Iterator[None]:
-        """A context for the sum of gradients. With `overlap_param_gather` Megatron takes weights for
-        changed when their gradients are summed; here they change later, in `update`."""
+        """A context for the sum of gradients, after which, with `overlap_param_gather`, Megatron
+        takes weights for changed; here they change later, in `update`."""
         dispatched = [group.param_gather_dispatched for group in self.groups]
         yield
         for group, is_dispatched in zip(self.groups, dispatched, strict=True):
@@ -230,14 +230,8 @@ class MegatronStage:
         tensor = self.leaving.detach().contiguous()
         return [dist.P2POp(dist.isend, tensor, self._ranks[self.stage_index + side])]
 
-    def get_fwd_recv_ops(self, i: int) -> list[dist.P2POp]:
-        return self._receive(FORWARD, -1)
-
-    def get_bwd_recv_ops(self, i: int) -> list[dist.P2POp]:
-        return self._receive(BACKWARD, 1)
-
-    def get_fwd_send_ops(self, i: int) -> list[dist.P2POp]:
-        return self._send(1)
-
-    def get_bwd_send_ops(self, i: int) -> list[dist.P2POp]:
-        return self._send(-1)
+    # As `Passes` asks for them, by the number of a microbatch, which come in order here.
+    get_fwd_recv_ops = lambda self, _: self._receive(FORWARD, -1)  # noqa: E731
+    get_bwd_recv_ops = lambda self, _: self._receive(BACKWARD, 1)  # noqa: E731
+    get_fwd_send_ops = lambda self, _: self._send(1)  # noqa: E731
+    get_bwd_send_ops = lambda self, _: self._send(-1)  # noqa: E731

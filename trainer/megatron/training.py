@@ -14,10 +14,10 @@ def install(*modules: ModuleType, **options: Any) -> None:
     Call it before `pretrain`. In Megatron-Bridge the modules are `train`, `optim`, `eval` and
     `pretrain` of `megatron.bridge.training`. `options` are those of `Megatron2BW`.
 
-    A name of a module is replaced where it has it: the optimizer comes with the schedule and steps by
-    it, forwards and backwards are those of the schedule, evaluations and checkpoints begin drained,
-    and `train` ends so. Sums over all stages that each iteration waits for are left out, which would
-    bring the bubble back: success, norm and learning rate are the same numbers on every stage.
+    Names of theirs are replaced: the optimizer comes with the schedule and steps by it, forwards
+    and backwards are those of the schedule, evaluations and checkpoints begin drained, and `train`
+    ends so. Sums over all stages that each iteration waits for are left out, which would bring the
+    bubble back: success, norm and learning rate are one number on every stage.
     """
     loop = _Loop(options)
     for module in modules:
