@@ -1,4 +1,4 @@
-"""Megatron Core on CPUs over gloo: imported before anything of Megatron, whose files stay.
+"""Megatron Core on CPUs over gloo, where there is no GPU: imported before anything of Megatron.
 
 What asks for a GPU in `megatron/core` 0.16.1, in runs of 1F1B with DDP and each of its optimizers:
 
@@ -40,19 +40,26 @@ def type_on_gpu(self: torch.Tensor, *args: Any) -> Any:
     return f"torch.cuda.{TYPES[self.dtype]}Tensor" if is_known else tensor_type(self, *args)
 
 
-warnings.filterwarnings("ignore")  # of Apex and Transformer Engine, which are not there
-OnCPU().__enter__()
-torch.Tensor.type = type_on_gpu  # type: ignore[assignment,method-assign]
-torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[assignment,method-assign]
-torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
-torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
-torch.cuda.manual_seed = torch.manual_seed  # type: ignore[assignment]
-torch.cuda.get_rng_state = lambda *_, **__: torch.get_rng_state()  # type: ignore[assignment]
-torch.cuda.random.get_rng_state = torch.cuda.get_rng_state
+def stand_in() -> None:
+    """From now on, in this process."""
+    cuda: Any = torch.cuda
+    tensor: Any = torch.Tensor
+    OnCPU().__enter__()
+    tensor.type, tensor.cuda = type_on_gpu, lambda self, *_, **__: self
+    cuda.current_device, cuda.synchronize = lambda: torch.device("cpu"), lambda *_: None
+    cuda.manual_seed = torch.manual_seed
+    cuda.get_rng_state = cuda.random.get_rng_state = lambda *_, **__: torch.get_rng_state()
+    from megatron.core.tensor_parallel import random
 
-from megatron.core.tensor_parallel import random  # noqa: E402
+    random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+
+
+warnings.filterwarnings("ignore")  # of Apex and Transformer Engine, which are not there
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+if DEVICE.type == "cpu":
+    stand_in()
+
 from megatron.core.transformer.moe import moe_utils  # noqa: E402
 
-random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
 if not hasattr(moe_utils, "te_general_gemm"):
     moe_utils.te_general_gemm = None

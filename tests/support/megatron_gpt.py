@@ -2,6 +2,7 @@
 """A tiny GPT of Megatron Core on CPUs: its model, data and optimizer, and the plain loop that 2BW
 must equal."""
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-import tests.support.megatron_cpu  # noqa: F401  before anything of Megatron
+from tests.support.megatron_cpu import DEVICE  # before anything of Megatron
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
@@ -19,7 +20,10 @@ from megatron.core.distributed import (
     DistributedDataParallelConfig,
     finalize_model_grads,
 )
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
@@ -31,13 +35,14 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from torch import Tensor, nn
 
 
-LENGTH, MICRO, VOCABULARY, HIDDEN, LAYERS = 16, 2, 64, 32, 4
+SIZES = os.environ.get("MEGATRON_SIZES", "16 2 64 32 4 2").split()
+LENGTH, MICRO, VOCABULARY, HIDDEN, LAYERS, HEADS = map(int, SIZES)
 UPDATES = 6
 TAYLOR = 10.0
 """λ of DC-ASGD."""
 ADAM: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1, "betas": (0.9, 0.95), "eps": 1e-8}
-MASK = torch.triu(torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool), 1)
-POSITIONS = torch.arange(LENGTH).expand(MICRO, -1)
+MASK = torch.triu(torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool), 1).to(DEVICE)
+POSITIONS = torch.arange(LENGTH).expand(MICRO, -1).to(DEVICE)
 CHANGES_NO_NUMBER = {
     "recompute": {
         "recompute_granularity": "full",
@@ -81,7 +86,7 @@ class Setting:
 
     def loop(self, late: int) -> tuple[Any, ...]:
         """What the plain loop of this setting depends on."""
-        of_loop = "clip", "tied", "experts", "plain", "start", "taylor", "gradients"
+        of_loop = "clip", "tied", "experts", "plain", "start", "taylor", "gradients", "te"
         words = [self.has(word) for word in of_loop]
         return late, self.has("ef"), self.has("bf16"), self.microbatches, self.replicas, *words
 
@@ -102,11 +107,11 @@ def begin(pp: int = 1, tp: int = 1) -> None:
     parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(tp, pp)
     tensor_parallel.model_parallel_cuda_manual_seed(0)
-    # In place of Apex's kernel for `gradient_accumulation_fusion`.
-    layers._grad_accum_fusion_available = True
-    layers.fused_weight_gradient_mlp_cuda = SimpleNamespace(
-        wgrad_gemm_accum_fp32=_add_product, wgrad_gemm_accum_fp16=_add_product
-    )
+    if DEVICE.type == "cpu":  # in place of Apex's kernel for `gradient_accumulation_fusion`
+        layers._grad_accum_fusion_available = True
+        layers.fused_weight_gradient_mlp_cuda = SimpleNamespace(
+            wgrad_gemm_accum_fp32=_add_product, wgrad_gemm_accum_fp16=_add_product
+        )
 
 
 def _add_product(x: Tensor, gradient: Tensor, total: Tensor) -> None:
@@ -117,7 +122,7 @@ def config_of(setting: Setting, **options: Any) -> TransformerConfig:
     return TransformerConfig(
         num_layers=LAYERS,
         hidden_size=HIDDEN,
-        num_attention_heads=2,
+        num_attention_heads=HEADS,
         params_dtype=setting.dtype,
         pipeline_model_parallel_size=setting.pp,
         tensor_model_parallel_size=setting.tp,
@@ -133,12 +138,15 @@ def config_of(setting: Setting, **options: Any) -> TransformerConfig:
 
 def gpt(config: TransformerConfig, setting: Setting) -> nn.Module:
     first, last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
-    spec = get_gpt_layer_local_spec(num_experts=config.num_moe_experts)
+    has_te = setting.has("te")  # Transformer Engine, on a GPU
+    make = get_gpt_layer_with_transformer_engine_spec if has_te else get_gpt_layer_local_spec
+    spec = make(num_experts=config.num_moe_experts)
     torch.manual_seed(0)
     is_tied = setting.has("tied")
     model = GPTModel(
         config, spec, VOCABULARY, LENGTH, first, last, share_embeddings_and_output_weights=is_tied
     )
+    model = model.to(DEVICE)
     return Float16Module(config, model) if config.bf16 else model
 
 
@@ -177,7 +185,8 @@ def load(model: nn.Module, config: TransformerConfig, whole: dict[str, Tensor]) 
 def batch_of(t: int, m: int, replica: int = 0) -> Iterator[Tensor]:
     """The microbatches of batch t, each [sequences, length + 1]."""
     generator = torch.Generator().manual_seed(1000 * t + replica)
-    return iter(torch.randint(VOCABULARY // 4, (m, MICRO, LENGTH + 1), generator=generator))
+    tokens = torch.randint(VOCABULARY // 4, (m, MICRO, LENGTH + 1), generator=generator)
+    return iter(tokens.to(DEVICE))
 
 
 def forward_step(iterator: Iterator[Tensor], model: nn.Module) -> Any:
@@ -213,7 +222,8 @@ def wrapped(
 ) -> tuple[DistributedDataParallel, Any]:
     """The model in DDP and the optimizer, as Megatron's training makes them."""
     model = gpt(config, setting)
-    load(model, config, whole)
+    if whole:
+        load(model, config, whole)
     distributed, gather = setting.has("dist"), setting.has("gather")
     of_ddp = DistributedDataParallelConfig(
         use_distributed_optimizer=distributed,
@@ -264,7 +274,7 @@ def summed_gradients(
             output, loss_of = forward_step(batch, model)
             loss, logged = loss_of(output)
             losses.append(logged["loss"])
-            MoEAuxLossAutoScaler.set_loss_scale(torch.tensor([1 / m]))
+            MoEAuxLossAutoScaler.set_loss_scale(torch.tensor([1 / m], device=DEVICE))
             (loss / m).backward()
             for total, weight in zip(gradient, weights, strict=True):
                 total.add_(weight.grad)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ is written to FOLDER/N.json by their names. `loops` leaves the plain loops in FO
 """
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +23,8 @@ import torch
 import torch.distributed as dist
 from torch.optim._functional import adamw
 
-from tests.support.megatron_gpt import (  # before anything of Megatron
+from tests.support.megatron_cpu import DEVICE  # before anything of Megatron
+from tests.support.megatron_gpt import (
     LENGTH,
     MICRO,
     TAYLOR,
@@ -521,23 +523,49 @@ def delayed(folder: Path, settings: list[Setting], kept: Any) -> dict[str, Any]:
     return found
 
 
+def timed(folder: Path, settings: list[Setting], _: Any) -> dict[str, Any]:
+    """Seconds of a batch by 1F1B and by 2BW, on the slowest rank."""
+    found = {}
+    for setting, is_2bw in product(settings, (False, True)):
+        begin(setting.pp, setting.tp)
+        loop = Loop(setting, {}, is_2bw=is_2bw)
+        loop.train(0, 3)
+        torch.cuda.synchronize()
+        dist.barrier()
+        began = time.perf_counter()
+        loop.train(3, 3 + TIMED)
+        torch.cuda.synchronize()
+        seconds = torch.tensor([time.perf_counter() - began], device=DEVICE)
+        dist.all_reduce(seconds, dist.ReduceOp.MAX)
+        found[f"{'2BW' if is_2bw else '1F1B'} {setting}"] = seconds.item() / TIMED
+        with loop.pipeline.drained() if is_2bw else nullcontext():
+            dist.barrier()
+    return found
+
+
+TIMED = 10
+"""Batches."""
 PROGRAMS = {
-    of.__name__: of for of in (numbers, resumed, refused, slept, messages, mutated, delayed)
+    of.__name__: of for of in (numbers, resumed, refused, slept, messages, mutated, delayed, timed)
 }
 
 
 def main(folder: Path, plan: dict[str, Any]) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    if DEVICE.type == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    dist.init_process_group("nccl" if DEVICE.type == "cuda" else "gloo")
     found: dict[str, Any] = {}
     for program, arguments in plan.items():
         settings = [Setting(*of) for of in arguments]
         if program == "loops":
             found[program] = loops(folder, settings)
         else:
-            kept = torch.load(folder / "loops.pt")
+            path = folder / "loops.pt"
+            kept = torch.load(path, map_location=DEVICE) if path.exists() else {}
             found[program] = PROGRAMS[program](folder, settings, kept)
     if dist.get_rank() == 0:
+        print(json.dumps(found, indent=1))
         (folder / f"{dist.get_world_size()}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()

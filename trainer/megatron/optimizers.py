@@ -55,7 +55,7 @@ class CorrectedSteps:
         no_make = partial(NoCorrection, MAX_COUNT)
         lags, groups = [1] * len(self.weights), by_device(self.weights) or [[]]
         self.correction = CorrectionInParts(make if lags else no_make, lags, groups)
-        self._before: Sequence[Tensor] = ()
+        self._previous: Sequence[Tensor] = ()
         self._has_loaded = False
         self._hook()
 
@@ -85,13 +85,13 @@ class CorrectedSteps:
         """Before the inner step, at W(t)."""
         self._restore()
         if self.correction.needs_update:
-            self._before = cloned(self.weights)
+            self._previous = cloned(self.weights)
 
     @torch.no_grad()
     def end(self) -> None:
         """After it, at W(t) − u_t."""
-        before, self._before = self._before, ()
-        update = change(before, self.weights, in_place=True) if before else ()
+        previous, self._previous = self._previous, ()
+        update = change(previous, self.weights, in_place=True) if previous else ()
         self.correction.apply(self.weights, update, self._delays)
         self.remember(self.correction.state())
 
@@ -111,9 +111,9 @@ class CorrectedSteps:
 
     def remember(self, memory: Sequence[Any]) -> None:
         """Adds tensors by name to the state of each weight that has one."""
-        for weight, named in zip(self.weights, memory, strict=True):
+        for weight, tensors in zip(self.weights, memory, strict=True):
             if self.state(weight):  # an empty one means to torch that it was never stepped
-                self.state(weight).update(named)
+                self.state(weight).update(tensors)
 
     def _load(self) -> None:
         """The inner optimizer has other state now, or makes room for what is about to be loaded."""
@@ -130,8 +130,8 @@ class CorrectedSteps:
     def _restore(self) -> None:
         if self._has_loaded:
             memories = [self.state(weight) for weight in self.weights]
-            named = [{k: m[k] for k in self._names if k in m} for m in memories]
-            self.correction.restore(named)
+            tensors = [{k: m[k] for k in self._names if k in m} for m in memories]
+            self.correction.restore(tensors)
         self._has_loaded = False
 
 
@@ -179,11 +179,11 @@ class DelayedSteps:
     @contextmanager
     def newest(self) -> Iterator[None]:
         """Shows W(t) to the model, to be evaluated, and afterwards what the next batch reads."""
-        read = [cloned(part.weights) for part in self._parts]
+        weights = [cloned(part.weights) for part in self._parts]
         for part in self._parts:
             part.show(part.newest())
         yield
-        for part, values in zip(self._parts, read, strict=True):
+        for part, values in zip(self._parts, weights, strict=True):
             part.show(values)
 
 

@@ -92,9 +92,8 @@ class Megatron2BW:
         self._passes: Any = None  # made with the first batch
         self._sizes: dict[str, Any] = {}  # of the first batch
         self._in_flight: deque[tuple[Tensor | None, Tensor]] = deque()
-        self._whole: deque[list[WaitingGradient]] = (
-            deque()
-        )  # of each batch, one per inner optimizer
+        # Of each batch whose gradient is whole, a gradient per inner optimizer.
+        self._whole: deque[list[WaitingGradient]] = deque()
         self._norm: float | None = None  # of the last update
         self._is_reported = True  # whether `step` returned True for it
         self._drains = [0]  # batches before which the pipeline was drained
@@ -108,10 +107,8 @@ class Megatron2BW:
     def _share_embeddings(self) -> None:
         """Takes the sum over the copies of a tied weight out of Megatron's `finalize_model_grads`,
         where the last stage would wait for the first one's gradient."""
-        stage, module = (
-            self._stage,
-            get_attr_wrapped_model(self.model, "pre_process", return_model_obj=True),
-        )
+        stage = self._stage
+        module = get_attr_wrapped_model(self.model, "pre_process", return_model_obj=True)
         is_tied = module.share_embeddings_and_output_weights and stage.num_stages > 1
         is_end = stage.is_first or stage.is_last
         self._tied = module.shared_embedding_or_output_weight() if is_tied and is_end else None
@@ -141,14 +138,17 @@ class Megatron2BW:
         """
         self._require_whole()
         step = {"forward_step_func": forward_step_func, "data_iterator": data_iterator}
-        sizes = {"seq_length": seq_length, "micro_batch_size": micro_batch_size}
-        sizes["decoder_seq_length"] = decoder_seq_length
-        counted = {**sizes, "num_microbatches": num_microbatches}
+        sizes = {
+            "num_microbatches": num_microbatches,
+            "seq_length": seq_length,
+            "micro_batch_size": micro_batch_size,
+            "decoder_seq_length": decoder_seq_length,
+        }
         if forward_only:
             self._require_drained()
             run = schedules.get_forward_backward_func()
-            return run(**step, **counted, model=self.model, forward_only=True, **options)
-        self._begin(counted, options)
+            return run(**step, **sizes, model=self.model, forward_only=True, **options)
+        self._begin(sizes, options)
         logged: list[Any] = []
         batch, size = self.num_taken, parallel_state.get_context_parallel_world_size()
 
@@ -193,13 +193,9 @@ class Megatron2BW:
             require(value in (None, False), name, value, allowed)
         if self.num_made < self.num_taken - 1 or self._is_synchronous_update():
             raise RuntimeError("call step() after each forward_backward(): an update is left")
-        for name, value in self._sizes.items():
-            require(
-                value == sizes[name],
-                name,
-                sizes[name],
-                f"must stay {value}: microbatches of two batches are in flight",
-            )
+        for name, first in self._sizes.items():
+            allowed = f"must stay {first}: microbatches of two batches are in flight"
+            require(sizes[name] == first, name, sizes[name], allowed)
         if self._passes is not None:
             return
         finalize, allowed = self.config.finalize_model_grads_func, "is required: it sums gradients"
@@ -275,13 +271,13 @@ class Megatron2BW:
 
     @torch.no_grad()
     def _make_update(self) -> None:
-        made, timed = self.num_made, self._passes.timed
+        batch, timed = self.num_made, self._passes.timed
         self._begin_norm()
         gradients = self._whole.popleft()
-        self._norm = timed("wait U", made, 0, lambda: sum(g.square() for g in gradients) ** 0.5)
+        self._norm = timed("wait U", batch, 0, lambda: sum(g.square() for g in gradients) ** 0.5)
         if not isfinite(self._norm):
-            raise Diverged(made)
-        timed("U", made, 0, self._update, gradients)
+            raise Diverged(batch)
+        timed("U", batch, 0, self._update, gradients)
         self.num_made += 1
         self._is_reported = False
 
@@ -327,15 +323,15 @@ class Megatron2BW:
                 if isinstance(getattr(value, "data", None), Tensor):
                     value.data = value.data.detach()
             self._weights.release()
-            own = {"late": late, "num_updates": self.num_made, "is_reported": self._is_reported}
-            return {**sharded(*args, **options), STATE: own}
+            state = {"late": late, "num_updates": self.num_made, "is_reported": self._is_reported}
+            return {**sharded(*args, **options), STATE: state}
 
         def load_state_dict(state_dict: dict[str, Any]) -> None:
-            own = state_dict.pop(STATE, None)
+            state = state_dict.pop(STATE, None)
             allowed = "is not of 2BW: make Megatron2BW after it is loaded"
-            require(own is not None, "checkpoint", [*state_dict], allowed)
+            require(state is not None, "checkpoint", [*state_dict], allowed)
             load(state_dict)
-            self._load(**own)
+            self._load(**state)
 
         self.optimizer.sharded_state_dict = sharded_state_dict
         self.optimizer.load_state_dict = load_state_dict

@@ -34,13 +34,13 @@ class _Loop:
         self.options, self.pipeline = options, None
 
     def optimizer(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        def made(config: Any, model: Any, *args: Any, **options: Any) -> Any:
+        def get_optimizer(config: Any, model: Any, *args: Any, **options: Any) -> Any:
             optimizer = make(config, model, *args, **options)
             self.pipeline: Any = Megatron2BW(model, optimizer, **self.options)
             optimizer.step = self.pipeline.step
             return optimizer
 
-        return made
+        return get_optimizer
 
     def schedule(self, get: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *a, **kw: self.pipeline.forward_backward if self.pipeline else get(*a, **kw)
