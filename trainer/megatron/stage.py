@@ -123,7 +123,7 @@ class TwoSets:
     @contextmanager
     def without_gathers(self) -> Iterator[None]:
         """A context for the sum of gradients, after which, with `overlap_param_gather`, Megatron
-        takes weights for changed; here they change later, in `update`."""
+        gathers weights anew; here they change later, in `update`."""
         dispatched = [group.param_gather_dispatched for group in self.groups]
         yield
         for group, is_dispatched in zip(self.groups, dispatched, strict=True):
