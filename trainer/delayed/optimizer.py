@@ -104,7 +104,9 @@ class DelayedOptimizer(Around):
         self.num_updates, self._clip_norm = num_updates, clip_norm
         self._schedule = arm.schedule_of(self.pipeline, num_updates)
         made = self._make_correction([delay])
-        self._is_plain = delay == 0 and not made.looks_ahead
+        self.looks_ahead = made.looks_ahead
+        """Whether the correction acts without a delay, too."""
+        self._is_plain = delay == 0 and not self.looks_ahead
         if self._is_plain:  # nothing to correct, so nothing to remember
             self.correction = arm.correction_node(0, None)
             made = self._make_correction([delay])
