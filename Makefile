@@ -69,7 +69,7 @@ data-%: $(READY)  ## prepare a corpus: data-wiki, data-gcide, data-fineweb_edu
 # $(call sweep,SCALE,NAME)
 sweep = $(BIN)/pipegap sweep sweep=$(2) scale=$(1) $(if $(DRY_RUN),dry_run=true) $(ARGS)
 # $(call corpus,SCALES): the wiki text, if one of the scales trains on it.
-corpus = $(if $(shell grep -ls 'data=wiki' $(patsubst %,conf/scale/%.yaml,$(1))),$(WIKI))
+corpus = $(if $(shell grep -ls 'data=wiki' $(patsubst %,pipegap/conf/scale/%.yaml,$(1))),$(WIKI))
 stem = $(subst -, ,$*)
 
 .SECONDEXPANSION:
@@ -79,7 +79,7 @@ sweep-%: $(READY) $$(call corpus,$$(firstword $$(stem)))  ## a sweep: sweep-SCAL
 # Of `figures`. Its report is of the store that the sweeps write: the shell reads the words of both.
 QUOTED := sed -n "s/'/'\\\\''/g; s/^results=.*/'&'/p" | tail -n 1
 STORE = $(or $(shell printf '%s\n' $(ARGS) | $(QUOTED)),results=results)
-SCALES := $(basename $(notdir $(wildcard conf/scale/*.yaml)))
+SCALES := $(basename $(notdir $(wildcard pipegap/conf/scale/*.yaml)))
 # Without a scale, few_updates is run and every scale is priced.
 FIGURE_SCALES := $(or $(SCALE),$(if $(DRY_RUN),$(SCALES),few_updates))
 

@@ -1,5 +1,6 @@
 """Whatever a document points at is there, what it should list is complete, and the site builds."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from tests.support.markdown import DOCUMENTS, FENCE, ROOT, spans
 from tests.support.processes import python
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-IN_CODE = re.compile(r"(trainer|sweeps|analysis|tests|bench|conf|docs|deploy|findings)/[\w./-]*")
+IN_CODE = re.compile(r"(pipegap|tests|bench|docs|deploy|findings)/[\w./-]*")
+MAP = ROOT / "docs" / "map.md"
 TESTS = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
 
 
@@ -44,6 +46,33 @@ def test_paths_and_tests_in_code_exist() -> None:
                 assert f"def {span}(" in TESTS, f"{document}: {span}"
 
 
+def test_the_map_names_what_its_files_define() -> None:
+    """Each name in code belongs to the file that is linked before it."""
+    defined, num_names = list[str](), 0
+    for link, span in re.findall(r"\]\(\.\./(\S+\.py)\)|`([A-Za-z_.]+)`", prose(MAP)):
+        if link:
+            defined, file = definitions(ROOT / link), link
+        elif "." not in span or span[0].isupper():
+            assert span in defined, f"{span}: not in {file}"
+            num_names += 1
+    assert num_names > 40
+
+
+def definitions(path: Path) -> list[str]:
+    """The names that a module defines; of its classes those of their methods too."""
+    names = []
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.append(node.name)
+        if isinstance(node, ast.ClassDef):
+            names += [
+                f"{node.name}.{inner.name}"
+                for inner in node.body
+                if isinstance(inner, ast.FunctionDef)
+            ]
+    return names
+
+
 def test_the_readme_lists_every_page() -> None:
     linked = set(LINK.findall(prose(ROOT / "README.md")))
     assert {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} <= linked
@@ -56,7 +85,7 @@ def test_the_readme_lists_every_page() -> None:
 def test_every_choice_is_explained(group: str, page: str) -> None:
     """In a row of a table, or as the value of its key."""
     text = (ROOT / "docs" / f"{page}.md").read_text()
-    for path in (ROOT / "conf" / group).glob("*.yaml"):
+    for path in (ROOT / "pipegap" / "conf" / group).glob("*.yaml"):
         assert f"`{path.stem}`" in text or f"{group}={path.stem}" in text or path.stem == "none"
 
 

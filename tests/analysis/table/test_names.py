@@ -9,7 +9,7 @@ from pipegap.analysis import load
 from pipegap.analysis.table import names
 from tests.support.swept_store import ALL_ARMS, write_sweep
 
-CONF = Path(__file__).parents[3] / "conf"
+CONF = Path(__file__).parents[3] / "pipegap" / "conf"
 
 
 def test_an_optimizer_has_the_name_that_its_yaml_says_or_that_of_its_file() -> None:

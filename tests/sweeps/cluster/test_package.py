@@ -32,7 +32,7 @@ STRAYS = [
     "checkpoint.pt",
     "data/wiki/manifest.json",
     "results/trials/1/result.json",
-    "trainer/__pycache__/stage.pyc",
+    "pipegap/trainer/__pycache__/stage.pyc",
     "tests/trainer/test_trial.py",
 ]
 
@@ -40,9 +40,8 @@ STRAYS = [
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     """A copy of the code with all that may lie beside it."""
-    for folder in ("pipegap", "trainer", "sweeps", "analysis", "conf"):
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(CODE_ROOT / folder, tmp_path / folder, symlinks=True, ignore=ignored)
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(CODE_ROOT / "pipegap", tmp_path / "pipegap", ignore=ignored)
     for stray in STRAYS:
         (tmp_path / stray).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / stray).write_text("stray")
@@ -62,12 +61,14 @@ def test_the_code_is_packaged_and_nothing_else(repository: Path, tmp_path: Path)
 
 def test_an_id_is_the_same_for_the_same_wish_and_code(repository: Path) -> None:
     assert code_digest(repository) == code_digest()
-    (repository / "conf" / "config.yaml").write_text("changed")
+    (repository / "pipegap" / "conf" / "config.yaml").write_text("changed")
     assert code_digest(repository) != code_digest()
     name = job_name("main-tiny", ["sweep=main", "seeds=[0]"])
     assert name == job_name("main-tiny", ["seeds=[0]", "sweep=main"])
     assert name != job_name("main-tiny", ["sweep=main", "seeds=[1]"])
-    own = [Own(str(CODE_ROOT / folder)) for folder in ("trainer/base", "trainer/data")]
+    own = [
+        Own(str(CODE_ROOT / folder)) for folder in ("pipegap/trainer/base", "pipegap/trainer/data")
+    ]
     names = {job_name("main-tiny", ["sweep=main", "seeds=[0]"], folder) for folder in own}
     assert len(names - {name}) == 2
 
@@ -90,7 +91,7 @@ def own_files(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "mine" / "weights.pt").write_text("large")
     sweep, search = tmp_path / "depth.yaml", tmp_path / "wide.yaml"
     sweep.write_text(OWN_SWEEP.format(code=tmp_path / "mine"))
-    shutil.copy(CODE_ROOT / "conf" / "search" / "optuna.yaml", search)
+    shutil.copy(CODE_ROOT / "pipegap" / "conf" / "search" / "optuna.yaml", search)
     return {"sweep": str(sweep), "search": str(search)}
 
 

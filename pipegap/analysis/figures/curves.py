@@ -1,0 +1,303 @@
+"""Losses over training and the gap while it grows: one line per arm, its seeds behind it.
+
+`mean_lines` draws such lines of any number that trials have over tokens, or over updates since a
+switch.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import product
+
+import altair as alt
+import pandas as pd
+
+from pipegap.analysis.figures.colors import INK, readable
+from pipegap.analysis.figures.figure import FEWEST, Chart, Figure
+from pipegap.analysis.figures.multiples import Panel, panels_of
+from pipegap.analysis.figures.rows import OF_SEED, PANEL, SERIES, best_points
+from pipegap.analysis.figures.scales import column_of, far_apart, gap_axis, linear, token_axis
+from pipegap.analysis.figures.style import (
+    FAINT,
+    Style,
+    Styles,
+    arm_styles,
+    legend,
+    rounded,
+    tooltips,
+)
+from pipegap.analysis.statistics.intervals import mean_intervals
+from pipegap.analysis.statistics.pairs import pairs
+from pipegap.analysis.table.metrics import training_losses, validation_losses
+from pipegap.analysis.table.tasks import updates_asked
+from pipegap.trainer.base.status import FINAL, Status
+
+COLUMNS = [*PANEL, *SERIES, *OF_SEED]
+CAPTION = ("lines: mean over n seeds, to where the first of them diverged (×); faint: each seed",)
+
+
+def below_each_other(curves: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Return the curves of several trials in one table, whose index level `trial` counts them."""
+    return pd.concat(curves, keys=range(len(curves)), names=["trial", None])
+
+
+def over_tokens(rows: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
+    """Return COLUMNS, `update`, `tokens`, and the curves' own column.
+
+    `rows` are those of `below_each_other`, with `update` and one more column: the curve `trial` is
+    that of this row of `shown`.
+    """
+    of_row, rows = rows.index.get_level_values("trial"), rows.reset_index(drop=True)
+    trials = points[[*COLUMNS, "batch_size", "seq_len"]].iloc[of_row].reset_index(drop=True)
+    tokens = (rows["update"] + 1) * trials["batch_size"] * trials["seq_len"]
+    *_, last = rows.columns
+    return trials[COLUMNS].assign(update=rows["update"], tokens=tokens, **{last: rows[last]})
+
+
+def with_seeds(rows: pd.DataFrame) -> str:
+    """Return the name of a series in the legend, with its number of seeds."""
+    diverged = rows.loc[rows["status"] == Status.DIVERGED, "seed"].nunique()
+    note = f", {diverged} diverged" if diverged else ""
+    return f"{rows['series'].iloc[0]} (n={rows['seed'].nunique()}{note})"
+
+
+def mean_lines(
+    data: pd.DataFrame,
+    y: alt.Y,
+    x: alt.X | None = None,
+    *,
+    styles: Styles = arm_styles,
+    label: Callable[[pd.DataFrame], str] = with_seeds,
+) -> list[Chart]:
+    """Draw one chart per panel of rows of `over_tokens`, against `x` (else tokens) and `y`.
+
+    `styles` returns the looks of the series, `label` the words of one series in the legend.
+    """
+    looks = styles(data)
+    across = x or token_axis(data["tokens"])
+    return [mean_panel(panel, y, across, looks, label) for panel in panels_of(data, looks)]
+
+
+def mean_panel(
+    panel: Panel,
+    y: alt.Y,
+    x: alt.X,
+    looks: Mapping[str, Style],
+    label: Callable[[pd.DataFrame], str] = with_seeds,
+) -> alt.LayerChart:
+    """Draw one of the charts of `mean_lines`."""
+    rows = panel.rows
+    labels = {str(series): label(of_series) for series, of_series in rows.groupby("series")}
+    look = legend(labels, looks, lines=True)
+    known_rows = rows.dropna(subset=column_of(y))
+    columns = list(dict.fromkeys(["series", *OF_SEED, "update", column_of(x), column_of(y)]))
+    seeds = marks(known_rows, columns, x, y).encode(
+        color=look.color, detail=alt.Detail("trial_id:N")
+    )
+    ends = known_rows[known_rows["status"] == Status.DIVERGED].groupby("trial_id").tail(1)
+    series_columns = ["series", column_of(x), column_of(y)]
+    means = marks(_means(rows, column_of(x), column_of(y)), series_columns, x, y).mark_line(
+        strokeWidth=1.8
+    )
+    layers = [
+        seeds.mark_line(strokeOpacity=FAINT, strokeWidth=0.8),
+        seeds.mark_point(opacity=0, size=40).encode(tooltip=tooltips(columns)),
+        means.encode(color=look.color, strokeDash=look.dash),
+    ]
+    for name, of_series in ends.groupby("series"):
+        color = readable(looks[str(name)].color)
+        layers.append(
+            marks(of_series, series_columns, x, y).mark_text(text="×", fontSize=16, color=color)
+        )
+    chart = alt.layer(*layers, title=panel.title)
+    assert isinstance(chart, alt.LayerChart)
+    return chart
+
+
+def marks(rows: pd.DataFrame, columns: list[str], x: alt.X, y: alt.Y | None) -> alt.Chart:
+    """Return a chart of these columns, without a mark, against `x` and `y`."""
+    chart = alt.Chart(rounded(rows, columns)).encode(x=x)
+    return chart.encode(y=y) if y else chart
+
+
+def _means(rows: pd.DataFrame, across: str, up: str) -> pd.DataFrame:
+    """Return the mean over all seeds of a series, where each of them has a value."""
+    grids = [
+        of_series.pivot(index=across, columns="trial_id", values=up)
+        .mean(axis=1, skipna=False)
+        .dropna()
+        .reset_index(name=up)
+        .assign(series=series)
+        for series, of_series in rows.groupby("series")
+    ]
+    return pd.concat(grids)
+
+
+Read = Callable[[pd.DataFrame], pd.DataFrame]
+"""Trials → the curve of each, below each other."""
+OF_GAP = ["gap", "n", "mean", "low", "high"]
+"""The gap of a trial at an update, and the mean of its series there with its 95 % interval."""
+STAGES = "pipeline.num_stages"
+POINTS = 100
+"""A curve of training losses has about that many points: each is the mean of a hundredth of the
+run."""
+TITLES = {
+    "val_loss": ["validation loss (nats per token)"],
+    "train_loss": [
+        "training loss (nats per token)",
+        "points: means of 1 % of the run",
+    ],
+}
+PAIRED = "gap: minus the loss of sync at the same seed and update; band: 95 % interval of the mean"
+
+
+def losses(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per evaluation of every trial of the best points: one panel per optimizer.
+
+    The columns are COLUMNS, `update`, the `tokens` trained on until then, `val_loss`, and OF_GAP.
+    Where no trial was evaluated FEWEST times the rows are those of `training`, if they are more.
+    """
+    return _with_points(partial(_curves, trials, gaps))
+
+
+def losses_of(trials: pd.DataFrame, gaps: pd.DataFrame, optimizers: Iterable[str]) -> pd.DataFrame:
+    """Return `losses` of these optimizers alone."""
+    return losses(trials[trials["optimizer"].isin(optimizers)], gaps)
+
+
+def losses_by_stages(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return `losses` with one panel per optimizer and number of stages P (figure 6).
+
+    P is a number that some arm has among several. An arm that was run at one P alone, because it
+    does not depend on it, is in each panel.
+    """
+    return _with_points(partial(_by_stages, trials, gaps))
+
+
+def training(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per trial of the best points and POINTS-th part of its run (figure 19).
+
+    The columns are COLUMNS, the last `update` of the part, the `tokens` until then, the mean
+    `train_loss`, and OF_GAP. Every batch is in some part.
+    """
+    return _curves(trials, gaps, _parts)
+
+
+def _with_points(curves: Callable[[Read], pd.DataFrame]) -> pd.DataFrame:
+    """Return the curves of evaluations if one has FEWEST points, else those that have more."""
+    evaluated = curves(_evaluations)
+    if (evaluated["trial_id"].value_counts() >= FEWEST).any():
+        return evaluated
+    parts = curves(_parts)
+    return parts if len(parts) > len(evaluated) else evaluated
+
+
+def _by_stages(trials: pd.DataFrame, gaps: pd.DataFrame, reader: Read) -> pd.DataFrame:
+    done = trials[trials["status"].isin(FINAL)]
+    stages = done[STAGES] if STAGES in done else pd.Series(dtype=int)
+    per_arm = stages.groupby(done["arm"]).transform("nunique")
+    at = product(sorted(done["optimizer"].unique()), sorted(stages[per_arm > 1].unique()))
+    panels = []
+    for optimizer, count in at:
+        has_count = (stages == count) | (per_arm == 1)
+        panel = _curves(done[has_count & (done["optimizer"] == optimizer)], gaps, reader)
+        panels.append(panel.assign(panel=panel["panel"] + f", P = {count}"))
+    return pd.concat(panels, ignore_index=True) if panels else _curves(done[:0], gaps, reader)
+
+
+def _curves(trials: pd.DataFrame, gaps: pd.DataFrame, reader: Read) -> pd.DataFrame:
+    """Return the curves that `read` finds for the trials of the best points, with OF_GAP."""
+    points = best_points(trials, gaps)
+    if points.empty:
+        return pd.DataFrame(columns=[*dict.fromkeys([*COLUMNS, *OF_GAP])])
+    return _with_gaps(over_tokens(reader(points), points), trials)
+
+
+def _evaluations(points: pd.DataFrame) -> pd.DataFrame:
+    return below_each_other([*map(validation_losses, points["folder"])])
+
+
+def _parts(points: pd.DataFrame) -> pd.DataFrame:
+    """Return means of a POINTS-th of each run; a part that the run did not finish is left out."""
+    losses = below_each_other([*map(training_losses, points["folder"])])
+    lengths = (updates_asked(points) / POINTS).round().clip(lower=1).to_numpy(dtype=int)
+    length = lengths[losses.index.get_level_values("trial")]
+    part = losses["update"] // length
+    is_whole = part.groupby(["trial", part]).transform("size") == length
+    parts = losses[is_whole].groupby(["trial", part[is_whole]])
+    return parts.agg({"update": "max", "train_loss": "mean"})
+
+
+def _with_gaps(curves: pd.DataFrame, trials: pd.DataFrame) -> pd.DataFrame:
+    """Return curves with OF_GAP of their loss, which is the last column.
+
+    OF_GAP is missing for sync, and without a partner that completed. Both trials of a pair saw the
+    same batches, whose noise cancels. The mean ends where the first of its trials does, and is
+    missing before all of them have a value.
+    """
+    keys, with_all = [*PANEL, "series"], [*dict.fromkeys([*curves, *OF_GAP])]
+    if curves.empty:
+        return curves.reindex(columns=with_all)
+    *_, loss = curves
+    paired = pairs(trials)
+    paired = paired[paired["status_sync"] == Status.COMPLETED]
+    partner = curves["trial_id"].map(paired.set_index("trial_id")["trial_id_sync"])
+    losses = curves.drop_duplicates(["trial_id", "update"]).set_index(["trial_id", "update"])[loss]
+    of_partner = losses.reindex(pd.MultiIndex.from_arrays([partner, curves["update"]]))
+    table = curves.assign(gap=curves[loss].to_numpy() - of_partner.to_numpy())
+    groups = table[partner.notna()].groupby(keys)
+    means = {key: _means_of_gaps(of_series) for key, of_series in groups}
+    if not means:
+        return table.reindex(columns=with_all)
+    of_series = pd.concat(means, names=keys).reset_index(keys)
+    return table.merge(of_series, on=[*keys, "update"], how="left")
+
+
+def _means_of_gaps(of_series: pd.DataFrame) -> pd.DataFrame:
+    gaps = of_series.pivot_table(
+        index="update", columns="trial_id", values="gap", dropna=False
+    ).dropna()
+    low, high = mean_intervals(gaps.to_numpy())
+    mean = gaps.mean(axis=1).to_numpy()
+    columns = {"update": gaps.index, "n": gaps.shape[1], "mean": mean, "low": low, "high": high}
+    return pd.DataFrame(columns)
+
+
+def with_gaps(data: pd.DataFrame) -> list[Chart]:
+    """Draw two charts per panel: the loss, and the gap beside it."""
+    [column] = [name for name in TITLES if name in data]
+    y = alt.Y(f"{column}:Q", title=TITLES[column], scale=linear(data[column]))
+    x, looks = token_axis(data["tokens"]), arm_styles(data)
+    values = data.dropna(subset="gap")[["gap", "low", "high"]].melt()["value"]
+    symlog = far_apart(values)
+    of_gap = gap_axis(alt.Y("gap:Q"), values, symlog=symlog)
+    charts: list[Chart] = []
+    for panel in panels_of(data, looks):
+        charts.append(mean_panel(panel, y, x, looks))
+        if len(paired := panel.rows.dropna(subset="gap")):
+            charts.append(_gap_panel(panel.of(paired, ", gap"), of_gap, x, looks))
+    return charts
+
+
+def _gap_panel(panel: Panel, y: alt.Y, x: alt.X, looks: Mapping[str, Style]) -> Chart:
+    """Draw seeds and means as `mean_panel` does, over the interval's band and the line of 0."""
+    band_rows = panel.rows.dropna(subset="low").drop_duplicates(["series", "update"])
+    chart = mean_panel(panel, y, x, looks)
+    band = marks(band_rows, ["series", column_of(x), "low", "high"], x, None).mark_area(
+        opacity=0.18
+    )
+    low = alt.Y("low:Q", scale=y["scale"], title=y["title"])
+    color = chart.layer[0].encoding.color
+    zero = alt.Chart(pd.DataFrame({"gap": [0.0]})).mark_rule(color=INK).encode(y=y)
+    layers = [zero, band.encode(y=low, y2=alt.Y2("high:Q"), color=color), *chart.layer]
+    return alt.layer(*layers, title=panel.title)
+
+
+OVER_TRAINING = Figure(
+    name="validation_curves",
+    title="Loss over training",
+    data=losses,
+    charts=with_gaps,
+    caption=(*CAPTION, PAIRED),
+    columns=4,
+)
+FIGURES = (OVER_TRAINING,)

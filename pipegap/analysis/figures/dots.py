@@ -1,0 +1,321 @@
+"""Numbers of every arm beside each other, one dot per arm: final losses and gaps, with one row per
+optimizer or value of a key, and downstream scores beside those of sync, with one row per task."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import altair as alt
+import pandas as pd
+
+from pipegap.analysis.figures.figure import Chart, Figure
+from pipegap.analysis.figures.multiples import panels_of, titled
+from pipegap.analysis.figures.rows import (
+    MEAN,
+    OF_SEED,
+    PANEL,
+    SERIES,
+    best_points,
+    paired_seeds,
+    results_along,
+    with_means,
+    with_variant,
+)
+from pipegap.analysis.figures.scales import gap_axis, linear, loss_axis, over_decades
+from pipegap.analysis.figures.style import (
+    FAINT,
+    ROW_LINE,
+    ROW_PAD,
+    SeriesLook,
+    Style,
+    arm_styles,
+    is_long,
+    legend,
+    names_above,
+    reference,
+    reference_in_rows,
+    rounded,
+    tooltips,
+    whiskers,
+    words_beside,
+)
+from pipegap.analysis.statistics.downstream import downstream
+from pipegap.analysis.statistics.text import diverged_text
+from pipegap.analysis.table import names
+from pipegap.analysis.table.answers import ACCURACY, BITS
+from pipegap.analysis.table.answers import title as task_title
+from pipegap.analysis.table.names import signed
+from pipegap.analysis.table.tasks import updates_asked
+
+LOSS, GAP = "loss", "gap"
+COLUMNS = [*PANEL, "quantity", "group", *SERIES, "setting", "of_seed", *OF_SEED, *MEAN]
+"""One row per trial and `quantity`, which is LOSS or GAP; its value is `of_seed`, in nats per
+token, and MEAN is over the seeds of its arm in its `group`."""
+OF_MEAN = [*PANEL, "group", "series"]
+CAPTION = (
+    "dots: means over n seeds; lines: 95 % intervals; hollow: a single seed; faint: each seed",
+    "gap: final loss minus that of sync at the same seed, beside its mean, n and × what diverged",
+)
+BEST = "each optimizer at the point where sync ends lowest; sorted by the gap of the delay"
+HOVER = ["group", "series", "setting", "n", "mean", "low", "high", "diverged", "pairs"]
+MEASURES = {
+    ACCURACY: "accuracy: more is better",
+    BITS: "bits per byte of right answers: less is better",
+}
+"""Measures of downstream tasks that are drawn, and what a panel says of them."""
+OF_SCORES = [
+    *(*PANEL, "measure", "task", "questions", "optimizer", "series", "arm", "setting"),
+    *("n", "mean", "low", "high", "of"),
+]
+NAME = ""
+"""The line of a row that has its name."""
+OF_TASK = ["task", "series", "setting", "n", "questions", "mean", "low", "high"]
+
+
+def by_optimizer(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return rows of COLUMNS of the trials at the best points; a `group` is an optimizer.
+
+    There is one panel per size of the model and data.
+    """
+    points = best_points(trials, gaps)
+    if points.empty:
+        return pd.DataFrame(columns=COLUMNS)
+    group = points["optimizer"].map(names.optimizer)
+    points = points.assign(group=group, setting=points["subtitle"], subtitle="")
+    return _rows(points.assign(panel=_comparable(points)), trials, gaps)
+
+
+def _comparable(points: pd.DataFrame) -> pd.Series:
+    """Return the panel of each trial: models of several sizes, or several data, have their own.
+
+    A panel also says how many updates its trials make, if all of them make as many.
+    """
+    panels = pd.Series("", index=points.index)
+    if points["num_parameters"].nunique() > 1:
+        updates = updates_asked(points).groupby(points["num_parameters"], dropna=False)
+        sizes = points["num_parameters"].map(names.parameters) + " parameters"
+        panels = sizes + updates.transform(_length)
+    if points["data_hash"].nunique() > 1:
+        panels = (panels + ", " + points["data"].astype(str)).str.removeprefix(", ")
+    return panels
+
+
+def _length(updates: pd.Series) -> str:
+    lengths = updates.dropna().unique()
+    return f", {lengths[0]:,} updates" if len(lengths) == 1 else ""
+
+
+def by_value(trials: pd.DataFrame, gaps: pd.DataFrame, key: str) -> pd.DataFrame:
+    """Return rows of COLUMNS with one panel per optimizer; a `group` is a value of `key`.
+
+    Groups are sorted from the smallest value on; a group is `none` where the value is null.
+    """
+    results = results_along(trials, [key], part_of=key)
+    results["group"] = results[key].map(names.value)
+    return _rows(results.assign(setting=""), trials, gaps)
+
+
+def _rows(points: pd.DataFrame, trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    if points.empty:
+        return pd.DataFrame(columns=COLUMNS)
+    losses = points.assign(quantity=LOSS, of_seed=points["final_val_loss"])
+    paired = paired_seeds(trials, gaps)[["trial_id", "gap", *MEAN]]
+    of_gaps = points.merge(paired, on="trial_id").assign(quantity=GAP)
+    of_gaps["of_seed"] = of_gaps.pop("gap")
+    losses = with_means(losses, "of_seed", OF_MEAN)
+    return pd.concat([of_gaps[COLUMNS], losses[COLUMNS]], ignore_index=True)
+
+
+def optimizer_rows(data: pd.DataFrame) -> list[Chart]:
+    """Draw the gaps and the losses of `by_optimizer`, each with one row per optimizer."""
+    delay = data[(data["quantity"] == GAP) & (data["arm"] == "delay")]
+    gaps = delay.groupby("group")["mean"].first()
+    names_by_gap = [name for name in gaps.sort_values().index if pd.notna(gaps[name])]
+    return _charts(data, [*names_by_gap, *sorted({*data["group"]} - {*names_by_gap})], None)
+
+
+def value_rows(data: pd.DataFrame, title: str) -> list[Chart]:
+    """Draw `by_value` with one row per value, in the order of the data; `title` names the key."""
+    return _charts(data, [*dict.fromkeys(data.loc[data["quantity"] == LOSS, "group"])], title)
+
+
+def _charts(data: pd.DataFrame, order: Sequence[str], key: str | None) -> list[Chart]:
+    styles = arm_styles(data)
+    charts: list[Chart] = []
+    for (panel, subtitle), rows in data.groupby(PANEL, sort=False):
+        present = {*rows["group"]}
+        groups = [name for name in order if name in present]
+        # Rows of gaps and of losses, where sync has a line too, stand beside each other.
+        y = _Rows("group", groups, len(styles), key)
+        for quantity, quantity_title in ((GAP, "gap to sync"), (LOSS, "final loss")):
+            quantity_rows = rows[rows["quantity"] == quantity]
+            if len(quantity_rows):
+                words = ", ".join(filter(None, [str(panel), quantity_title]))
+                title = titled(words[:1].upper() + words[1:], str(subtitle))
+                means = quantity_rows.drop_duplicates(["group", "series"])
+                means = means.assign(
+                    words=[_words(row, quantity) for row in means.to_dict("records")]
+                )
+                seeds = quantity_rows.dropna(subset="of_seed").drop(columns="mean")
+                frame = _frame(means, _axis(quantity, data), y, styles)
+                points = _seeds(frame, seeds.rename(columns={"of_seed": "mean"}))
+                charts.append(_chart(frame, means, HOVER, title, points, zero=quantity == GAP))
+    return charts
+
+
+def _axis(quantity: str, data: pd.DataFrame) -> alt.X:
+    rows = data[data["quantity"] == quantity]
+    values = pd.concat([rows[name].astype(float) for name in ("of_seed", "mean", "low", "high")])
+    if quantity == GAP:
+        symlog = over_decades(rows.drop_duplicates(OF_MEAN)["mean"])
+        return gap_axis(alt.X("mean:Q"), values, symlog=symlog)
+    return loss_axis(alt.X("mean:Q"), values)
+
+
+class _Rows(NamedTuple):
+    """The named rows of a panel: each value of `column` has a line for each of its arms."""
+
+    column: str
+    names: Sequence[str]
+    num_arms: int
+    title: str | None = None
+
+
+class _Frame(NamedTuple):
+    """The channels that the layers of a panel share, and its height in pixels."""
+
+    x: alt.X
+    y: alt.Y
+    offset: alt.YOffset
+    look: SeriesLook
+    height: int
+    names: Sequence[alt.Chart]
+    """Above the rows, where they are long."""
+
+    def layer(self, rows: pd.DataFrame) -> alt.Chart:
+        """Return a chart of these rows, without a mark and without a place on the x axis."""
+        return alt.Chart(rows).encode(y=self.y, yOffset=self.offset, color=self.look.color)
+
+
+def _frame(rows: pd.DataFrame, x: alt.X, of: _Rows, styles: Mapping[str, Style]) -> _Frame:
+    series, is_above = [name for name in styles if name in {*rows["series"]}], is_long(of.names)
+    axis = alt.Axis(labels=not is_above, domain=False, ticks=False, labelPadding=6)
+    y = alt.Y(f"{of.column}:N", title=of.title, sort=[*of.names], axis=axis)
+    lines = [NAME, *series] if is_above else series
+    offset = alt.YOffset("series:N", sort=lines, scale=alt.Scale(domain=lines))
+    names = pd.DataFrame({of.column: of.names, "series": NAME})
+    return _Frame(
+        x,
+        y,
+        offset,
+        legend({name: name for name in series}, styles),
+        len(of.names) * (ROW_LINE * (of.num_arms + is_above) + ROW_PAD),
+        names_above(names, y, yOffset=offset) if is_above else [],
+    )
+
+
+def _seeds(frame: _Frame, rows: pd.DataFrame) -> alt.Chart:
+    seed_rows = rounded(rows, ["group", "series", "mean", *OF_SEED])
+    points = frame.layer(seed_rows).mark_point(filled=True, size=16, opacity=1, fillOpacity=FAINT)
+    return points.encode(x=frame.x, tooltip=tooltips(["series", "mean", *OF_SEED]))
+
+
+def _chart(
+    frame: _Frame,
+    means: pd.DataFrame,
+    columns: Sequence[str],
+    title: alt.TitleParams,
+    *below: alt.Chart,
+    zero: bool = True,
+) -> Chart:
+    """Draw `means` with their intervals over the layers `below`, and their column `words` beside
+    them; a mean of a single seed is hollow."""
+    x, shape = frame.x, frame.look.shape
+    mean_rows = rounded(means, [*columns, "words"])
+    rows = frame.layer(mean_rows)
+    dots = rows.transform_filter("isValid(datum.mean)").encode(x=x, tooltip=tooltips(columns))
+    several, single = (dots.transform_filter(f"datum.n {is_} 1") for is_ in (">", "=="))
+    layers = [
+        *(_zero(frame, rows) if zero else []),
+        *below,
+        whiskers(rows, alt.X("low:Q", title=x["title"], scale=x["scale"])),
+        several.mark_point(filled=True, size=55, opacity=1).encode(shape=shape),
+        single.mark_point(filled=False, size=45, strokeWidth=1.6, opacity=1).encode(shape=shape),
+        words_beside(mean_rows, frame.y, yOffset=frame.offset),
+        *frame.names,
+    ]
+    return alt.layer(*layers, title=title, height=frame.height)
+
+
+def _zero(frame: _Frame, rows: alt.Chart) -> list[alt.Chart]:
+    return [reference_in_rows(0.0, rows, ROW_LINE) if frame.names else reference(0.0, frame.x)]
+
+
+def _words(row: Mapping[Any, Any], quantity: str) -> str:
+    """Return `+0.278  n=3  × 1 of 4`."""
+    mean = signed(row["mean"]) if quantity == GAP else f"{row['mean']:.3f}"
+    note = f"× {diverged_text(row)}" if row["diverged"] else ""
+    return "  ".join(filter(None, [mean if row["n"] else "", f"n={row['n']:g}", note]))
+
+
+def score_differences(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per optimizer, point, arm and downstream task, for accuracy and for bits.
+
+    `mean`, `low` and `high` are the difference to sync over `n` seeds and all `questions`, and its
+    interval. With one seed (`of` is two checkpoints) the interval is over questions alone.
+    """
+    scores = downstream(trials)
+    rows = scores[scores["measure"].isin([*MEASURES])].reset_index(drop=True)
+    if rows.empty:
+        return pd.DataFrame(columns=OF_SCORES)
+    subtitles = rows["measure"].map(MEASURES) + "\n" + rows["setting"].astype(str)
+    table = rows.assign(
+        panel=rows["optimizer"].map(names.optimizer),
+        subtitle=subtitles.str.rstrip("\n"),
+        series=with_variant(rows, rows["arm"].map(names.arms(trials))),
+        mean=rows["difference"],
+        task=rows["task"].map(task_title),
+    )
+    return table[OF_SCORES].sort_values(["panel", "measure"], kind="stable", ignore_index=True)
+
+
+def task_rows(data: pd.DataFrame) -> list[Chart]:
+    """Draw one chart per panel of `score_differences`, with one row per task; the charts of one
+    measure have one axis."""
+    styles = arm_styles(data)
+    charts = []
+    for title, rows, *_ in panels_of(data):
+        same = data[data["measure"] == rows["measure"].iloc[0]]
+        values = pd.concat([same[name].astype(float) for name in ("mean", "low", "high")])
+        scale, axis = linear(pd.concat([values, pd.Series([0.0])])), alt.Axis(tickCount=5)
+        x = alt.X("mean:Q", title="difference to sync", scale=scale, axis=axis)
+        words = [
+            f"{row['mean']:+.3f}  n={row['n']} × {row['questions']:,}"
+            for row in rows.to_dict("records")
+        ]
+        y = _Rows("task", [*dict.fromkeys(rows["task"])], rows["series"].nunique())
+        frame = _frame(rows, x, y, styles)
+        charts.append(_chart(frame, rows.assign(words=words), OF_TASK, title))
+    return charts
+
+
+BY_OPTIMIZER = Figure(
+    name="final_losses",
+    title="What the delay costs each optimizer",
+    data=by_optimizer,
+    charts=optimizer_rows,
+    caption=(*CAPTION, BEST),
+    columns=2,
+)
+DOWNSTREAM = Figure(
+    name="downstream",
+    title="Downstream scores beside those of sync",
+    data=score_differences,
+    charts=task_rows,
+    caption=(
+        "dots: the arm's mean score minus that of sync; lines: 95 % intervals over n seeds and "
+        "the task's questions; hollow: of two checkpoints, over questions alone",
+    ),
+    source="table 4 (10B MoE)",
+    columns=2,
+)
+FIGURES = (BY_OPTIMIZER,)

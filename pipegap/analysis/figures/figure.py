@@ -1,0 +1,228 @@
+"""What a figure is: one Vega-Lite specification for files and page."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from textwrap import wrap
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import altair as alt
+import pandas as pd
+
+from pipegap.analysis.figures.style import CONFIG, counted
+from pipegap.analysis.table.metrics import spaced
+from pipegap.analysis.table.names import signed
+from pipegap.trainer.base.errors import BadInput
+
+Chart: TypeAlias = alt.Chart | alt.LayerChart | alt.FacetChart
+Spec: TypeAlias = dict[str, Any]
+
+COLUMNS = 3
+"""Panels beside each other in a file."""
+LINE = 60
+"""Letters of a caption above a panel."""
+OF_WHOLE = ("$schema", "config", "datasets")
+"""Parts of a specification that panels beside each other share."""
+MOST_MEANS = 40
+"""More numbers are not read out: the CSV has all of them."""
+MOST_PANELS, MOST_SMALL = 12, 36
+"""Panels of the usual size in one figure, and those of a SMALL one: the CSV has the others."""
+SMALL = {"width": 130, "height": 100}
+"""Pixels of a panel among many."""
+SMALL_COLUMNS = 6
+MOST_POINTS = 3_000
+"""Rows of seeds in a picture; the CSV has all. More could not be told apart."""
+FEWEST = 16
+"""Points of a curve over training that a picture shows, or more."""
+OVER_TRAINING = "tokens"
+"""The column that rows of a curve over training have."""
+NAMES_A_MEAN = ("panel", "subtitle", "quantity", "group", "row", "series", "value")
+"""Columns that say what a mean is of."""
+
+
+class Figure(NamedTuple):
+    """A data function and a draw function, with the words around them.
+
+    `data(trials, gaps)` returns a table, which is also the CSV; an empty table is no figure. It
+    knows nothing of drawing. Each row is a trial, or a moment of it, with its `trial_id`, or else a
+    mean with its ends `low` and `high`: tests look for every one of them in the picture.
+    `charts(data)` draws the table: one chart per panel, and one axis for all panels that show one
+    quantity.
+
+    `name` is the name of the files. `source` says where the paper has the figure, and is empty if
+    the paper has none. `sweeps` are the sweeps whose trials it shows; without any it shows any
+    trials. `caption` says in lines how to read it. A figure of any trials is drawn for each sweep;
+    with `together` it is drawn once for all sweeps of a scale, with their longer runs.
+    """
+
+    name: str
+    title: str
+    data: Callable[[pd.DataFrame, pd.DataFrame], pd.DataFrame]
+    charts: Callable[[pd.DataFrame], Sequence[Chart]]
+    caption: tuple[str, ...] = ()
+    source: str = ""
+    sweeps: tuple[str, ...] = ()
+    columns: int = COLUMNS
+    together: bool = False
+
+
+class Plot(NamedTuple):
+    """A figure of `data`, with the specification of each of its panels."""
+
+    figure: Figure
+    data: pd.DataFrame
+    specs: Sequence[Spec]
+
+
+Row = dict[str, Any]
+_T = TypeVar("_T")
+
+
+def plot(figure: Figure, data: pd.DataFrame) -> Plot:
+    """Draw a figure once for its files and the page, since altair is slow.
+
+    Of many seeds MOST_POINTS or a few more are drawn, and many panels are small, with their axes
+    named in the caption, which says so. A chart whose `usermeta` has a `caption` needs other words
+    than those of its figure. Raises BadInput for data without a row.
+    """
+    if data.empty:
+        raise BadInput("figure", figure.name, "must have a row of data: nothing is to be shown")
+    # Altair's limit of rows is meant for notebooks. Tests hold every figure to Vega-Lite's schema.
+    with alt.data_transformers.enable("default", max_rows=None):
+        charts = figure.charts(data)
+        specs = [chart.to_dict(validate=False) for chart in charts[:MOST_SMALL]]
+    words = [spec.pop("usermeta", {}).get("caption", figure.caption) for spec in specs]
+    caption = [*dict.fromkeys(line for lines in words for line in lines), *thin(specs)]
+    if len(charts) > len(specs):
+        caption.append(f"the first {len(specs)} of {len(charts)} panels: the CSV has all")
+    if len(specs) > MOST_PANELS and not any("height" in spec for spec in specs):
+        caption += _made_small(specs, data)
+        figure = figure._replace(columns=SMALL_COLUMNS)
+    figure = figure._replace(caption=tuple(caption))
+    return Plot(figure, data, [{**spec, "config": CONFIG} for spec in specs])
+
+
+def _made_small(specs: Sequence[Spec], data: pd.DataFrame) -> Iterator[str]:
+    """Make panels SMALL, without titles of axes, and with the legend of the first one alone; yield
+    what they leave unsaid."""
+    encodings = [layer["encoding"] for spec in specs for layer in spec["layer"]]
+    titles = [title for axis in ("x", "y") for title in _titles_taken(encodings, axis)]
+    yield "axes: " + "; ".join(dict.fromkeys(titles))
+    for number, spec in enumerate(specs):
+        spec.update(SMALL)
+        for channel in (c for layer in spec["layer"] for c in layer["encoding"].values()):
+            if "legend" in channel and (number or len(channel["scale"]["domain"]) == 1):
+                channel["legend"] = None
+    if "n" in data:
+        yield counted(data["n"].dropna())
+
+
+def _titles_taken(encodings: Sequence[Spec], axis: str) -> Iterator[str]:
+    for channel in (encoding[axis] for encoding in encodings if axis in encoding):
+        if title := channel.get("title"):
+            channel["title"] = None
+            yield title if isinstance(title, str) else ", ".join(title)
+
+
+def thin(specs: Sequence[Spec]) -> Iterator[str]:
+    """Keep about MOST_POINTS rows of seeds in the panels' data sets together, and say so.
+
+    Of curves over training the first and the last point stay, and FEWEST or more; if these are too
+    many, some curves go. What stays is evenly spaced. Means and intervals stay: they are rows
+    without a trial, made of all seeds.
+    """
+    sets = [(spec["datasets"], name) for spec in specs for name in spec["datasets"]]
+    seeds = [(of, name) for of, name in sets if any("trial_id" in row for row in of[name][:1])]
+    num_before = sum(len(of[name]) for of, name in seeds)
+    if num_before <= MOST_POINTS:
+        return
+    share = MOST_POINTS / num_before
+    for of, name in seeds:
+        of[name] = _thinned(of[name], share)
+    num_after = sum(len(of[name]) for of, name in seeds)
+    yield f"{num_after:,} of {num_before:,} points of seeds: the CSV has all"
+
+
+def _thinned(rows: Sequence[Row], share: float) -> Sequence[Row]:
+    if OVER_TRAINING not in rows[0]:
+        return _part(rows, share)
+    curves: dict[Any, list[Row]] = {}
+    for row in rows:
+        curves.setdefault((row["trial_id"], row["series"]), []).append(row)
+    kept_rows = _part([*curves.values()], share * len(rows) / (FEWEST * len(curves)))
+    of_curve = share * len(rows) / sum(map(len, kept_rows))
+    return [row for curve in kept_rows for row in _part(curve, of_curve, FEWEST)]
+
+
+def _part(items: Sequence[_T], share: float, fewest: int = 2) -> Sequence[_T]:
+    return spaced(items, max(fewest, int(share * len(items))))
+
+
+def whole(drawn: Plot) -> Spec:
+    """Return one specification: the panels beside and below each other, under title and caption."""
+    columns = min(drawn.figure.columns, len(drawn.specs))
+    # A figure of one column is as wide as two panels: its rows have long names.
+    line = LINE * (2 if drawn.figure.columns == 1 else columns)
+    return beside(drawn, columns, line=line)
+
+
+def panels(drawn: Plot) -> list[Spec]:
+    """Return one specification per panel, as wide as the element of the page that holds it."""
+    words = described(drawn.figure.title, drawn.figure.caption, drawn.data)
+    return [{**panel, "width": "container", "description": words} for panel in drawn.specs]
+
+
+def beside(drawn: Plot, columns: int, *, line: int) -> Spec:
+    """Return one specification with so many panels beside each other.
+
+    The caption has lines of at most `line` letters. `alt.concat` would copy every chart, so the
+    specification is put together by hand.
+    """
+    figure, data, specs = drawn
+    title = {
+        "text": wrap(figure.title, int(line * 0.7)),
+        "subtitle": [part for words in figure.caption for part in wrap(words, line)],
+        "fontSize": 15,
+        "offset": 12,
+    }
+    return {
+        "$schema": specs[0]["$schema"],
+        "config": CONFIG,
+        "title": title,
+        "description": described(figure.title, figure.caption, data),
+        "columns": columns,
+        "concat": [
+            {name: part for name, part in panel.items() if name not in OF_WHOLE} for panel in specs
+        ],
+        # Each panel has its own legend, which counts that panel's trials.
+        "resolve": {"scale": dict.fromkeys(("color", "strokeDash", "shape"), "independent")},
+        "datasets": {name: rows for panel in specs for name, rows in panel["datasets"].items()},
+    }
+
+
+def described(title: str, caption: Sequence[str], data: pd.DataFrame) -> str:
+    """Return a figure in words, for readers who do not see it.
+
+    The words are the title, what is shown, the means with their intervals unless they are many, and
+    the caption.
+    """
+    parts = [title, *_shown(data)]
+    if "mean" in data and "update" not in data:
+        means = data.drop_duplicates([name for name in NAMES_A_MEAN if name in data] or None)
+        means = means[means["mean"].notna()]
+        if len(means) <= MOST_MEANS:
+            parts.append("; ".join(map(_mean, means.to_dict("records"))))
+    return ". ".join(filter(None, [*parts, *caption])) + "."
+
+
+def _shown(data: pd.DataFrame) -> Iterator[str]:
+    for column, words in (("panel", "Panels"), ("series", "Shown")):
+        values = [*dict.fromkeys(data[column].dropna())] if column in data else []
+        if any(values):
+            yield f"{words}: {', '.join(map(str, values))}"
+
+
+def _mean(row: Mapping[Any, Any]) -> str:
+    parts = [row[name] for name in NAMES_A_MEAN if name in row and name != "subtitle"]
+    name = " ".join(str(part) for part in parts if part != "" and not pd.isna(part))
+    mean, low, high = (float(row[name]) for name in ("mean", "low", "high"))
+    interval = "" if pd.isna(low) else f" [{signed(low)}, {signed(high)}]"
+    return f"{name} {signed(mean)}{interval}"

@@ -1,0 +1,210 @@
+"""The token tax of all trials of a scale, and the speed-up of the pipeline that it eats up."""
+
+import altair as alt
+import pandas as pd
+
+from pipegap.analysis.figures.colors import INK
+from pipegap.analysis.figures.figure import Chart, Figure
+from pipegap.analysis.figures.multiples import Panel, panels_of
+from pipegap.analysis.figures.rows import PANEL
+from pipegap.analysis.figures.scales import number_axis, ratio_axis
+from pipegap.analysis.figures.style import (
+    SOLID,
+    arm_styles,
+    legend,
+    names_above,
+    ordered_styles,
+    reference_in_rows,
+    rounded,
+    tooltips,
+    whiskers,
+    words_beside,
+)
+from pipegap.analysis.statistics.tax import (
+    ESTIMATED,
+    LENGTHS,
+    MAIN_ARMS,
+    REPORTED,
+    SLOPE,
+    best_taxes,
+    reported_taxes,
+)
+from pipegap.analysis.table import names
+
+AS_MEAN = {"tax": "mean", "tax_low": "low", "tax_high": "high", "tax_n": "n"}
+"""The columns of a tax → those of any mean."""
+OF_TAX = ["optimizer", "series", "arm", "setting", "tax_from"]
+COLUMNS = [*PANEL, "row", "who", *OF_TAX, *AS_MEAN.values()]
+OURS = "these trials"
+SHAPES = {
+    LENGTHS: ("circle", "delayed runs of several lengths"),
+    SLOPE: ("square", "the slope of sync's own law"),
+    REPORTED: ("diamond", "reported by others"),
+    ESTIMATED: ("cross", "a gap reported by others, the slope estimated"),
+}
+"""Where a tax is from → its mark, and what the legend calls it."""
+ROW_HEIGHT = 36  # pixels: a name above each row, since names are long
+RATIO = "updates to sync's loss, over sync's own"
+
+STAGES = (2, 4, 8, 16)
+MICROBATCHES = (4, 8, 16, 32, 64)
+SPEED_UP, TAX = "speed-up", "tax"
+AT_PIPELINE = [
+    *(*PANEL, "kind", "series", "arm", "setting", "stages", "microbatches"),
+    *AS_MEAN.values(),
+]
+
+
+def token_tax(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per optimizer and arm, at its `best_taxes`, and one per number of others.
+
+    The rows are sorted from the smallest tax on, and there is none without a tax of these trials.
+    `row` says what it is, in words. `mean`, `low` and `high` are the tax and its interval, over `n`
+    seeds.
+    """
+    taxes_here = own_taxes(gaps)
+    if taxes_here.empty:
+        return pd.DataFrame(columns=COLUMNS)
+    taxes_elsewhere = reported_taxes().rename(columns=AS_MEAN)
+    taxes_elsewhere["series"] = taxes_elsewhere["arm"].map(names.REPORTED_ARMS)
+    table = pd.concat([taxes_here.assign(who=OURS), taxes_elsewhere])
+    suffix = (" (" + table["who"] + ")").where(table["who"] != OURS, "")
+    table["row"] = table["optimizer"].map(names.optimizer) + ", " + table["series"] + suffix
+    table = table.assign(panel="token tax", subtitle="").sort_values("mean", kind="stable")
+    return table[COLUMNS].reset_index(drop=True)
+
+
+def own_taxes(gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return `best_taxes`: OF_TAX and the columns of a mean; `series` is the name of the arm."""
+    table = best_taxes(gaps)
+    table["series"] = table["arm"].map(names.arms(gaps))
+    return table[[*OF_TAX, *AS_MEAN]].rename(columns=AS_MEAN)
+
+
+def tax_rows(data: pd.DataFrame) -> list[Chart]:
+    """Draw one chart of the rows of `token_tax`, in their order."""
+    columns = ["row", "series", "setting", "tax_from", "n", "mean", "low", "high"]
+    tax_table = rounded(data, columns).assign(
+        words=[
+            f"{mean:.2f}" + ("" if pd.isna(n) else f"  n={n:g}")  # others do not say how many seeds
+            for mean, n in data[["mean", "n"]].itertuples(index=False)
+        ],
+        source=[SHAPES[name][1] for name in data["tax_from"]],
+    )
+    x = ratio_axis(alt.X("mean:Q"), RATIO, data[["mean", "low", "high"]])
+    y = alt.Y("row:N", sort=[*tax_table["row"]], axis=None)
+    looks = arm_styles(data)
+    colors = alt.Scale(domain=[*looks], range=[style.color for style in looks.values()])
+    base = alt.Chart(tax_table).encode(y=y, color=alt.Color("series:N", legend=None, scale=colors))
+    dots = base.mark_point(filled=True, size=60, opacity=1)
+    layers = [
+        reference_in_rows(1.0, base, ROW_HEIGHT / 2),
+        whiskers(base, alt.X("low:Q", title=RATIO, scale=x["scale"]), 1.4),
+        dots.encode(x=x, shape=_shape(data), tooltip=tooltips(columns)),
+        words_beside(tax_table, y),
+        *names_above(tax_table, y, -15),
+    ]
+    return [alt.layer(*layers, title="", height=ROW_HEIGHT * len(data))]
+
+
+def _shape(data: pd.DataFrame) -> alt.Shape:
+    shape_names = [SHAPES[name] for name in SHAPES if name in set(data["tax_from"])]
+    marks = alt.Scale(
+        domain=[words for _, words in shape_names], range=[mark for mark, _ in shape_names]
+    )
+    # One column: a page cuts off what is wider.
+    return alt.Shape("source:N", scale=marks, legend=alt.Legend(columns=1, symbolFillColor=INK))
+
+
+def break_even(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return for each optimizer with a tax its speed-ups and its taxes; columns: AT_PIPELINE.
+
+    There is one row of the `kind` SPEED_UP per number of stages and of microbatches, and one of the
+    kind TAX for the delay and for Error Feedback, each at its `best_taxes`. `mean` is the speed-up
+    of 2BW over 1F1B with equal stages, or the tax.
+    """
+    taxes_here = own_taxes(gaps)
+    taxes_here = taxes_here[taxes_here["arm"].isin(MAIN_ARMS)]
+    panels = []
+    for optimizer, rows in taxes_here.groupby("optimizer"):
+        panel = pd.concat([speed_ups(), rows.assign(kind=TAX)])
+        panel = panel.assign(panel=names.optimizer(optimizer), subtitle="")
+        panels.append(panel.reindex(columns=AT_PIPELINE))
+    return pd.concat(panels, ignore_index=True) if panels else pd.DataFrame(columns=AT_PIPELINE)
+
+
+def speed_ups() -> pd.DataFrame:
+    """Return the rows of `break_even` of the kind SPEED_UP, with at least as many microbatches as
+    stages, which fill the pipeline.
+
+    Of equal stages 1F1B makes a batch in the time of m + p − 1 microbatches and 2BW in that of m;
+    the simulation of `advice.speed` says the same.
+    """
+    shapes = [(stages, m) for stages in STAGES for m in MICROBATCHES if m >= stages]
+    rows = [(SPEED_UP, f"p = {p}", p, m, (m + p - 1) / m) for p, m in shapes]
+    return pd.DataFrame(rows, columns=["kind", "series", "stages", "microbatches", "mean"])
+
+
+def speed_lines(data: pd.DataFrame) -> list[Chart]:
+    """Draw one chart per optimizer of rows of `break_even`, or one per tax of it."""
+    y = ratio_axis(alt.Y("mean:Q"), "speed-up, or token tax", data[["mean", "low", "high"]])
+    pipelines = [*dict.fromkeys(data.loc[data["kind"] == SPEED_UP, "series"])]
+    names_of_all = [*dict.fromkeys(data["series"])]
+    return [_panel(panel, y) for panel in panels_of(data, names_of_all, pipelines)]
+
+
+def _panel(panel: Panel, y: alt.Y) -> Chart:
+    rows = panel.rows
+    taxes, speeds = rows[rows["kind"] == TAX], rows[rows["kind"] != TAX]
+    pipelines = list(dict.fromkeys(speeds["series"]))
+    styles = {name: look._replace(dash=SOLID) for name, look in ordered_styles(pipelines).items()}
+    styles |= {name: look._replace(dash=(6, 3)) for name, look in arm_styles(taxes).items()}
+    means_of_arms = zip(taxes["series"], taxes["mean"], taxes["n"], strict=True)
+    labels = {arm: f"{arm} {mean:.2f} (n={n})" for arm, mean, n in means_of_arms}
+    look = legend(labels | {name: name for name in pipelines}, styles, lines=True)
+    x = number_axis("microbatches", "microbatches m", speeds["microbatches"])
+    columns = ["series", "n", "mean", "low", "high", "setting"]
+    speed = alt.Chart(rounded(speeds, ["series", "stages", "microbatches", "mean"]))
+    tax = alt.Chart(rounded(taxes, columns)).encode(color=look.color)
+    low = alt.Y("low:Q", scale=y["scale"], title=y["title"])
+    tooltip = tooltips(["stages", "microbatches", "mean"])
+    return alt.layer(
+        tax.transform_filter("isValid(datum.low)")
+        .mark_rect(opacity=0.15, stroke=None)
+        .encode(y=low, y2=alt.Y2("high:Q")),
+        tax.mark_rule(strokeWidth=1.6).encode(y=y, strokeDash=look.dash, tooltip=tooltips(columns)),
+        speed.mark_line(point=True).encode(
+            x=x, y=y, color=look.color, strokeDash=look.dash, tooltip=tooltip
+        ),
+        title=panel.title,
+    )
+
+
+FIGURES = (
+    Figure(
+        name="token_tax",
+        title="Token tax: how many times sync's updates a delayed run needs",
+        data=token_tax,
+        charts=tax_rows,
+        caption=(
+            "dots: means over n seeds; lines: 95 % intervals; 1: the delay costs nothing",
+            "each arm at the point of the lowest loss of sync that has a tax; others' numbers have "
+            "no interval",
+        ),
+        columns=1,
+        together=True,
+    ),
+    Figure(
+        name="break_even",
+        title="Break-even: the speed-up of the pipeline against the token tax",
+        data=break_even,
+        charts=speed_lines,
+        caption=(
+            "lines: how many batches 2BW makes in the time of one of 1F1B, with equal "
+            "stages, a backward of two forwards",
+            "dashed: the token tax with its 95 % interval; the delay pays where a line lies above "
+            "it",
+        ),
+        together=True,
+    ),
+)

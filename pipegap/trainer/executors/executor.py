@@ -1,0 +1,175 @@
+"""What both executors have in common: which operations are executed, in which pass over a batch."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from pipegap.trainer.executors.gradients import Diverged, Update
+from pipegap.trainer.models.loss import Output
+from pipegap.trainer.schedules.operations import Op, Schedule
+from pipegap.trainer.stages.probe import Comparison
+from pipegap.trainer.stages.stage import Stage
+
+Loss = Callable[[Output, Tensor], Tensor]
+
+
+def against(targets: Tensor, loss: Loss) -> Callable[[Output], Tensor]:
+    """The loss of an output against these targets, int64 [rows, length]."""
+    return lambda output: loss(output, targets)
+
+
+def practise(stages: Mapping[int, Stage], last: int, loss: Loss, message: torch.Size) -> None:
+    """Goes forward and backward once on each stage of a rank, by its number, on zeros.
+
+    A rank does so before its first message: passes are compiled and kernels loaded then. On a GPU a
+    message is a kernel that runs until it is received, and to load another one CUDA waits for it:
+    two ranks that load kernels while each has a message for the other would wait for ever.
+    `message` is the shape of a microbatch's hidden states; stage `last` has the loss.
+    """
+    rows, length, _ = message
+    for index, stage in stages.items():
+        device = stage.versions.master[0].device
+        tokens = torch.zeros(rows, length + 1, dtype=torch.int64, device=device)
+        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        hidden = torch.zeros(message, dtype=stage.dtype, device=device)
+        op = Op("F", index, batch=-1, microbatch=0, version=0, tied_version=0)
+        of_output = against(targets, loss) if index == last else None
+        output = stage.forward(op, inputs if index == 0 else hidden, of_output)
+        stage.backward_input(op, None if of_output else torch.zeros_like(output))
+        stage.backward_weights(op)
+        stage.take_gradients()
+
+
+OnUpdate = Callable[[Update], None]
+T = TypeVar("T")
+
+
+class Executor(ABC):
+    """Executes a schedule on the stages of this process, which have `indices` in the model.
+
+    `batch(t)` returns an int64 tensor [batch_size, seq_len + 1]. `loss(output, targets)` averages
+    over the tokens of a microbatch; microbatches are equally long, so the mean of their losses is
+    that of the batch. Replica r of R trains on the r-th of R parts of each batch, which it divides
+    into `num_microbatches` equal microbatches.
+    """
+
+    state_is_a_copy: ClassVar[bool] = False
+    """Whether no later update changes what `state` returned."""
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        indices: Iterable[int],
+        schedule: Schedule,
+        batch: Callable[[int], Tensor],
+        loss: Loss,
+        num_replicas: int,
+    ) -> None:
+        self._stages, self._schedule = list(stages), schedule
+        self._at = dict(zip(indices, stages, strict=True))
+        self._last = schedule.num_stages - 1
+        self._loss = loss
+        # The cache holds as many batches as may be in flight.
+        self._batch = lru_cache(maxsize=schedule.num_stages + 1)(batch)
+        self._num_parts = schedule.num_microbatches * num_replicas
+        self._do: Mapping[str, Callable[[Op], Update | None]] = {
+            "F": self._forward,
+            "B": self._backward,
+            "I": self._backward_input,
+            "W": self._backward_weights,
+            "U": self._update,
+        }
+        self._probes = False
+        """Whether a batch is only there for its fresh gradient, which no correction changes."""
+
+    @property
+    def stages(self) -> Sequence[Stage]:
+        """The stages of this process, in the order of the model."""
+        return self._stages
+
+    def run(self, first: int, last: int, on_update: OnUpdate) -> None:
+        """Trains on batches first … last − 1 of one phase, then drains.
+
+        Calls `on_update` with each update, in order, once it is applied. Raises Diverged before
+        applying a bad one, on every rank (with a clip by stage other stages may have gone on
+        meanwhile), and PeerLost if another rank is gone.
+        """
+        self._probes = False
+        self._execute(self._schedule.operations(first, last), on_update)
+
+    def probe(self, batch: int) -> None:
+        """Records what the update of `batch`, the next one, would be if its gradient were fresh.
+
+        Nothing is recorded if that gradient is not finite.
+        """
+        self._probes = True
+        try:
+            self._execute(self._schedule.undelayed(batch), lambda update: None)
+        except Diverged:
+            for stage in self._stages:
+                stage.take_comparison()
+
+    def agreed(self, value: T) -> T:
+        """Returns in every process the value that the recording process passes as `value`."""
+        return value
+
+    def take_comparison(self) -> Comparison:
+        """How the last update compares with the probe's, by weight; tied weights count once."""
+        return {k: v for stage in self._stages for k, v in stage.take_comparison().items()}
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """By name, what each weight needs in order to resume. To be called between runs only."""
+        return {k: v for stage in self._stages for k, v in stage.state().items()}
+
+    def restore(self, state: dict[str, dict[str, Any]]) -> None:
+        """Restores what `state` returned, here or of a model that was cut into other stages."""
+        for stage in self._stages:
+            stage.restore(state)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The newest weights by name, tied ones once, on the CPU."""
+        return {k: v for stage in self._stages for k, v in stage.weights().items()}
+
+    def _finish(self, stage: Stage, batch: int, gradients: Sequence[Tensor]) -> None:
+        """Makes a stage's update, W(t) → W(t + 1), or records what it would be."""
+        (stage.probe if self._probes else stage.update)(batch, gradients)
+
+    def _microbatch(self, op: Op, replica: int) -> tuple[Tensor, Tensor]:
+        """Tokens for the first stage and targets for the last one, each int64 [rows, seq_len]."""
+        parts = self._batch(op.batch).chunk(self._num_parts)
+        rows = parts[replica * self._schedule.num_microbatches + op.microbatch]
+        return rows[:, :-1], rows[:, 1:]
+
+    def _loss_of(self, op: Op, replica: int) -> Callable[[Output], Tensor]:
+        _, targets = self._microbatch(op, replica)
+        return against(targets, self._loss)
+
+    @abstractmethod
+    def evaluate(self, batches: Iterable[Tensor]) -> float:
+        """Mean loss of the newest weights in nats per token; `batches` have training's shape."""
+
+    @abstractmethod
+    def usage(self) -> dict[str, Any]:
+        """The shares of time without work and of waits for updates, and peak memory, by rank."""
+
+    @abstractmethod
+    def _execute(self, operations: Sequence[Sequence[Op]], on_update: OnUpdate) -> None: ...
+
+    @abstractmethod
+    def _forward(self, op: Op) -> None: ...
+
+    @abstractmethod
+    def _backward(self, op: Op) -> None: ...
+
+    @abstractmethod
+    def _backward_input(self, op: Op) -> None: ...
+
+    @abstractmethod
+    def _backward_weights(self, op: Op) -> None: ...
+
+    @abstractmethod
+    def _update(self, op: Op) -> Update | None: ...
