@@ -53,7 +53,7 @@ def declared(group: str) -> dict[str, Declared]:
 
 
 def kind(group: str, node: Node) -> str:
-    """Return what a choice of `pipeline` or `correction` is, by whatever name it was chosen.
+    """Return what a pipeline, a correction or an optimizer is, by whatever name it was chosen.
 
     Of ours it is the name of the YAML with its address. A class `MyIdea` of one's own in a file
     my_idea.py, or a pipeline's function `my_idea` there, is `my_idea`, unless it would read like
