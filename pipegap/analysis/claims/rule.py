@@ -225,8 +225,12 @@ def audit(parts: Sequence[Comparison], confidence: float, seed: int, stores: int
         num_seeds: int | None = None,
         enough: float = np.inf,
     ) -> Rate:
-        """The decided ones of so many stores, at these means of each part; by default with as many
-        seeds as there are. Of a share of `enough` or more, some part may be left out."""
+        """Returns the share of `num_stores` simulated stores that the claim decides.
+
+        `means` are the true means of each part. A store has `num_seeds` seeds, by default as many
+        as the trials have. The simulation may stop before the last part once a share of at least
+        `enough` of the stores is decided.
+        """
         shown, refuted = np.ones(num_stores, bool), np.zeros(num_stores, bool)
         for index, (part, of_part) in enumerate(zip(parts, means, strict=True)):
             shape = num_stores, num_seeds or part.values.shape[1]

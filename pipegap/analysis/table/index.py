@@ -51,7 +51,8 @@ WORTH_WRITING = 0.01
 
 FILES = {"config.json": CONFIG, "result.json": RESULT}
 OF_TRIAL = ("config.json", MARKER, "metrics.jsonl", "result.json")
-"""None of them is in a folder before a trial's config is; a link that leads nowhere counts."""
+"""The files by which a folder is a trial's: the config is written before all others. A dangling
+symbolic link under one of these names counts as the file."""
 ABSENT, UNKNOWN = (-1, -1), (-2, -2)
 
 _T = TypeVar("_T")

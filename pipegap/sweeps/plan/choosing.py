@@ -1,20 +1,20 @@
 """Chooses settings for each point of a sweep, by tuning or by a search, before its arms run there.
 
 Tuning trains the sync arm alone, with the sweep's first seed, at every combination of the factors
-on the values that the point has. The combination of the lowest final validation loss wins; a
-diverged trial is worse than any other. While a neighbour of the best combination along one key lies
-beyond what that key has been given, the neighbour is tried too, at the same ratio. Where every
-combination diverged, the one below all of them is tried. With `shared: X` this is done at the
-points of the optimizer X alone, and the others take what was chosen there (the paper's protocol),
-but for those that set a tuned key themselves.
+on the values that the point has. The combination with the lowest final validation loss wins; a
+diverged trial is worse than any other. If the best value of a key is the first or the last one of
+its grid, the grid is extended by one value at the same ratio, until the best value lies inside.
+Where every combination diverged, the grid is extended downwards. With `shared: X` only the points
+of the optimizer X are tuned, and the other points take the values chosen there (the paper's
+protocol), except points that set a tuned key themselves.
 
 A search has a sampler and a budget. Every arm trains each setting that the sampler proposes, at the
-seeds of choice, so that no pair is torn: what Optuna is told is the mean final loss over the arms,
-infinite if one diverged. When the budget is spent, each arm has a setting of its own lowest mean
-loss, among those at which sync completed. All arms run at these settings, at the sweep's own seeds,
-which chose nothing.
+seeds reserved for choosing, so that every pair is complete: Optuna gets the mean final loss over
+the arms, which is infinite if an arm diverged. When the budget is spent, each arm chooses the
+setting with its lowest mean loss, among the settings at which sync completed. All arms then run at
+all chosen settings, at the sweep's own seeds, which no choice has seen.
 
-The store alone decides all this: a sweep that was killed chooses the same when it resumes.
+The store alone determines every choice: a sweep that was killed chooses the same when it resumes.
 """
 
 import math

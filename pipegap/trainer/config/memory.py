@@ -156,11 +156,12 @@ def num_entries(weights: Sequence[Weight]) -> int:
 
 @dataclass(frozen=True)
 class _Costs:
-    """Bytes of each stage, beside weights and states.
+    """Bytes that each stage needs in addition to weights and optimizer states.
 
-    A microbatch has `kept` until its backward, which has `loss` beside at its start on the last
-    stage, then `again`, the layer that it computes again, and `gradients` at its end. An update has
-    `update` beside.
+    `kept`: activations of one microbatch, from its forward to its backward. `loss`: logits and
+    their gradient on the last stage, at the start of a backward. `again`: the activations of the
+    layer that a backward recomputes. `gradients`: the gradients of a microbatch, at the end of its
+    backward. `update`: temporary tensors of an optimizer step.
     """
 
     kept: tuple[int, ...]

@@ -37,9 +37,9 @@ def cross_entropy(output: Output, targets: Tensor) -> Tensor:
 
 
 def loss_by(run: Callable[[Any], Any]) -> Callable[[Output, Tensor], Tensor]:
-    """`cross_entropy` with `run` of its parts in their place, such as `torch.compile`.
+    """Returns `cross_entropy` with each of its functions wrapped by `run`, e.g. `torch.compile`.
 
-    Compiled it makes no fp32 copy of the logits (bench/README.md).
+    The compiled loss makes no fp32 copy of the logits (bench/README.md).
     """
     whole: Whole = run(logits_loss)
     part: Part = run(chunk_loss)

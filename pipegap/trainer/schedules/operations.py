@@ -52,10 +52,12 @@ class Schedule:
     The model has p · num_chunks stages, which `placement` gives to the ranks. Stage s reads
     `lags[s]` versions behind the newest while the delay is on, which is for batches first_delayed …
     first_cooldown − 1. If the schedule `flushes`, a rank starts a batch only when it has finished
-    the one before (one bubble per batch). If it is `in_place`, there is one version of each weight,
-    which changes under the microbatches that are on their way: they go forward at the version of
-    then, up to `lags[s]` behind, and back at the newest. If it `recomputes`, a backward runs the
-    forward of its microbatch again first, at the version that the backward reads.
+    the one before (one bubble per batch). If it is `in_place`, a stage holds a single version of
+    its weights, and updates change it while microbatches are in flight: a forward reads the version
+    that is newest at that moment, up to `lags[s]` versions behind that of its batch, and the
+    backward of the same microbatch reads the newest version at its own moment. If it `recomputes`,
+    a backward first runs the forward of its microbatch again, at the version that the backward
+    reads.
     """
 
     num_updates: int
