@@ -18,8 +18,8 @@ from pipegap.analysis.table.points import VERSIONS, group_of, with_one_name
 from pipegap.analysis.table.rows import Row
 from pipegap.analysis.table.schema import TRIAL
 from pipegap.trainer.base.errors import BadInput, first_line, short
+from pipegap.trainer.base.former import YOUNGER
 from pipegap.trainer.base.status import ENDED, Status
-from pipegap.trainer.config.names import YOUNGER
 from pipegap.trainer.folder.wellformed import in_a_line
 
 MAY_LACK = ("folder", "num_active_parameters")

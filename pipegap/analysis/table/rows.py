@@ -12,8 +12,9 @@ from typing import Any
 from pipegap.analysis.table.points import VERSIONS, flatten, point_columns
 from pipegap.analysis.table.schema import TRIAL
 from pipegap.trainer.base.build import is_own
+from pipegap.trainer.base.former import LOOKED_AHEAD, YOUNGER
 from pipegap.trainer.base.status import Status
-from pipegap.trainer.config.names import YOUNGER, declared, kind, names
+from pipegap.trainer.config.names import declared, kind, names
 from pipegap.trainer.folder.wellformed import OF_RESULT
 
 Row = dict[str, Any]
@@ -23,8 +24,6 @@ LAST = 9e9
 """Seconds since 1970 of the last time that a column of nanoseconds can hold, about."""
 SOURCE = "_source_"
 """Key beside those of a choice from outside the trainer: digest of the source that it ran."""
-LOOKED_AHEAD = ("ema_nesterov",)
-"""Corrections of ours that act where nothing is late, too, of results that do not say it."""
 PLAIN = {"_target_": "trainer.corrections.none.NoCorrection"}
 DIGITS = 8
 PRINCIPAL = ("coefficient", "delay")

@@ -8,13 +8,12 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeGuard
 
 import yaml
 
-from pipegap.trainer.base import former
 from pipegap.trainer.base.build import Node, is_own, label, published
+from pipegap.trainer.base.former import YOUNGER
 from pipegap.trainer.base.places import CONF
 
 HEADER = re.compile("# (name|arm|theory):(.*)")
@@ -174,28 +173,6 @@ def _values(node: Node) -> Node:
         for key, value in node.items()
         if key != "_target_"
     }
-
-
-YOUNGER: Mapping[str, Any] = MappingProxyType(
-    {
-        "code": None,
-        "diagnostics": None,
-        "eval_tokens": None,
-        "eval_dtype": "float32",
-        "deterministic": True,
-        "from_pretrained": None,
-        "save_last": 0,
-        **{key: usual for key, (usual, *_) in former.KEYS.items()},
-        "model.loss_chunk": None,
-        "model.fused_delta_rule": False,
-        "optimizer.orthogonalisation": "newton_schulz",
-        "optimizer.cautious_decay": False,
-        "pipeline.slack": False,
-        "pipeline.recompute": False,
-        "data.end_of_document": None,
-    }
-)
-"""Key → the value at which a trial does what trials did before there was the key."""
 
 
 def without_younger(config: Mapping[str, Any]) -> dict[str, Any]:
