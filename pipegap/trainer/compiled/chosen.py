@@ -22,7 +22,7 @@ RULES: Mapping[str, type[Rule]] = {
     member.steps: member
     for module in (rules_of_entries, rules_of_matrices)
     for member in vars(module).values()
-    if isinstance(member, type) and "steps" in vars(member)
+    if isinstance(member, type) and issubclass(member, Rule) and "steps" in vars(member)
 }
 """Class of a library → what makes the rule of a group of its weights, if the group has one."""
 
