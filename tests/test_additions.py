@@ -159,6 +159,12 @@ def test_an_addition_touches_as_few_files_as_promised() -> None:
     assert {kind: str(len(edits)) for kind, edits in ADDITIONS.items()} == PROMISED
 
 
+@pytest.mark.parametrize("kind", ["optimizer", "correction", "schedule"])
+def test_a_choice_touches_one_more_file_at_most_than_its_own(kind: str) -> None:
+    """Beside its code, its YAML and its oracle."""
+    assert len(ADDITIONS[kind]) - 3 <= 1
+
+
 @pytest.mark.long
 def test_the_tests_pass_with_every_addition(tmp_path: Path) -> None:
     """In a copy of what the additions change, with its bytecode, and links to the rest."""

@@ -132,6 +132,7 @@ def outcome(
         "final_val_loss": None,
         "diverged_at": None,
         "seed": config["seed"],
+        "looks_ahead": plan.looks_ahead,
         "num_updates": num_updates,
         "num_parameters": plan.num_parameters,
         "num_active_parameters": plan.num_active_parameters,

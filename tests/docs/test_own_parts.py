@@ -8,15 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from pipegap.analysis import gaps
 from pipegap.analysis.__main__ import main as analysis
 from pipegap.analysis.table.load import load
 from pipegap.sweeps.__main__ import main as sweeps
 from pipegap.sweeps.cluster.package import require_shared
+from pipegap.sweeps.plan.pace import _kind as pace_kind
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.trainer.__main__ import main as trainer
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.config.compose import Composer
 from tests.support import small
+from tests.support.own_code import as_in_a_new_process
 from tests.support.reports import with_figures
 
 SOURCE = """
@@ -147,3 +150,111 @@ def test_a_scales_word_for_a_key_that_a_choice_lacks_has_no_effect(code: Path) -
     for word, compose in ((rate, Composer()), ("batch_sizes=3", of_scale)):
         with pytest.raises(BadInput, match="must be a key of the config"):
             compose([*chosen, word])
+
+
+TWO_IN_ONE = """
+from pipegap.trainer.base.ranges import Few
+from pipegap.trainer.corrections.none import NoCorrection
+from pipegap.trainer.schedules.recipes import constant_delay
+import torch
+
+def _of(scale):
+    def optimizer(parameters):
+        return torch.optim.SGD([weight for _, weight in parameters], lr=scale)
+    return optimizer
+
+first_optimizer, second_optimizer = _of(0.1), _of(0.2)
+
+def first_pipeline(num_updates, *, num_stages: Few, num_microbatches: Few, delay: Few = 1):
+    return constant_delay(num_updates, delay=delay, num_stages=num_stages,
+        num_microbatches=num_microbatches, synchronous_start=0, synchronous_cooldown=0)
+
+def second_pipeline(num_updates, *, num_stages: Few, num_microbatches: Few):
+    return first_pipeline(num_updates, num_stages=num_stages, num_microbatches=num_microbatches,
+        delay=2)
+
+class FirstCorrection(NoCorrection):
+    share = 0.5
+    def lr_factor(self, update, delay):
+        return self.share if delay else 1.0
+
+class SecondCorrection(FirstCorrection):
+    share = 0.1
+
+class FirstTracker:
+    def __init__(self, about, *, path: str):
+        self.path, self.line = path, f"{type(self).__name__} {about.arm}"
+    def log(self, row):
+        pass
+    def finish(self, outcome):
+        with open(self.path, "a") as file:
+            print(self.line, file=file)
+
+class SecondTracker(FirstTracker):
+    pass
+"""
+NUMBERS = ("first", "second")
+LONGER = ["num_updates=4", "eval_every=4", *WORDS[2:]]
+
+
+def test_two_of_each_kind_in_one_file_are_two(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They train, are priced, told apart in every table, and a tracker of one's own is chosen."""
+    folder, corpus, store = tmp_path / "own", small.corpus(tmp_path), tmp_path / "results"
+    folder.mkdir()
+    (folder / "error_feedback.py").write_text(TWO_IN_ONE)
+    for group in ("optimizer", "pipeline", "correction", "tracking"):
+        (folder / group).mkdir()
+        for number in NUMBERS:
+            is_class = group in ("correction", "tracking")
+            kind = {"tracking": "Tracker"}.get(group, group.capitalize())
+            name = f"{number.capitalize()}{kind}" if is_class else f"{number}_{group}"
+            keys = {
+                "pipeline": "num_stages: 1\nnum_microbatches: 1\n",
+                "tracking": f"path: {tmp_path / 'tracked'}\n",
+            }.get(group, "")
+            yaml = f"_target_: error_feedback.{name}\n{keys}"
+            (folder / group / f"{number}.yaml").write_text(yaml)
+    sizes = ["model.hidden_size=16", "model.num_layers=1", "model.intermediate_size=16"]
+    base = [*LONGER, *sizes, "model.num_heads=2", "model.num_kv_heads=1", f"data.path={corpus}"]
+    common = [f"code={folder}", f"results={store}"]
+    late = {f"late_{number}": [f"pipeline={number}"] for number in NUMBERS}
+    late |= {
+        f"better_{number}": ["pipeline=pipedream_2bw", f"correction={number}"] for number in NUMBERS
+    }
+    arms = {"sync": ["pipeline=sync"], "delay": ["pipeline=pipedream_2bw"], **late}
+    sweep = {"base": common[:1], "grid": {"optimizer": [*NUMBERS]}, "arms": arms, "seeds": [0]}
+    (tmp_path / "mine.yaml").write_text(json.dumps(sweep))
+    words = [f"sweep={tmp_path / 'mine.yaml'}", "scale=micro", *base, common[1]]
+    with as_in_a_new_process():
+        assert sweeps([*words, "dry_run=true"]) == 0
+        assert "12 to do" in capsys.readouterr().out
+        for number in NUMBERS:
+            for chosen in arms.values():
+                assert trainer([*base, *chosen, *common, f"optimizer={number}"]) == 0
+            tracking = parse_request([*words, f"tracking={number}"]).tracking
+            with tracking.of("id", "delay", {"results": str(store)}, sweeps=()) as tracker:
+                tracker.log({"update": 0})
+    assert (tmp_path / "tracked").read_text() == "FirstTracker delay\nSecondTracker delay\n"
+    table = gaps(load(store))
+    for _, of_optimizer in table.groupby("optimizer"):
+        assert of_optimizer["arm"].to_list() == [
+            *("delay", "delay_error_feedback.FirstCorrection"),
+            *("delay_error_feedback.SecondCorrection", "error_feedback.first_pipeline(1)"),
+            "error_feedback.second_pipeline",
+        ]
+        assert of_optimizer["n"].eq(1).all()
+        assert of_optimizer["loss"].nunique() == 4, "first_pipeline is the plain delay"
+    assert {*table["optimizer"]} == {*NUMBERS}
+    assert table.groupby("arm")["loss"].nunique().eq(2).all()
+
+
+def test_a_pace_is_of_one_optimizer_and_pipeline() -> None:
+    """Two functions of one file train at two speeds."""
+    kinds = {
+        pace_kind({"optimizer": {"_target_": first}, "pipeline": {"_target_": second}})
+        for first in ("mine.a", "mine.b")
+        for second in ("mine.c", "mine.d")
+    }
+    assert len(kinds) == 4

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pipegap.trainer.config.combinations import REJECTED
-from tests.support.every_optimizer import NAMES
+from pipegap.trainer.optimizers.routing import is_averaging
+from tests.support.every_optimizer import NAMES, maker
 from tests.support.fake_cuda.asked import answers, needed, require_planned
 from tests.support.fake_cuda.parts import EF, in_two
 from tests.support.steps import words_of_scale
@@ -37,7 +37,7 @@ def words_of(scale: str, name: str) -> list[str]:
         "135m": in_two(scale, optimizer, "model.num_layers=3"),
         "2b": words_of_scale(scale, optimizer, *FEW_TOKENS, *EF, f"model.num_layers={LAYERS}"),
     }[scale]
-    if (name, "error_feedback") not in REJECTED:
+    if not is_averaging(maker(name).func):
         return words
     return [word for word in words if not word.startswith("correction=")]
 

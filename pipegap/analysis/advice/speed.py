@@ -6,36 +6,33 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import inf, isnan, nan
 
+from pipegap.trainer.base.build import locate
 from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.config.names import declared
 from pipegap.trainer.schedules.operations import Schedule
 from pipegap.trainer.schedules.proof import SETTLED, steady
-from pipegap.trainer.schedules.recipes import (
-    dualpipe_v,
-    interleaved_1f1b,
-    pipedream_2bw,
-    sync,
-    zero_bubble_h1,
-    zero_bubble_v,
-)
+from pipegap.trainer.schedules.recipes import pipedream_2bw, rival_of
 
-MOST_CHUNKS, CHUNKS = 16, 4
-"""Parts of the model per rank: the most that are simulated, and the most that are assumed of a
-model whose layers are not known."""
+CHUNKS = 4
+"""Parts of the model per rank: the most that are assumed of a model whose layers are not known."""
 MOST_SPEEDS = 4_096
 """Simulated speeds that a process remembers: a report asks for the same ones again and again."""
-SLOWEST = "1F1B"
-FLUSHED: Mapping[str, Sequence[Callable[..., Schedule]]] = {
-    SLOWEST: [sync],
-    "interleaved 1F1B": [
-        partial(interleaved_1f1b, num_chunks=num) for num in range(2, MOST_CHUNKS + 1)
-    ],
-    "ZB-H1": [zero_bubble_h1],
-    "ZB-V": [zero_bubble_v],
-    "DualPipeV": [dualpipe_v],
-}
-"""The synchronous pipelines that 2BW is compared with, in the order in which people meet them, each
-in all of its forms. All wait for the norm of the whole gradient before an update, as 2BW does. Each
-fills a part of the bubble of the first."""
+
+
+def _rivals() -> dict[str, Sequence[Callable[..., Schedule]]]:
+    """The synchronous pipelines that 2BW is compared with, in the order in which people met them,
+    each in all of its forms: the schedules of conf/ that declare it (`recipes.rival`)."""
+    recipes = (locate(choice.usual["_target_"]) for choice in declared("pipeline").values())
+    pairs = [(rival, recipe) for recipe in recipes if (rival := rival_of(recipe)) is not None]
+    return {
+        rival.name: [partial(recipe, **form) for form in rival.forms]
+        for rival, recipe in sorted(pairs, key=lambda pair: pair[0].paper)
+    }
+
+
+FLUSHED = _rivals()
+SLOWEST = next(iter(FLUSHED))
+"""1F1B: the others fill a part of its bubble."""
 TWO_BUFFERED = partial(pipedream_2bw, synchronous_start=0, synchronous_cooldown=0)
 GUESSES = 50
 """At the length of stages: far more than it takes."""

@@ -53,8 +53,9 @@ def _chosen(
     optimizer: str | None, correction: str, settings: Sequence[str]
 ) -> list[tuple[str, tuple[Any, Any]]]:
     """Return each optimizer with its settings and those of the correction, as trials get them."""
-    from pipegap.analysis.theory.linear import OPTIMIZERS
+    from pipegap.analysis.theory.linear import NONE
     from pipegap.trainer.config.compose import Composer
+    from pipegap.trainer.config.names import declared
 
     for word in settings:
         group, dot, _ = word.partition("=")[0].partition(".")
@@ -63,7 +64,9 @@ def _chosen(
             raise BadInput(key, value, "is not a key of this command, see --help")
     if optimizer is None and any(word.startswith("optimizer.") for word in settings):
         raise BadInput("optimizer", "", "must say whose settings these are")
-    names = [optimizer] if optimizer is not None else [at.rpartition(".")[2] for at in OPTIMIZERS]
+    theories = {name: choice.theory for name, choice in declared("optimizer").items()}
+    linear = [name for name, theory in theories.items() if theory and not theory.startswith(NONE)]
+    names = linear if optimizer is None else [optimizer]
     compose = Composer()
     nodes = []
     for name in names:

@@ -104,7 +104,7 @@ def _panels_of_methods(paired: pd.DataFrame, trials: pd.DataFrame) -> Iterator[p
                 & paired["arm"].isin(group["base_arm"])
             ]
             yield pd.concat([corrected, plain.assign(value=np.nan)]).assign(
-                panel=f"{names.optimizer(optimizer)}, {names.CORRECTIONS.get(method, method)}",
+                panel=f"{names.optimizer(optimizer)}, {names.of_kind('correction', str(method))}",
                 subtitle=settings[point],
             )
 

@@ -7,7 +7,8 @@ from collections.abc import Collection
 import numpy as np
 import pandas as pd
 
-from pipegap.analysis.table.points import BESIDE
+from pipegap.analysis.table.points import ARM_GROUPS, BESIDE, group_of
+from pipegap.analysis.table.rows import SOURCE
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.status import FINAL, Status
 
@@ -17,6 +18,8 @@ VARIANT = ["num_stages", "num_microbatches"]
 SAME_ARM = ["optimizer", "point", "arm", *VARIANT]
 """Columns that tell the rows of the table of gaps apart."""
 SAME_TRIAL = [*SAME_ARM, "seed"]
+SLACK = "pipeline.slack"
+"""The key of an arm that changes no number."""
 MADE_BY = ["trainer_version", "git"]
 NEWEST = ["trainer_version", "finished_at", "trial_id"]
 COMPARED = ("sync", "delay", "delay_ef")
@@ -34,7 +37,7 @@ def results(trials: pd.DataFrame) -> pd.DataFrame:
 
     Of several trials with one arm, point, seed, number of stages and of microbatches, the newest
     counts: the one with the highest trainer_version, then the latest. Warns if they were made by
-    different trainers.
+    different trainers. Raises BadInput if they differ in what their arm is made of.
     """
     named = trials.rename(columns={f"pipeline.{name}": name for name in VARIANT})
     done = named[named["status"].isin(FINAL)]
@@ -43,12 +46,31 @@ def results(trials: pd.DataFrame) -> pd.DataFrame:
     # Of few columns: the table has many, and every move of a row moves them all.
     known = done[[*SAME_TRIAL, *NEWEST, "git"]].sort_values(NEWEST, kind="stable")
     repeated = known[known.duplicated(SAME_TRIAL, keep=False)]
+    _refuse_other_values(done.loc[repeated.index])
     makers = repeated[MADE_BY].astype(str).groupby([repeated[name] for name in SAME_TRIAL])
     num_mixed = int((makers.nunique() > 1).any(axis=1).sum()) if len(repeated) else 0
     if num_mixed:
         _warn(f"{num_mixed} trials were run by several versions of the code: the newest count")
     newest = known.drop_duplicates(SAME_TRIAL, keep="last").sort_values(SAME_TRIAL)
     return done.loc[newest.index]
+
+
+def _refuse_other_values(repeated: pd.DataFrame) -> None:
+    """Raises BadInput for trials that count as one, though pipeline or correction differ: sync's
+    may, as they make no number.
+
+    A value is missing in older trials, but the source of code of one's own in others alone.
+    """
+    delayed = repeated[repeated["arm"] != "sync"]
+    keys = [key for key in map(str, delayed) if group_of(key) in ARM_GROUPS and key != SLACK]
+    values = delayed[["schedule", "method", *(key for key in keys if "." in key)]]
+    values = values.fillna({key: "" for key in keys if key.endswith(SOURCE)})
+    counts = values.groupby([delayed[name] for name in SAME_TRIAL], dropna=False).nunique()
+    for key in counts.columns[(counts > 1).any()]:
+        trial = dict(zip(SAME_TRIAL, counts.index[counts[key] > 1][0], strict=True))
+        found = ", ".join(map(str, sorted(values[key].dropna().unique())))
+        allowed = f"trials of arm {trial['arm']}, seed {trial['seed']}, differ in it: move one away"
+        raise BadInput(key, found, allowed)
 
 
 def pairs(trials: pd.DataFrame) -> pd.DataFrame:

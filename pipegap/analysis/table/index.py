@@ -22,7 +22,7 @@ from pyarrow import parquet
 
 from pipegap.analysis.table import points, rows, schema
 from pipegap.analysis.table.rows import Row, row
-from pipegap.trainer.base import build
+from pipegap.trainer.base import build, former
 from pipegap.trainer.config import identity, names
 from pipegap.trainer.config.names import GROUPS, yamls
 from pipegap.trainer.folder import wellformed
@@ -39,7 +39,7 @@ from pipegap.trainer.folder.wellformed import (
 MADE_BY = b"made_by"
 MAKERS = (
     *(rows, points, schema),
-    *(build, identity, names, wellformed),
+    *(build, former, identity, names, wellformed),
 )
 """The modules that say what a row holds."""
 NUM_THREADS = 16

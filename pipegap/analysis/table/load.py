@@ -4,7 +4,9 @@ import csv
 import json
 import math
 import os
+import re
 import warnings
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,14 +18,18 @@ from pipegap.analysis.table.points import VERSIONS, group_of, with_one_name
 from pipegap.analysis.table.rows import Row
 from pipegap.analysis.table.schema import TRIAL
 from pipegap.trainer.base.errors import BadInput, first_line, short
+from pipegap.trainer.base.former import YOUNGER
 from pipegap.trainer.base.status import ENDED, Status
-from pipegap.trainer.config.names import YOUNGER
 from pipegap.trainer.folder.wellformed import in_a_line
 
 MAY_LACK = ("folder", "num_active_parameters")
 """Columns of the table that a published CSV may lack: a place on one machine, and what older
 reports did not tell."""
 PATH = "data.path"
+ARMS = ("arm", "base_arm", "family", "arm_without_cooldown")
+"""Columns that hold keys of arms."""
+DIGESTS = re.compile("(~[0-9a-f]+)+$")
+"""The end of the key of an arm with code of one's own (`rows.arm`)."""
 WORDS = {"True": True, "False": False}
 KINDS: dict[str, tuple[type, ...]] = {"Int64": (int,), "float64": (int, float), "object": (list,)}
 """Dtype of a column of the table → types of its values."""
@@ -61,7 +67,19 @@ def load(
     columns = {name: _column(name, [row.get(name) for row in rows]) for name in names}
     if rows:
         columns[PATH] = _paths(rows)
-    return with_one_name(pd.DataFrame(columns))
+    return _with_short_arms(with_one_name(pd.DataFrame(columns)))
+
+
+def _with_short_arms(trials: pd.DataFrame) -> pd.DataFrame:
+    """Return the table with keys of arms without the digests of their sources, where only one
+    source of an arm has trials."""
+    keys = {str(key) for name in ARMS for key in trials[name].dropna().unique()}
+    with_digests = [key for key in keys if DIGESTS.search(key)]
+    num_sources = Counter(DIGESTS.sub("", key) for key in with_digests)
+    short = {key: name for key in with_digests if num_sources[name := DIGESTS.sub("", key)] == 1}
+    if not short:
+        return trials
+    return trials.assign(**{name: trials[name].replace(short) for name in ARMS})
 
 
 def _paths(rows: Sequence[Row]) -> pd.Series:

@@ -1,21 +1,18 @@
 """Names as people write them, for figures, tables and prose; keys and CSVs keep those of conf/.
 
-They are made of the columns of the table of trials, and whatever has no name here keeps its own. An
-optimizer is called by its YAML's name in title case, unless that YAML begins with `# name: …`.
+They are made of the columns of the table of trials, and whatever has no name here keeps its own. A
+choice is called as its YAML says (`# name: …`), else by the YAML's name in words, an optimizer in
+title case.
 """
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from pipegap.analysis.table.points import by_point, varied
-from pipegap.trainer.config.names import yamls
-
-NAME = re.compile(r"# name: (.+)")
-"""The first line of a choice's YAML whose name is not its file's in title case."""
+from pipegap.trainer.config.names import declared, spaced
 
 
 def title_case(name: str) -> str:
@@ -23,31 +20,11 @@ def title_case(name: str) -> str:
     return " ".join(word[:1].upper() + word[1:] for word in name.split("_"))
 
 
-def _of_choice(path: Path) -> str:
-    """What the YAML of a choice says that it is called, else its title case."""
-    match = NAME.match(path.read_text(encoding="utf-8"))
-    return match[1] if match else title_case(path.stem)
-
-
-OPTIMIZERS = {path.stem: _of_choice(path) for path in yamls("optimizer")} | {"adamh": "AdamH"}
-"""The optimizers of conf/ and those that only others report numbers of."""
-PIPELINES = {
-    "constant_delay": "delay of {delay}",
-    "paci": "PACI",
-    "pipedream": "PipeDream",
-    "pipedream_2bw": "delay",
-    "wpipe": "WPipe",
+OPTIMIZERS = {
+    name: title_case(name) if choice.name is None else choice.name
+    for name, choice in declared("optimizer").items()
 }
-CORRECTIONS = {
-    "adaptive_error_feedback": "adaptive EF",
-    "ema_nesterov": "EMA-Nesterov",
-    "error_feedback": "EF",
-    "error_feedback_gradient": "EF on gradients",
-    "learning_rate": "smaller learning rate",
-    "matched_error_feedback": "EF matched to the delay",
-    "none": "",
-    "taylor": "Taylor",
-}
+"""The optimizers of conf/."""
 REPORTED_ARMS = {
     "delay": "delay",
     "delay_ef": "delay + EF",
@@ -223,8 +200,8 @@ def _arm(row: Mapping[Any, Any], *, with_coefficient: bool) -> str:
         return "sync"
     schedule, method = str(row["schedule"]), str(row["method"])
     delay = row.get("pipeline.delay", row.get("delay"))
-    name = PIPELINES.get(schedule, schedule.replace("_", " ")).format(delay=value(delay))
-    correction = CORRECTIONS.get(method, method.replace("_", " "))
+    name = of_kind("pipeline", schedule).format(delay=value(delay))
+    correction = of_kind("correction", method)
     if correction:
         name += f" + {correction}" + _options(row, with_coefficient)
     for phase in ("start", "cooldown"):
@@ -234,11 +211,19 @@ def _arm(row: Mapping[Any, Any], *, with_coefficient: bool) -> str:
     return name
 
 
+def of_kind(group: str, kind: str) -> str:
+    """Return the name of a pipeline or correction by what it is (`trainer.config.names.kind`)."""
+    choice = declared(group).get(kind)
+    name = None if choice is None else choice.name
+    return spaced(kind.rpartition(".")[2]) if name is None else name
+
+
 def _options(row: Mapping[Any, Any], with_coefficient: bool) -> str:
     coefficient, lag = row["coefficient"], row["lag"]
-    usual = {"taylor": None, "ema_nesterov": 0}.get(str(row["method"]), 1)
+    choice = declared("correction").get(str(row["method"]))
+    usual = {} if choice is None or "{coefficient}" in choice.arm else choice.usual
     parts = []
-    if with_coefficient and pd.notna(coefficient) and coefficient != usual:
+    if with_coefficient and pd.notna(coefficient) and coefficient != usual.get("coefficient"):
         parts.append(f"λ = {coefficient:,g}")
     if pd.notna(lag) and lag != "1":
         parts.append("lag τ" if lag == "delay" else f"lag {lag}")

@@ -1,18 +1,20 @@
 """One trial's config and result → its row of the table, with what its arm is called and made of.
 
-The names of arms are labels for people and keys to group by. They are made here and never parsed:
-whoever asks what an arm is made of reads the columns.
+The names of arms are keys to group by, and labels for people. They are made here of all values that
+make an arm, and never parsed: whoever asks what an arm is made of reads the columns.
 """
 
 import json
 from collections.abc import Mapping
+from keyword import iskeyword
 from typing import Any
 
 from pipegap.analysis.table.points import VERSIONS, flatten, point_columns
 from pipegap.analysis.table.schema import TRIAL
-from pipegap.trainer.base.build import label
+from pipegap.trainer.base.build import is_own
+from pipegap.trainer.base.former import LOOKED_AHEAD, YOUNGER
 from pipegap.trainer.base.status import Status
-from pipegap.trainer.config.names import YOUNGER, names
+from pipegap.trainer.config.names import declared, kind, names
 from pipegap.trainer.folder.wellformed import OF_RESULT
 
 Row = dict[str, Any]
@@ -22,29 +24,8 @@ LAST = 9e9
 """Seconds since 1970 of the last time that a column of nanoseconds can hold, about."""
 SOURCE = "_source_"
 """Key beside those of a choice from outside the trainer: digest of the source that it ran."""
-SHORT = {
-    "pipedream_2bw": "delay",
-    "error_feedback": "ef",
-    "error_feedback_gradient": "ef_gradient",
-    "adaptive_error_feedback": "adaptive_ef",
-    "matched_error_feedback": "matched_ef",
-}
-USUAL: Mapping[str, Config] = {
-    "paci": {"recompute": False},
-    "error_feedback": {"coefficient": 1, "lag": 1},
-    "error_feedback_gradient": {"coefficient": 1},
-    "adaptive_error_feedback": {"coefficient": 1, "decay": 0.9},
-    "matched_error_feedback": {"coefficient": 1, "lag": 1},
-    "taylor": {"decay": 0},
-    "weight_prediction": {"horizon": 1},
-    "learning_rate": {"anneal": 0.25},
-    "ema_nesterov": {
-        **{"look_ahead": 0.6, "decay": 0.99, "start": 0.16, "rest": 0.24, "coefficient": 0},
-    },
-}
-"""The usual values of a choice, those of its YAML: the name of an arm leaves them out."""
-WITHOUT_DELAY = ("ema_nesterov",)
-"""Corrections that act where nothing is late, too."""
+PLAIN = {"_target_": "trainer.corrections.none.NoCorrection"}
+DIGITS = 8
 PRINCIPAL = ("coefficient", "delay")
 """Options that need no name: `constant_delay(3)`, `delay_ef(0.5)`, `delay_taylor(1000)`."""
 OF_BOTH = ("seed", "num_updates")
@@ -94,64 +75,83 @@ def arm_columns(config: Config, result: Config) -> dict[str, Any]:
 
     `delay` is None without a count; `coefficient` and `lag` are None of a correction without them.
     """
-    pipeline = config["pipeline"]
-    correction = {**USUAL.get(label(config["correction"]), {}), **config["correction"]}
-    lag = correction.get("lag")
-    of_family = {key: value for key, value in config["correction"].items() if key != "coefficient"}
-    whole = {**pipeline, "synchronous_cooldown": 0}
+    pipeline, correction = config["pipeline"], config["correction"]
+    usual = _usual("correction", correction)
+    lag = correction.get("lag", usual.get("lag"))
+    of_family = {key: value for key, value in correction.items() if key != "coefficient"}
+    without_cooldown = {**pipeline, "synchronous_cooldown": 0}
     return {
-        "arm": arm(config, result),
-        "base_arm": arm({**config, "correction": {"_target_": "none"}}, result),
-        "family": arm({**config, "correction": of_family}, result),
-        "arm_without_cooldown": arm({**config, "pipeline": whole}, result),
-        "schedule": label(pipeline),
-        "method": label(config["correction"]),
+        "arm": arm(pipeline, correction, result),
+        "base_arm": arm(pipeline, PLAIN, {**result, "looks_ahead": False}),
+        "family": arm(pipeline, of_family, result),
+        "arm_without_cooldown": arm(without_cooldown, correction, result),
+        "schedule": kind("pipeline", pipeline),
+        "method": kind("correction", correction),
         "delay": max(result.get("delays") or [None]),
-        "coefficient": correction.get("coefficient"),
+        "coefficient": correction.get("coefficient", usual.get("coefficient")),
         "lag": None if lag is None else str(lag),
         **{name: pipeline.get(key) or 0 for key, name in PHASES.items()},
     }
 
 
-def arm(config: Config, result: Config) -> str:
-    """Return `sync` if every counted delay is 0 and nothing acts without one, else pipeline,
-    correction and phases of `config`.
+def arm(pipeline: Config, correction: Config, result: Config) -> str:
+    """Return the key of an arm, made of all values that make it one and readable as its name.
 
-    2BW is `delay`: `delay`, `delay_ef`, `delay_ef(0.5)`, `delay_ef_gradient`, `pipedream`,
-    `constant_delay(3)_ef(lag=delay)`, `delay+start(0.1)`. A trial without a count
-    (unfinished, failed) is named by its config.
+    It is `sync` if every counted delay is 0 and nothing acts without one, else pipeline, correction
+    and phases. 2BW is `delay`: `delay`, `delay_ef`, `delay_ef(0.5)`, `delay_ef_gradient`,
+    `pipedream`, `constant_delay(3)_ef(lag=delay)`, `delay+start(0.1)`. With a choice of one's own,
+    `delay_my_idea(share=0.5)`, the key ends with the digests of the source that ran, `~1f0c9a3e`,
+    which `load` drops where it tells nothing apart. A trial without a count (unfinished, failed) is
+    named by its config.
     """
-    looks_ahead = label(config["correction"]) in WITHOUT_DELAY
-    if _is_sync(config, result) and not looks_ahead:
+    if _is_sync(pipeline, result) and not _looks_ahead(correction, result):
         return "sync"
-    correction = _named(config["correction"])
-    suffix = "" if correction == "none" else f"_{correction}"
-    pipeline = config["pipeline"]
+    name = _named("correction", correction)
+    suffix = "" if name == "none" else f"_{name}"
     phases = (f"+{name}({pipeline[key]})" for key, name in PHASES.items() if pipeline.get(key))
-    return _named(pipeline) + suffix + "".join(phases)
+    nodes = {"pipeline": pipeline, "correction": correction}
+    foreign = [group for group, node in nodes.items() if not is_own(str(node["_target_"]))]
+    sources = [result["sources"][group] for group in foreign if group in result.get("sources", {})]
+    digests = "".join(f"~{digest[:DIGITS]}" for digest in sources)
+    return _named("pipeline", pipeline) + suffix + "".join(phases) + digests
 
 
-def _is_sync(config: Config, result: Config) -> bool:
+def _looks_ahead(correction: Config, result: Config) -> bool:
+    """Return whether the correction acts without a delay: its class says so, and a result records
+    it since 0.3."""
+    return bool(result.get("looks_ahead", kind("correction", correction) in LOOKED_AHEAD))
+
+
+def _is_sync(pipeline: Config, result: Config) -> bool:
     """Return whether no delay was counted. A trial that diverged in its synchronous start had no
     time to be delayed."""
     delays = result.get("delays") or [None]
-    cut_short = result.get("status") == Status.DIVERGED and config["pipeline"].get(
-        "synchronous_start"
-    )
+    cut_short = result.get("status") == Status.DIVERGED and pipeline.get("synchronous_start")
     return all(delay == 0 for delay in delays) and not cut_short
 
 
-def _named(choice: Config) -> str:
-    name = label(choice)
-    usual = USUAL.get(name, {})
+def _named(group: str, choice: Config) -> str:
+    name, usual = kind(group, choice), _usual(group, choice)
+    template = declared(group)[name].arm if name in declared(group) else name
     options = [
-        _number(value) if key in PRINCIPAL else f"{key}={_number(value)}"
+        _text(value) if key in PRINCIPAL else f"{key}={_text(value)}"
         for key, value in choice.items()
-        if key not in NOT_STALENESS and key not in PHASES and usual.get(key) != value
+        if key not in NOT_STALENESS and key not in PHASES
+        if usual.get(key) != value or f"{{{key}}}" in template
     ]
-    return SHORT.get(name, name) + (f"({','.join(options)})" if options else "")
+    return template.partition("(")[0] + (f"({','.join(options)})" if options else "")
 
 
-def _number(value: Any) -> str:
-    """Return a float as people write it, in full: 1000.0 is 1000."""
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+def _usual(group: str, choice: Config) -> Config:
+    """Return the usual values of a choice, which are those of its YAML, if it is one of ours."""
+    ours = declared(group).get(kind(group, choice))
+    return {} if ours is None else ours.usual
+
+
+def _text(value: Any) -> str:
+    """Return a value as people write it, in full: 1000.0 is 1000. A text that could be another
+    value is in quotes."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    is_word = isinstance(value, str) and value.isidentifier() and not iskeyword(value)
+    return str(value) if is_word or not isinstance(value, str) else repr(value)

@@ -4,13 +4,14 @@ none; and the closed loop of an optimizer on a quadratic.
 Filters are ratios of polynomials in the shift z⁻¹ (the z-transform). The loop is
 W(t+1) = W(t) − applied(optimizer(gradient(k · read(W) + n))).
 
-The theory covers the choices that have an entry here. The filter of an optimizer is what it does
-with its gradients in time: its momentum, Nesterov's look-ahead, differences of gradients. What the
-optimizer does with gradients in space (a division by second moments, a rotation, an
-orthogonalisation, a sign) is held fixed, as one preconditioner. For momentum alone that is exact;
-for orthogonalisation, sign and constant norms it is an analogy. Decay of the weights is left out:
-lr · weight_decay is below 0.001 in conf/. Constants depend on the update where an optimizer has a
-schedule of its own; `updates` says how many updates are over, infinity that the schedule is.
+The theory covers the choices whose YAML names a filter of those below (`# theory: …`). The filter
+of an optimizer is what it does with its gradients in time: its momentum, Nesterov's look-ahead,
+differences of gradients. What the optimizer does with gradients in space (a division by second
+moments, a rotation, an orthogonalisation, a sign) is held fixed, as one preconditioner. For
+momentum alone that is exact; for orthogonalisation, sign and constant norms it is an analogy. Decay
+of the weights is left out: lr · weight_decay is below 0.001 in conf/. Constants depend on the
+update where an optimizer has a schedule of its own; `updates` says how many updates are over,
+infinity that the schedule is.
 
 The filters of a correction stand around the optimizer, where the hooks of
 `trainer.corrections.none.NoCorrection` stand: before it (`gradient`), after it (`apply`), and where
@@ -30,6 +31,7 @@ from scipy.linalg import companion, solve_discrete_lyapunov
 
 from pipegap.trainer.base.build import Node, published
 from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.config.names import declared, kind
 
 SHIFT = Polynomial([0.0, 1.0])
 """z⁻¹."""
@@ -168,7 +170,7 @@ def linear(node: Node, updates: float = math.inf) -> Filter:
     Gradients are in units of lr and preconditioner: u = lr · P⁻¹ · filter(g). Raises BadInput for
     an optimizer that has no linear recursion, with the reason.
     """
-    return _known("optimizer", node, OPTIMIZERS)(node, updates)
+    return _filter("optimizer", node, FILTERS)(node, updates)
 
 
 def hooks(node: Node, delay: int) -> Hooks:
@@ -176,16 +178,18 @@ def hooks(node: Node, delay: int) -> Hooks:
 
     Raises BadInput for a correction that is not linear, with the reason.
     """
-    filters = _known("correction", node, CORRECTIONS)
+    filters = _filter("correction", node, CORRECTIONS)
     return filters(node, delay) if delay else Hooks(SAME)  # fresh gradients are not corrected
 
 
-def _known(group: str, node: Node, entries: Mapping[str, T]) -> T:
-    address = published(node["_target_"])
-    if address not in entries:
-        name = address.rpartition(".")[2]
-        raise BadInput(group, name, NOT_LINEAR.get(address, "is not covered by the theory"))
-    return entries[address]
+def _filter(group: str, node: Node, filters: Mapping[str, T]) -> T:
+    """The filter that the YAML of a choice names in its line `# theory: …`."""
+    ours = declared(group).get(kind(group, node))
+    theory = None if ours is None else ours.theory
+    if theory is None or theory.startswith(NONE):
+        why = "is not covered by the theory" if theory is None else theory.removeprefix(NONE)
+        raise BadInput(group, published(node["_target_"]).rpartition(".")[2], why)
+    return filters[theory]
 
 
 def _averaged(settings: Settings, updates: float) -> Filter:
@@ -254,7 +258,7 @@ def _matched_error_feedback(settings: Settings, delay: int) -> Hooks:
     return _error_feedback({**settings, "coefficient": settings["coefficient"] * delay}, delay)
 
 
-def _gradient_error_feedback(settings: Settings, delay: int) -> Hooks:
+def _error_feedback_on_gradients(settings: Settings, delay: int) -> Hooks:
     """g_t + λ (g_t − g_{t−1})."""
     return Hooks(late(delay), gradient=SAME + settings["coefficient"] * change())
 
@@ -270,61 +274,33 @@ def _taylor(settings: Settings, delay: int) -> Hooks:
     return Hooks((1 - share) * late(delay) + share * SAME)
 
 
-_OPT, _COR = "trainer.optimizers", "trainer.corrections"
-OPTIMIZERS: Mapping[str, Callable[[Settings, float], Filter]] = {
-    f"{_OPT}.sgd": _summed,
-    f"{_OPT}.sgdw": _summed,
-    f"{_OPT}.adamw": _averaged,
-    f"{_OPT}.nadamw": _nadamw,
-    f"{_OPT}.adan": _adan,
-    f"{_OPT}.adopt": _averaged,
-    f"{_OPT}.ademamix": _ademamix,
-    f"{_OPT}.mars": _mars,
-    f"{_OPT}.lion": _lion,
-    f"{_OPT}.signum": _averaged,
-    f"{_OPT}.muon": _look_ahead,
-    f"{_OPT}.normuon": _look_ahead,
-    f"{_OPT}.scion": _averaged,
-    f"{_OPT}.hyperball.muonh": _look_ahead,
-    f"{_OPT}.hyperball.normuonh": _look_ahead,
-    f"{_OPT}.hyperball.adamh": _averaged,
-    f"{_OPT}.nanochat.nanochat": _look_ahead,
-    f"{_OPT}.soap_muon.soap_muon": _look_ahead,
-    f"{_OPT}.soap": _averaged,
-    f"{_OPT}.kl_soap.kl_soap": _averaged,
-    f"{_OPT}.basis_rotation.basis_rotation": _averaged,
-    f"{_OPT}.shampoo": lambda settings, updates: SAME,
+def _same(settings: Settings, updates: float) -> Filter:
+    """g, as it came."""
+    return SAME
+
+
+def _plain(settings: Settings, delay: int) -> Hooks:
+    """A late gradient, about which nothing is done."""
+    return Hooks(late(delay))
+
+
+FILTERS: Mapping[str, Callable[[Settings, float], Filter]] = {
+    function.__name__.removeprefix("_"): function
+    for function in (
+        *(_same, _averaged, _summed, _look_ahead, _nadamw, _adan, _ademamix, _mars, _lion),
+    )
 }
-"""Published address of an optimizer → its filter, for matrices."""
+"""Filters of optimizers, for matrices, by the name that the optimizer's YAML gives."""
 
 CORRECTIONS: Mapping[str, Callable[[Settings, int], Hooks]] = {
-    f"{_COR}.none.NoCorrection": lambda settings, delay: Hooks(late(delay)),
-    f"{_COR}.error_feedback.ErrorFeedback": _error_feedback,
-    f"{_COR}.matched_error_feedback.MatchedErrorFeedback": _matched_error_feedback,
-    f"{_COR}.error_feedback_gradient.GradientErrorFeedback": _gradient_error_feedback,
-    f"{_COR}.weight_prediction.WeightPrediction": _weight_prediction,
-    f"{_COR}.taylor.Taylor": _taylor,
+    function.__name__.removeprefix("_"): function
+    for function in (
+        *(_plain, _error_feedback, _matched_error_feedback, _error_feedback_on_gradients),
+        *(_weight_prediction, _taylor),
+    )
 }
-"""Published address of a correction → its filters under a positive delay."""
-
-NOT_LINEAR: Mapping[str, str] = {
-    f"{_OPT}.adamuon": "is not linear: it orthogonalises the sign of its momentum",
-    f"{_OPT}.dion": "is not linear: its momentum forgets only what it applied, of low rank",
-    f"{_OPT}.dion2.dion2": "is not linear: its momentum forgets only the part that it applied",
-    f"{_OPT}.dion2.dion3": "is not linear: its momentum forgets only the rows that it applied",
-    f"{_OPT}.kron": "is not linear: random vectors change its preconditioner at every update",
-    f"{_OPT}.muon.muown": "is not linear: a row's length and its direction have rules of their own",
-    f"{_OPT}.schedule_free_adamw": "has no fixed recursion: it averages over the whole run",
-    f"{_COR}.adaptive_error_feedback.AdaptiveErrorFeedback": (
-        "is not linear: its coefficient follows the updates"
-    ),
-    f"{_COR}.ema_nesterov.EmaNesterov": (
-        "has no fixed recursion: its look ahead follows the learning rate"
-    ),
-    f"{_COR}.learning_rate.LearningRate": (
-        "has no fixed recursion: its factor changes during the run"
-    ),
-}
-"""Published address → why there is no such filter, where the reason is known."""
+"""Filters of corrections under a positive delay, likewise."""
+NONE = "none: "
+"""How the theory of a choice without a filter begins; the reason follows."""
 STRENGTHS = ("coefficient", "horizon")
 """The settings that say how much is done about the delay; a correction has at most one of them."""

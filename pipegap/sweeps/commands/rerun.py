@@ -45,7 +45,7 @@ def main(words: Sequence[str]) -> int:
     force, dry_run = take_flag(given, "force"), take_flag(given, "dry_run")
     gpus_per_trial = parse_gpus(given.pop("gpus_per_trial", "1"))
     first_trial = CHOICES[take_choice(given, "first_trial", [*CHOICES])]
-    tracking = choice.take(given)
+    tracking = choice.take(given, given.get("code"))
     store = open_store(given.get("results", "results"))
     if not given.keys() - {"results"}:
         raise BadInput("rerun", "", "must say which trials, e.g. status=failed")

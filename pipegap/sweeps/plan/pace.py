@@ -20,8 +20,9 @@ from pipegap.sweeps.plan.devices import (
     occupied,
 )
 from pipegap.sweeps.request.expand import Expected, Trial
-from pipegap.trainer.base.build import label
-from pipegap.trainer.config.names import YOUNGER, without_younger
+from pipegap.trainer.base.build import published
+from pipegap.trainer.base.former import YOUNGER
+from pipegap.trainer.config.names import without_younger
 from pipegap.trainer.folder import lease
 from pipegap.trainer.folder.wellformed import CONFIG, read
 from pipegap.trainer.store.snapshot import Snapshot
@@ -151,7 +152,8 @@ def shape(config: Config) -> str:
 
 
 def _kind(config: Config) -> str:
-    return f"{label(config['optimizer'])} {label(config['pipeline'])}"
+    """What the optimizer and the pipeline are, by their addresses."""
+    return " ".join(published(config[group]["_target_"]) for group in ("optimizer", "pipeline"))
 
 
 def _newest(trials: Path) -> list[Path]:

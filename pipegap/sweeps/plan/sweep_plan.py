@@ -25,7 +25,7 @@ from pipegap.sweeps.plan.labels import Asked
 from pipegap.sweeps.request.command_line import Request
 from pipegap.sweeps.request.expand import Expected, Trial, points, unique
 from pipegap.sweeps.request.schema import Sweep
-from pipegap.trainer.base.build import label
+from pipegap.trainer.base.build import published
 from pipegap.trainer.config.compose import Composer
 from pipegap.trainer.config.schema import validate
 from pipegap.trainer.store.snapshot import Snapshot
@@ -266,7 +266,7 @@ def _group(choice: Choice) -> str:
     """Return optimizer, model, data and context as text: points of equal text are compared."""
     config: Mapping[str, Any] = choice.point.configs["sync"]
     comparable = [config[key] for key in ("model", "data", "seq_len")]
-    return json.dumps([label(config["optimizer"]), *comparable], sort_keys=True)
+    return json.dumps([published(config["optimizer"]["_target_"]), *comparable], sort_keys=True)
 
 
 def _why(own: float, best: float, margin: float) -> str | None:

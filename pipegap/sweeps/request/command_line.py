@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -84,7 +84,7 @@ def parse_request(arguments: Sequence[str]) -> Request:
         if labels.count(label) > 1:
             allowed = f"must name {label} once, since that is the name of its report"
             raise BadInput("sweep", names, allowed)
-    tracking = choice.take(given)
+    tracking = choice.take(given, given.get("code") or _code_of(content for _, content in files))
     first = defaults_at(scale, of_paper=names == PAPER)
     words, sweeps = [*map("=".join, given.items())], {}
     for label, content in files:
@@ -110,6 +110,13 @@ def parse_request(arguments: Sequence[str]) -> Request:
         fail_fast=fail_fast,
         first_trial=first_trial,
     )
+
+
+def _code_of(contents: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return the folder of code that the base of a sweep file names, which is not checked yet."""
+    bases = (base for content in contents if isinstance(base := content.get("base"), list))
+    words = [word for base in bases for word in map(str, base) if word.startswith("code=")]
+    return words[-1].partition("=")[2] if words else None
 
 
 def take_url(words: Sequence[str]) -> tuple[str, list[str]]:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pipegap.sweeps.request.schema import Config, Sweep, keys, overrides
 from pipegap.sweeps.tracking.tracker import run_name
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.config.combinations import require_graphs
 from pipegap.trainer.config.compose import Composer
 from pipegap.trainer.config.identity import CHANGES_NO_NUMBER
 from pipegap.trainer.config.schema import validate
@@ -106,6 +105,8 @@ class GridPoint:
 
     def trials(self, seeds: Sequence[int]) -> list[Trial]:
         """Return every arm at every seed; raises BadInput for an impossible trial."""
+        from pipegap.trainer.compiled.chosen import require_graphs  # torch is slow
+
         trials = []
         for arm, config in self.configs.items():
             require_graphs(config)  # else a part of a comparison would not be compiled

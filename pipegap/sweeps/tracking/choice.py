@@ -1,4 +1,5 @@
-"""The tracker of a sweep's trials: conf/tracking/<name>.yaml, changed by the command line.
+"""The tracker of a sweep's trials: tracking/<name>.yaml of conf/ or of the user's own code, changed
+by the command line.
 
 It runs in a thread of its own, so that no trial waits for it or fails because of it.
 """
@@ -20,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from pipegap.sweeps.tracking.tracker import About, Tracker
 from pipegap.trainer.base.build import Node, build, locate
 from pipegap.trainer.base.cli import one_of
+from pipegap.trainer.base.code import use_code
 from pipegap.trainer.base.errors import BadInput, LeaseLost, Stopped
 from pipegap.trainer.base.status import Status
 from pipegap.trainer.config.names import yamls
@@ -29,6 +31,8 @@ from pipegap.trainer.folder.result import Row
 
 GROUP = "tracking"
 Seconds = Annotated[float, Interval(ge=0, le=1e8)]
+WAIT = 10.0
+"""Of a tracker whose YAML does not say it."""
 CAPACITY = 10_000
 """Rows that wait for a tracker at most. Further ones are dropped and counted."""
 PASSED_ON_EVERY = 1.0
@@ -139,21 +143,35 @@ class Tracking:
         return Background(partial(build, self.node, about), self.wait)
 
 
-def take(given: dict[str, str]) -> Tracking:
-    """Remove `tracking` and `tracking.KEY` from `given`; return the tracker that they choose.
+def take(given: dict[str, str], code: str | None = None) -> Tracking:
+    """Remove `tracking` and `tracking.KEY` from `given`; return the tracker that they choose, of
+    conf/ or of the folder `code` of the user's own code.
 
     Raises BadInput for an unknown name or key, or a value that the tracker does not allow.
     """
     name = given.pop(GROUP, "none")
-    files = {path.stem: path for path in yamls(GROUP)}
+    use_code(code)
+    of_code = [] if code is None else sorted(Path(code, GROUP).glob("*.yaml"))
+    files = {path.stem: path for path in [*of_code, *yamls(GROUP)]}
     if name not in files:
         raise one_of(GROUP, name, [*files])
     keys = {key for key in given if key.startswith(f"{GROUP}.")}
     changes = {key.partition(".")[2]: parse_value(key, given.pop(key)) for key in keys}
-    return make_tracking({**yaml.safe_load(files[name].read_text("utf-8")), **changes})
+    return make_tracking({**_content(files[name]), **changes}, code)
 
 
-def make_tracking(node: dict[str, Any]) -> Tracking:
+def _content(path: Path) -> dict[str, Any]:
+    """The keys in a tracker's YAML, which may leave out `wait`. Raises BadInput for other files."""
+    try:
+        content = yaml.safe_load(path.read_text("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise BadInput(GROUP, path, f"must be YAML ({' '.join(str(error).split())})") from None
+    if not isinstance(content, dict) or "_target_" not in content:
+        raise BadInput(GROUP, path, "must have the keys of a tracker, `_target_` among them")
+    return {"wait": WAIT, **content}
+
+
+def make_tracking(node: dict[str, Any], code: str | None = None) -> Tracking:
     """Return the tracker of a node: `_target_`, its keys, and `wait`; raises BadInput."""
     keys = dict(node)
     wait = keys.pop("wait")
@@ -161,4 +179,4 @@ def make_tracking(node: dict[str, Any]) -> Tracking:
         wait = TypeAdapter(Seconds).validate_python(wait, strict=True)
     except ValidationError:
         raise BadInput(f"{GROUP}.wait", wait, "must be seconds, from 0 to 1e8") from None
-    return Tracking(check_choice(GROUP, keys), wait)
+    return Tracking(check_choice(GROUP, keys, code), wait)

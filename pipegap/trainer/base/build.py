@@ -8,50 +8,13 @@ from typing import Any
 
 from pipegap.trainer.base.code import in_short
 from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.former import MOVED
 
 Node = Mapping[str, Any]
 
 PACKAGE, OWN, MISSING = "pipegap.", ("trainer.", "sweeps."), object()
 """Our package; how the published addresses of our own choices begin, which go without it; no
 attribute."""
-
-_HOMES: Mapping[str, tuple[str, ...]] = {
-    "trainer.corrections.compensation": (
-        *("learning_rate.LearningRate", "taylor.Taylor", "weight_prediction.WeightPrediction"),
-    ),
-    "trainer.corrections.error_feedback": (
-        "adaptive_error_feedback.AdaptiveErrorFeedback",
-        "error_feedback_gradient.GradientErrorFeedback",
-        "matched_error_feedback.MatchedErrorFeedback",
-    ),
-    "trainer.optimizers.averaging": ("schedule_free_adamw",),
-    "trainer.optimizers.dion": ("dion", "dion2.dion2", "dion2.dion3"),
-    "trainer.optimizers.entrywise": (
-        *("adamw", "adan", "ademamix", "adopt", "lion", "mars", "nadamw", "sgd", "sgdw"),
-        "signum",
-    ),
-    "trainer.optimizers.kronecker": (
-        *("kron", "shampoo", "soap", "basis_rotation.basis_rotation", "kl_soap.kl_soap"),
-    ),
-    "trainer.optimizers.muon": ("adamuon", "muon", "normuon", "scion"),
-    "trainer.optimizers.orthogonal": ("nanochat.nanochat",),
-    "trainer.schedules.recipes": (
-        *("constant_delay", "gpipe", "interleaved_1f1b", "pipedream", "pipedream_2bw", "sync"),
-        "zero_bubble_h1",
-    ),
-}
-"""Module → what it has by now, by its name in the package, or in the module beside it, that it was
-published in."""
-MOVED = {
-    f"{module.rpartition('.')[0]}.{name}": f"{module}.{name.rpartition('.')[2]}"
-    for module, names in _HOMES.items()
-    for name in names
-}
-"""Address under which a choice was first published → where its function lives, both in our package.
-
-Ids of trials hash the published address, so its YAML keeps it. A new choice's YAML gives the
-address where its function lives and needs no entry.
-"""
 
 
 @cache

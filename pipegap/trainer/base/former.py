@@ -1,9 +1,9 @@
-"""What earlier versions could run and this one cannot: its trials are still read and compared."""
+"""What earlier versions wrote, published or could run: by it their trials keep ids and are read."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
-from pipegap.trainer.base.build import Node, is_own, label
 from pipegap.trainer.base.errors import BadInput
 
 CHOICES: Mapping[str, tuple[str, str]] = {
@@ -21,16 +21,71 @@ COMMANDS = frozenset({"check", "forecast", "forecasts", "serve", "sharpness"})
 """Commands that 0.2 had and 0.3.0 has not."""
 
 
+YOUNGER: Mapping[str, Any] = MappingProxyType(
+    {
+        "code": None,
+        "diagnostics": None,
+        "eval_tokens": None,
+        "eval_dtype": "float32",
+        "deterministic": True,
+        "from_pretrained": None,
+        "save_last": 0,
+        **{key: usual for key, (usual, *_) in KEYS.items()},
+        "model.loss_chunk": None,
+        "model.fused_delta_rule": False,
+        "optimizer.orthogonalisation": "newton_schulz",
+        "optimizer.cautious_decay": False,
+        "pipeline.slack": False,
+        "pipeline.recompute": False,
+        "data.end_of_document": None,
+    }
+)
+"""Key → the value at which a trial does what trials did before there was the key."""
+LOOKED_AHEAD = ("ema_nesterov",)
+"""Corrections of ours that act where nothing is late, too, of results that do not say it."""
+_HOMES: Mapping[str, tuple[str, ...]] = {
+    "trainer.corrections.compensation": (
+        *("learning_rate.LearningRate", "taylor.Taylor", "weight_prediction.WeightPrediction"),
+    ),
+    "trainer.corrections.error_feedback": (
+        "adaptive_error_feedback.AdaptiveErrorFeedback",
+        "error_feedback_gradient.GradientErrorFeedback",
+        "matched_error_feedback.MatchedErrorFeedback",
+    ),
+    "trainer.optimizers.averaging": ("schedule_free_adamw",),
+    "trainer.optimizers.dion": ("dion", "dion2.dion2", "dion2.dion3"),
+    "trainer.optimizers.entrywise": (
+        *("adamw", "adan", "ademamix", "adopt", "lion", "mars", "nadamw", "sgd", "sgdw"),
+        "signum",
+    ),
+    "trainer.optimizers.kronecker": (
+        *("kron", "shampoo", "soap", "basis_rotation.basis_rotation", "kl_soap.kl_soap"),
+    ),
+    "trainer.optimizers.muon": ("adamuon", "muon", "normuon", "scion"),
+    "trainer.optimizers.orthogonal": ("nanochat.nanochat",),
+    "trainer.schedules.recipes": (
+        *("constant_delay", "gpipe", "interleaved_1f1b", "pipedream", "pipedream_2bw", "sync"),
+        "zero_bubble_h1",
+    ),
+}
+"""Module → what it has by now, by its name in the package, or in the module beside it, that it was
+published in."""
+MOVED = {
+    f"{module.rpartition('.')[0]}.{name}": f"{module}.{name.rpartition('.')[2]}"
+    for module, names in _HOMES.items()
+    for name in names
+}
+"""Address under which a choice was first published → where its function lives, both in our package.
+
+Ids of trials hash the published address, and YAMLs give the address where the function lives. A
+new choice needs no entry.
+"""
+
+
 def refuse_dropped_choice(group: str, name: str) -> None:
     """Raises BadInput if this choice, by the name of its YAML, was dropped."""
     if (versions := CHOICES.get(f"{group}={name}")) is not None:
         raise _dropped(group, name, *versions)
-
-
-def refuse_dropped_node(group: str, node: Node) -> None:
-    """Raises BadInput for a recorded choice of ours that was dropped."""
-    if is_own(str(node.get("_target_"))):
-        refuse_dropped_choice(group, label(node))
 
 
 def is_dropped(key: str, value: object) -> bool:

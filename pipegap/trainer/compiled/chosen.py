@@ -1,65 +1,30 @@
-"""Which optimizers and corrections have a rule by which a graph makes their update.
+"""Which optimizers and corrections a graph makes: of an optimizer by the rules of the classes of a
+library that it steps, of a correction as it says itself (`NoCorrection.graph_factor`)."""
 
-What these tables hold is part of what `compile=update` means: another entry changes the numbers of
-trials that have an id already, so it needs another name.
-"""
-
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pipegap.trainer.compiled.rules import (
-    Adam,
-    Adan,
-    Group,
-    Lion,
-    Mars,
-    MarsVector,
-    Rule,
-    TorchAdam,
-)
-from pipegap.trainer.compiled.rules_of_matrices import Muon, NorMuon, Soap
-from pipegap.trainer.corrections.ema_nesterov import EmaNesterov
-from pipegap.trainer.corrections.error_feedback import ErrorFeedback, MatchedErrorFeedback
+from pipegap.trainer.base.build import build, label, made
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.compiled import rules as rules_of_entries
+from pipegap.trainer.compiled import rules_of_matrices
+from pipegap.trainer.compiled.rules import Rule
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.optimizers.chained import Chained
-from pipegap.trainer.optimizers.orthogonal import JORDAN
+from pipegap.trainer.optimizers.routing import KINDS
 
-
-def _muon(group: Group) -> Rule | None:
-    if not group["use_muon"]:
-        return Adam()
-    if {*group["ns_coeffs"]} != {JORDAN}:
-        return None
-    return Muon(group["nesterov"], group["ns_steps"], group["use_adjusted_lr"])
-
-
-def _normuon(group: Group) -> Rule:
-    if not group["use_muon"]:
-        return Adam()
-    fields = group["nesterov"], group["ns_steps"], group["use_adjusted_lr"]
-    return NorMuon(*fields, keeps_norm=group["update_scale"] == "preserve_norm")
-
-
-RULES: Mapping[str, Callable[[Group], Rule | None]] = {
-    "torch.AdamW": lambda group: TorchAdam(),
-    "pytorch_optimizer.Adan": lambda group: Adan(),
-    "pytorch_optimizer.Lion": lambda group: Lion(),
-    "pytorch_optimizer.MARS": lambda g: Mars() if g["params"][0].ndim > 1 else MarsVector(),
-    "pytorch_optimizer.Muon": _muon,
-    "pytorch_optimizer.NorMuon": _normuon,
-    "pytorch_optimizer.SOAP": lambda group: Soap(),
+RULES: Mapping[str, type[Rule]] = {
+    member.steps: member
+    for module in (rules_of_entries, rules_of_matrices)
+    for member in vars(module).values()
+    if isinstance(member, type) and issubclass(member, Rule) and "steps" in vars(member)
 }
-"""Class of a library → the rule of a group of its weights, if it has one."""
-
-FEEDBACK: Mapping[type[NoCorrection], Callable[[int], float]] = {
-    ErrorFeedback: lambda delay: float(delay > 0),
-    EmaNesterov: lambda delay: float(delay > 0),
-    MatchedErrorFeedback: float,
-}
-"""Correction that the graph makes → multiple of its coefficient at a delay."""
+"""Class of a library → what makes the rule of a group of its weights, if the group has one."""
 
 
 def rules(optimizer: Optimizer) -> dict[Tensor, tuple[dict[str, Any], Rule]]:
@@ -72,10 +37,26 @@ def rules(optimizer: Optimizer) -> dict[Tensor, tuple[dict[str, Any], Rule]]:
 def _by_group(optimizer: Optimizer) -> list[Rule | None]:
     """The rule of each group, in order; None for a group without one."""
     found: list[Rule | None] = []
-    for part in optimizer.parts if isinstance(optimizer, Chained) else [optimizer]:
-        make = RULES.get(f"{type(part).__module__.partition('.')[0]}.{type(part).__name__}")
-        found += [make(group) if make is not None else None for group in part.param_groups]
+    for part in _steppers(optimizer):
+        rule = RULES.get(f"{type(part).__module__.partition('.')[0]}.{type(part).__name__}")
+        is_bare = rule is not None and not _is_surrounded(part)
+        found += [rule.of(group) if is_bare and rule else None for group in part.param_groups]
     return found
+
+
+def _steppers(optimizer: Optimizer) -> Iterator[Optimizer]:
+    """Yield the optimizers that step one after the other and do nothing else: the parts of a chain,
+    unless it does something around them."""
+    if type(optimizer) is Chained and not optimizer.surrounds:
+        yield from chain.from_iterable(map(_steppers, optimizer.parts))
+    else:
+        yield optimizer
+
+
+def _is_surrounded(optimizer: Optimizer) -> bool:
+    """Whether somebody has code run before or after a step of this optimizer, or in its place."""
+    hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    return any(hooks) or "step" in vars(optimizer)
 
 
 def without_graph(optimizer: Optimizer, correction: NoCorrection) -> list[str]:
@@ -91,9 +72,22 @@ def without_graph(optimizer: Optimizer, correction: NoCorrection) -> list[str]:
 
 
 def feedback(correction: NoCorrection) -> Callable[[int], float] | None:
-    """Delay → λ, if the graph makes this correction; it makes Error Feedback with a lag of 1."""
-    factor = FEEDBACK.get(type(correction))
-    if not isinstance(correction, ErrorFeedback) or factor is None or correction.lag != 1:
-        return None
-    coefficient = correction.coefficient
-    return lambda delay: coefficient * factor(delay)
+    """Delay → λ, if the graph makes this correction, as its very class says: a class that derives
+    from it may correct in another way."""
+    is_said = "graph_factor" in vars(type(correction))
+    return correction.graph_factor() if is_said else None
+
+
+def require_graphs(config: Mapping[str, Any]) -> None:
+    """Raise BadInput for a choice that `compile=update` leaves to the code of `compile=false`.
+
+    Optimizer and correction are made for one small weight of each kind.
+    """
+    if config["compile"] != "update":
+        return
+    parameters = [(kind, nn.Parameter(torch.zeros(shape))) for kind, shape in KINDS.items()]
+    optimizer = made("optimizer", config["optimizer"], Optimizer, parameters)
+    correction = build(config["correction"], 1, [1] * len(parameters))
+    for group in without_graph(optimizer, correction):
+        allowed = "has no graph, or not with these options, with compile=update: compile=false does"
+        raise BadInput(group, label(config[group]), f"{allowed} without")

@@ -28,10 +28,19 @@ class Rule(ABC):
     """The step of one kind of weight by one optimizer.
 
     `keys` say which tensors of a weight's state the graph reads and changes, in order. They are
-    stacked like the weights.
+    stacked like the weights. A rule that says which class it `steps` is part of what
+    `compile=update` means: another one for that class changes the numbers of trials that have an id
+    already, so it needs another name.
     """
 
     keys: ClassVar[tuple[Key, ...]]
+    steps: ClassVar[str]
+    """The optimizer whose steps it makes, by library and class: `torch.AdamW`."""
+
+    @classmethod
+    def of(cls, group: Group) -> "Rule | None":
+        """The rule for a group of that optimizer's weights, by its options; None: no rule."""
+        return cls()
 
     @abstractmethod
     def numbers(self, group: Group, step: int) -> dict[str, float]:
@@ -110,7 +119,13 @@ class Adam(Rule):
 class TorchAdam(Adam):
     """torch's AdamW, which counts the steps of each weight in a tensor."""
 
+    steps: ClassVar[str] = "torch.AdamW"
     keys: ClassVar[tuple[Key, ...]] = ("exp_avg",), ("exp_avg_sq",), ("step",)
+
+    @override
+    @classmethod
+    def of(cls, group: Group) -> Rule | None:
+        return None if group["amsgrad"] or group["maximize"] else cls()
 
     @override
     def stepped(
@@ -128,6 +143,7 @@ class TorchAdam(Adam):
 class Lion(Rule):
     """Lion: the sign of an interpolation."""
 
+    steps: ClassVar[str] = "pytorch_optimizer.Lion"
     keys: ClassVar[tuple[Key, ...]] = (("exp_avg",),)
 
     @override
@@ -155,6 +171,7 @@ class Lion(Rule):
 class Adan(Rule):
     """Adan, whose decay comes after its step."""
 
+    steps: ClassVar[str] = "pytorch_optimizer.Adan"
     keys: ClassVar[tuple[Key, ...]] = (
         ("exp_avg",),
         ("exp_avg_diff",),
@@ -199,7 +216,13 @@ class Adan(Rule):
 class MarsVector(Rule):
     """What MARS does with vectors: AdamW with options of its own."""
 
+    steps: ClassVar[str] = "pytorch_optimizer.MARS"
     keys: ClassVar[tuple[Key, ...]] = ("exp_avg",), ("exp_avg_sq",), ("last_grad",)
+
+    @override
+    @classmethod
+    def of(cls, group: Group) -> Rule:
+        return Mars() if group["params"][0].ndim > 1 else MarsVector()
 
     @override
     def numbers(self, group: Group, step: int) -> dict[str, float]:

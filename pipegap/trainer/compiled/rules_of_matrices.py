@@ -8,7 +8,17 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from pipegap.trainer.compiled.rules import Group, Key, Numbers, Rule, Tensors, corrected, norms
+from pipegap.trainer.compiled.rules import (
+    Adam,
+    Group,
+    Key,
+    Numbers,
+    Rule,
+    Tensors,
+    corrected,
+    norms,
+)
+from pipegap.trainer.optimizers.orthogonal import JORDAN
 
 QUINTIC = (3.4445, -4.7750, 2.0315)
 """Coefficients of the Newton-Schulz iteration (Jordan 2024)."""
@@ -39,7 +49,17 @@ class Muon(Rule):
     num_steps: int
     is_adjusted: bool
     """Whether 0.2 √max(rows, columns) is the size of an update, and not √max(1, rows / columns)."""
+    steps: ClassVar[str] = "pytorch_optimizer.Muon"
     keys: ClassVar[tuple[Key, ...]] = (("momentum_buffer",),)
+
+    @override
+    @classmethod
+    def of(cls, group: Group) -> Rule | None:
+        if not group["use_muon"]:
+            return Adam()
+        if {*group["ns_coeffs"]} != {JORDAN}:
+            return None
+        return Muon(group["nesterov"], group["ns_steps"], group["use_adjusted_lr"])
 
     @override
     def numbers(self, group: Group, step: int) -> dict[str, float]:
@@ -77,7 +97,16 @@ class NorMuon(Muon):
 
     keeps_norm: bool
     """Whether the update keeps the norm that it had, and does not get a root mean square of 0.2."""
+    steps: ClassVar[str] = "pytorch_optimizer.NorMuon"
     keys: ClassVar[tuple[Key, ...]] = ("momentum_buffer",), ("second_momentum_buffer",)
+
+    @override
+    @classmethod
+    def of(cls, group: Group) -> Rule:
+        if not group["use_muon"]:
+            return Adam()
+        fields = group["nesterov"], group["ns_steps"], group["use_adjusted_lr"]
+        return NorMuon(*fields, keeps_norm=group["update_scale"] == "preserve_norm")
 
     @override
     def numbers(self, group: Group, step: int) -> dict[str, float]:
@@ -104,6 +133,7 @@ class NorMuon(Muon):
 class Soap(Rule):
     """SOAP of hidden matrices: Adam in the eigenbases of averaged g gᵀ and gᵀ g."""
 
+    steps: ClassVar[str] = "pytorch_optimizer.SOAP"
     keys: ClassVar[tuple[Key, ...]] = (
         ("exp_avg",),
         ("exp_avg_sq",),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pipegap.trainer.base.build import is_own, label
+from pipegap.trainer.base.build import label, locate
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.schedules.operations import Schedule
 
@@ -17,36 +17,10 @@ COMPILED = "with compile=update: compile=false does without"
 ABSOLUTE = (
     "its average is made of weights and not of updates, which a change beside its own steps breaks"
 )
-REJECTED: Mapping[tuple[str, str], str] = {
-    ("schedule_free_adamw", correction): ABSOLUTE
-    for correction in (
-        *("error_feedback", "adaptive_error_feedback", "matched_error_feedback", "ema_nesterov"),
-    )
-}
-"""Optimizer and correction → why not."""
-
-MADE_BY_GRAPHS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
-    "optimizer": {
-        **{name: {} for name in ("adamw", "adan", "lion", "mars", "normuon", "soap")},
-        "muon": {"orthogonalisation": "newton_schulz", "cautious_decay": False},
-    },
-    "correction": {
-        **{name: {"lag": 1} for name in ("error_feedback", "matched_error_feedback")},
-        **{name: {} for name in ("ema_nesterov", "learning_rate", "none")},
-    },
-}
-"""Choices of the trainer that are part of the graphs of `compile=update`, and with which options.
-
-`trainer.compiled.chosen` decides it, and knows it of what is built; a plan builds nothing.
-"""
 
 
 def check_combinations(config: Config) -> None:
     """Raises BadInput for two keys that contradict each other."""
-    optimizer, correction = label(config["optimizer"]), label(config["correction"])
-    if (optimizer, correction) in REJECTED:
-        why = REJECTED[optimizer, correction]
-        raise BadInput("correction", correction, f"not with optimizer={optimizer}: {why}")
     _check_compiled_experts(config)
     _check_fused(config)
     if config["trace"] and config["runner"] == "emulated":
@@ -109,19 +83,13 @@ def check_graphs(config: Config, model: "Recipe", correction: "NoCorrection") ->
             raise BadInput(key, value, f"{allowed} {COMPILED}")
 
 
-def require_graphs(config: Config) -> None:
-    """Raise BadInput for a choice that `compile=update` leaves to the code of `compile=false`."""
-    if config["compile"] != "update":
-        return
-    for group, made in MADE_BY_GRAPHS.items():
-        node = config[group]
-        name, is_ours = label(node), is_own(node["_target_"])
-        if not is_ours or name not in made:
-            raise BadInput(group, name, f"must be one of {', '.join(sorted(made))} {COMPILED}")
-        for key, value in made[name].items():
-            if node.get(key, value) != value:
-                allowed = f"must be {value} with {group}={name} {COMPILED}"
-                raise BadInput(f"{group}.{key}", node[key], allowed)
+def check_averaging(config: Config, correction: "NoCorrection") -> None:
+    """Raises BadInput for a correction that moves weights, if the optimizer averages those."""
+    from pipegap.trainer.optimizers.routing import is_averaging
+
+    if correction.moves_weights and is_averaging(locate(config["optimizer"]["_target_"])):
+        why = f"not with optimizer={label(config['optimizer'])}: {ABSOLUTE}"
+        raise BadInput("correction", label(config["correction"]), why)
 
 
 def check_in_place(config: Config, schedule: Schedule, correction: "NoCorrection") -> None:

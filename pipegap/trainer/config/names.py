@@ -1,23 +1,86 @@
 """How a recorded config is read: what people call its choices, and keys that are younger than it.
 
-The names are those of YAMLs in conf/.
+The names are those of YAMLs in conf/. What must be known of a choice of ours without its code, and
+without torch, its YAML says in lines at its top (`Declared`).
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import yaml
 
 from pipegap.trainer.base import former
-from pipegap.trainer.base.build import Node, label, published
+from pipegap.trainer.base.build import Node, is_own, label, published
 from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.former import YOUNGER
 from pipegap.trainer.base.places import CONF
 
+HEADER = re.compile("# (name|arm|theory):(.*)")
+HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+"""Between two words of the name of a class."""
 GROUPS = ("model", "data", "optimizer", "pipeline", "correction", "lr_schedule")
 """What is chosen of a trial; the folders of conf/ that hold its choices."""
+
+
+class Declared(NamedTuple):
+    """What the YAML of a choice says of it: lines `# key: …` before its first key, and its values.
+
+    In `name` and `arm`, `{key}` stands for a value of the choice.
+    """
+
+    name: str | None
+    """What people call it in figures and prose; None: the name of the file, in words."""
+    arm: str
+    """Its part of the name of an arm, which leaves out values that are `usual`, unless it has their
+    `{key}`."""
+    theory: str | None
+    """Its filter in `analysis.theory.linear`, or after `none:` why it has none; None: unknown."""
+    usual: Node
+
+
+@cache
+def declared(group: str) -> dict[str, Declared]:
+    """Return by name what the YAML of each choice of ours in a group says of it."""
+    choices = {}
+    for path in yamls(group):
+        matches = map(HEADER.match, path.read_text("utf-8").splitlines())
+        lines = {match[1]: match[2].strip() for match in matches if match}
+        name, arm, theory = map(lines.get, Declared._fields[:3])
+        choices[path.stem] = Declared(name, arm or path.stem, theory, _presets(group)[path.stem])
+    return choices
+
+
+def kind(group: str, node: Node) -> str:
+    """Return what a pipeline, a correction or an optimizer is, by whatever name it was chosen.
+
+    Of ours it is the name of the YAML with its address. A class `MyIdea` of one's own in a file
+    my_idea.py, or a pipeline's function `my_idea` there, is `my_idea`, unless it would read like
+    one of ours; else it is the address, which has a dot.
+    """
+    address = published(str(node["_target_"]))
+    if ours := _alike(group, address):
+        return ours[0][0]
+    if is_own(address):
+        return label(node)
+    module, _, name = address.rpartition(".")
+    is_class = name[:1].isupper()
+    is_alone = module == spaced(name, "_") and is_class == (group == "correction")
+    return module if is_alone and not _reads_like_ours(group, module) else address
+
+
+def _reads_like_ours(group: str, name: str) -> bool:
+    """Whether an arm with this name as its part of `group` could be called as an arm of ours."""
+    choices = declared(group)
+    ours = {*choices, *(choice.arm.partition("(")[0] for choice in choices.values())}
+    return name in ours or any(group == "pipeline" and name.startswith(f"{own}_") for own in ours)
+
+
+def spaced(name: str, space: str = " ") -> str:
+    """Return `smaller steps` for `smaller_steps` and for `SmallerSteps`."""
+    return HUMP.sub("_", name).lower().replace("_", space)
 
 
 def names(config: Mapping[str, Any]) -> dict[str, str]:
@@ -134,28 +197,6 @@ def refuse_own_loop(config: Mapping[str, Any]) -> None:
         chosen = ", ".join(f"{group}={name}" for group, name in pairs)
         allowed = f"was recorded by a loop of your own ({chosen}, seed={config.get('seed')})"
         raise BadInput("model", address, f"{allowed}: that loop runs it again, pipegap cannot")
-
-
-YOUNGER: Mapping[str, Any] = MappingProxyType(
-    {
-        "code": None,
-        "diagnostics": None,
-        "eval_tokens": None,
-        "eval_dtype": "float32",
-        "deterministic": True,
-        "from_pretrained": None,
-        "save_last": 0,
-        **{key: usual for key, (usual, *_) in former.KEYS.items()},
-        "model.loss_chunk": None,
-        "model.fused_delta_rule": False,
-        "optimizer.orthogonalisation": "newton_schulz",
-        "optimizer.cautious_decay": False,
-        "pipeline.slack": False,
-        "pipeline.recompute": False,
-        "data.end_of_document": None,
-    }
-)
-"""Key → the value at which a trial does what trials did before there was the key."""
 
 
 def without_younger(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,12 @@ from pipegap.trainer.base.build import label, locate, made
 from pipegap.trainer.base.code import use_code
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.ranges import MAX_COUNT
-from pipegap.trainer.config.combinations import check_backward, check_graphs, check_in_place
+from pipegap.trainer.config.combinations import (
+    check_averaging,
+    check_backward,
+    check_graphs,
+    check_in_place,
+)
 from pipegap.trainer.config.identity import trial_id
 from pipegap.trainer.config.memory import (
     FP32,
@@ -131,6 +136,7 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: i
     split = model.split(schedule.num_stages, config["seq_len"])
     parts = num_updates, schedule.lags
     correction: NoCorrection = made("correction", config["correction"], NoCorrection, *parts)
+    check_averaging(config, correction)
     check_backward(config, model, schedule)
     check_in_place(config, schedule, correction)
     check_graphs(config, model, correction)

@@ -16,14 +16,14 @@ from annotated_types import Gt, Interval
 from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
-from pipegap.trainer.base.build import locate, published
+from pipegap.trainer.base.build import is_own, label, locate, published
 from pipegap.trainer.base.code import in_short, refuse_hidden, use_code
 from pipegap.trainer.base.errors import BadInput, closest_first
-from pipegap.trainer.base.former import is_dropped, refuse_dropped_node
+from pipegap.trainer.base.former import YOUNGER, is_dropped, refuse_dropped_choice
 from pipegap.trainer.base.places import require_folder
 from pipegap.trainer.base.ranges import Count, Few, Place, Rows, Seed
 from pipegap.trainer.config.combinations import check_combinations
-from pipegap.trainer.config.names import GROUPS, YOUNGER, names, refuse_own_loop
+from pipegap.trainer.config.names import GROUPS, names, refuse_own_loop
 
 Choice = dict[str, Any]
 BF16_PRODUCTS = ("avx512_bf16", "amx_bf16")
@@ -149,8 +149,9 @@ def check_choice(key: str, node: Choice, code: str | None = None) -> Choice:
 
     `code` is the folder of the user's own code.
     """
-    refuse_dropped_node(key, node)
     path = str(node.get("_target_"))
+    if is_own(path):
+        refuse_dropped_choice(key, label(node))
     try:
         schema = _schema(locate(path))
     except (Exception, SystemExit) as error:  # whatever the user's module raises

@@ -1,7 +1,7 @@
 """EMA-Nesterov (arXiv 2605.25395): gradients at weights that lie ahead along the trend of the
 trajectory, around any optimizer, late or not, with Error Feedback inside or without."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, ClassVar
 
 import torch
@@ -58,6 +58,10 @@ class EmaNesterov(ErrorFeedback):
             self._reached = torch._foreach_add(list(weights), list(update))
             self._trend = [torch.zeros_like(weight) for weight in weights]
         super().apply(weights, update, delays)
+
+    @override
+    def graph_factor(self) -> Callable[[int], float] | None:
+        return super().graph_factor()
 
     @override
     def look_ahead(self, weights: Sequence[Tensor], update: int, rate: float) -> None:

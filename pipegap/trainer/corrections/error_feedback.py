@@ -1,7 +1,7 @@
 """Error Feedback (arXiv 2606.30634): on updates, Eq. 1 and 4; with a λ of another kind, beyond the
 paper; and on gradients, the paper's ablation, which diverges there."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -97,6 +97,11 @@ class ErrorFeedback(NoCorrection):
         return (sizes != 0) * torch.tensor(self.coefficient, dtype=sizes.dtype)
 
     @override
+    def graph_factor(self) -> Callable[[int], float] | None:
+        coefficient = self.coefficient
+        return (lambda delay: coefficient * float(delay > 0)) if self.lag == 1 else None
+
+    @override
     def num_buffers(self, lag: int) -> int:
         return lag if self.lag == "delay" else 1
 
@@ -140,6 +145,11 @@ class MatchedErrorFeedback(ErrorFeedback):
         alone = super()._factors(late, sizes, difference)
         # Numbers, not a tensor of them: on a GPU the host would wait for its copy.
         return torch.stack(torch._foreach_mul(list(alone.unbind()), list(late.values())))
+
+    @override
+    def graph_factor(self) -> Callable[[int], float] | None:
+        coefficient = self.coefficient
+        return (lambda delay: coefficient * float(delay)) if self.lag == 1 else None
 
 
 class AdaptiveErrorFeedback(ErrorFeedback):

@@ -1,6 +1,6 @@
 """Does nothing about delay; the interface that every correction implements."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 from torch import Tensor
@@ -83,6 +83,12 @@ class NoCorrection:
     def evaluated(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
         """W(t+1) itself: the tensors to evaluate and export in place of `weights`."""
         return weights
+
+    def graph_factor(self) -> Callable[[int], float] | None:
+        """Delay of a weight → λ of the Error Feedback with a lag of 1 that `apply` is, which
+        `compile=update` then makes in a graph; None if it is another. It counts of the very class
+        that defines it, and not of those that derive from that class."""
+        return None
 
     def num_buffers(self, lag: int) -> int:
         """The most fp32 tensors of its size that `state` holds for a weight with this lag."""

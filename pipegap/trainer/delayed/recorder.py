@@ -108,6 +108,7 @@ class Recorder:
             "final_val_loss": loss,
             "diverged_at": diverged_at,
             "seed": self._config["seed"],
+            "looks_ahead": self._delayed.looks_ahead,
             "num_updates": self._num_recorded,
             "num_parameters": sum(weight.numel() for weight in weights),
             "tokens": self._tokens(self._num_recorded),

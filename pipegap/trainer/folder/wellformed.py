@@ -131,6 +131,7 @@ class _Result(TypedDict, total=False):
     final_val_loss: float | None
     diverged_at: Count | None
     seed: Count
+    looks_ahead: bool
     num_updates: Count
     num_parameters: Count
     num_active_parameters: Count

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from pipegap.trainer.base.flat import cloned, wholes
 from pipegap.trainer.base.ranges import NonNegative, Positive
-from pipegap.trainer.optimizers.routing import Decay, Parameters, decaying, entrywise
+from pipegap.trainer.optimizers.routing import Decay, Parameters, averaging, decaying, entrywise
 
 
 @runtime_checkable
@@ -62,6 +62,7 @@ def evaluated(optimizer: Optimizer, weights: Sequence[Tensor]) -> Sequence[Tenso
     return moved
 
 
+@averaging
 @entrywise
 def schedule_free_adamw(
     parameters: Parameters,

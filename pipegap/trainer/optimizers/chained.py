@@ -31,6 +31,8 @@ class Chained(Optimizer):
 
     def __init__(self, parts: Iterable[Optimizer], within: Within = nullcontext) -> None:
         self.parts, self._within = list(parts), within
+        self.surrounds = within is not nullcontext
+        """Whether a step does more than its parts' steps."""
         super().__init__([group for part in self.parts for group in part.param_groups], {})
         self._link()
 

@@ -1,6 +1,6 @@
 """Routes parameters to optimizers, by the module that they belong to. Vectors never decay."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import prod
 from typing import Annotated, Any, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -20,6 +20,9 @@ EXPERTS: Kind = "experts"
 BALANCE: Kind = "balance"
 MATRICES: tuple[Kind, ...] = ("matrix", EXPERTS)
 """Kinds of weights that are hidden matrices, one or a stack of them."""
+
+KINDS: Mapping[Kind, tuple[int, ...]] = {"matrix": (2, 2), "embedding": (2, 2), VECTOR: (2,)}
+"""The kinds of weights that every optimizer gets, each with a shape that it may have."""
 
 Parameters = Sequence[tuple[Kind, nn.Parameter]]
 Weights = Sequence[tuple[Kind, Sequence[int]]]
@@ -47,6 +50,18 @@ def entrywise(factory: Factory) -> Factory:
 def is_entrywise(factory: Callable[..., Optimizer]) -> bool:
     """Whether the factory is declared so."""
     return getattr(factory, "is_entrywise", False)
+
+
+def averaging(factory: Factory) -> Factory:
+    """Declares that the factory's optimizer averages weights, not updates: no correction may move
+    weights beside its own steps."""
+    factory.__dict__["is_averaging"] = True
+    return factory
+
+
+def is_averaging(factory: Callable[..., Optimizer]) -> bool:
+    """Whether the factory is declared so."""
+    return getattr(factory, "is_averaging", False)
 
 
 def alike(kind: Kind) -> Hashable:

@@ -4,11 +4,11 @@ Each returns the `Schedule` of a training of `num_updates` updates, and raises B
 that it does not support.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import ceil
-from typing import Annotated
+from typing import Annotated, NamedTuple, TypeVar
 
 from annotated_types import Interval
 
@@ -20,7 +20,38 @@ from pipegap.trainer.schedules.operations import Schedule
 Updates = Annotated[int, Interval(ge=0, le=MAX_COUNT)] | Annotated[float, Interval(ge=0, le=1)]
 """A number of updates, or, if a float, a share of all updates."""
 
+Recipe = TypeVar("Recipe", bound=Callable[..., Schedule])
 
+
+class Rival(NamedTuple):
+    """A synchronous pipeline that `advise` compares 2BW with: it waits for the norm of the whole
+    gradient before an update, as 2BW does, and fills a part of the bubble of 1F1B."""
+
+    name: str
+    paper: str
+    """Its number at arXiv, which begins with year and month: people met the pipelines in order."""
+    forms: Sequence[Mapping[str, int]]
+    """Keywords of each of its forms, of which the fastest counts."""
+
+
+def rival(
+    name: str, paper: str, forms: Sequence[Mapping[str, int]] = ({},)
+) -> Callable[[Recipe], Recipe]:
+    """Declares that `advise` compares 2BW with a schedule; see `Rival`."""
+
+    def declare(recipe: Recipe) -> Recipe:
+        recipe.__dict__["rival"] = Rival(name, paper, forms)
+        return recipe
+
+    return declare
+
+
+def rival_of(recipe: Callable[..., Schedule]) -> Rival | None:
+    """What a schedule declares for `advise`; None: it is not compared."""
+    return getattr(recipe, "rival", None)
+
+
+@rival("1F1B", "2006.09503")
 def sync(num_updates: int, *, num_stages: Few, num_microbatches: Few) -> Schedule:
     """1F1B with one flush per batch (PipeDream-Flush, arXiv 2006.09503): no delay."""
     return Schedule(
@@ -40,12 +71,14 @@ def gpipe(num_updates: int, *, num_stages: Few, num_microbatches: Few) -> Schedu
     return replace(flushed, order=orders.forwards_first)
 
 
+@rival("ZB-H1", "2401.10241")
 def zero_bubble_h1(num_updates: int, *, num_stages: Few, num_microbatches: Few) -> Schedule:
     """ZB-H1 (arXiv 2401.10241): 1F1B whose weight gradients fill a part of the bubble: no delay."""
     flushed = sync(num_updates, num_stages=num_stages, num_microbatches=num_microbatches)
     return replace(flushed, order=orders.zero_bubble_h1)
 
 
+@rival("interleaved 1F1B", "2104.04473", [{"num_chunks": num} for num in range(2, 17)])
 def interleaved_1f1b(
     num_updates: int, *, num_stages: Few, num_chunks: Few, num_microbatches: Few
 ) -> Schedule:
@@ -58,6 +91,7 @@ def interleaved_1f1b(
     return replace(flushed, order=orders.interleaved, num_chunks=num_chunks)
 
 
+@rival("ZB-V", "2401.10241")
 def zero_bubble_v(num_updates: int, *, num_stages: Few, num_microbatches: Few) -> Schedule:
     """ZB-V (arXiv 2401.10241): rank r of p holds parts r and 2p − 1 − r of the model, whose 2p
     parts go down the ranks and up again, and its weight gradients fill the bubble: no delay.
@@ -69,6 +103,7 @@ def zero_bubble_v(num_updates: int, *, num_stages: Few, num_microbatches: Few) -
     return replace(flushed, order=orders.zero_bubble_v, num_chunks=2, placement=orders.in_a_v)
 
 
+@rival("DualPipeV", "2412.19437")
 def dualpipe_v(num_updates: int, *, num_stages: Few, num_microbatches: Few) -> Schedule:
     """DualPipeV (DeepSeek's DualPipe, arXiv 2412.19437, cut in half): parts of the model as in
     ZB-V, forwards and backwards in pairs: no delay. Raises BadInput if m < 2p.

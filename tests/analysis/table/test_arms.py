@@ -6,10 +6,20 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from pipegap.analysis import load
-from pipegap.analysis.table.rows import arm, arm_columns
+from pipegap.analysis import gaps, load
+from pipegap.analysis.table.rows import arm_columns
+from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.config.names import names
-from tests.support.synthetic_store import FEEDBACK, NONE, SYNC, TWO_BUFFERED, config, result, write
+from tests.support.synthetic_store import (
+    FEEDBACK,
+    NONE,
+    SYNC,
+    TWO_BUFFERED,
+    config,
+    put,
+    result,
+    write,
+)
 
 PER_STAGE = {**TWO_BUFFERED, "_target_": "pipegap.trainer.schedules.pipedream"}
 CONSTANT = {**TWO_BUFFERED, "_target_": "pipegap.trainer.schedules.constant_delay", "delay": 3}
@@ -111,4 +121,90 @@ def test_an_arm_knows_what_it_is_without_its_cooldown() -> None:
 
 def test_a_trial_that_diverged_in_its_synchronous_start_is_not_called_sync() -> None:
     settings = {"pipeline": {**TWO_BUFFERED, "synchronous_start": 9}, "correction": NONE}
-    assert arm(settings, {"status": "diverged", "delays": [0]}) == "delay+start(9)"
+    columns = arm_columns(settings, {"status": "diverged", "delays": [0]})
+    assert columns["arm"] == "delay+start(9)"
+
+
+OWN = [
+    ("pipeline", "mine.late"),
+    ("pipeline", "sync.sync"),
+    ("pipeline", "delay.delay"),
+    ("pipeline", "delay_ef.delay_ef"),
+    ("correction", "error_feedback.Reversed"),
+    ("correction", "error_feedback.ErrorFeedback"),
+    ("correction", "ef.Ef"),
+    ("correction", "taylor.Taylor"),
+    ("correction", "none.NoCorrection"),
+    ("correction", "mine.First"),
+    ("correction", "mine.Second"),
+    ("correction", "my_idea.MyIdea"),
+    ("correction", "my_idea.my_idea"),
+    ("correction", "my.idea.MyIdea"),
+]
+"""Groups and addresses of choices of one's own, some called as ours or as each other."""
+
+
+def test_a_choice_of_ones_own_takes_no_other_arms_place(tmp_path: Path) -> None:
+    """Wherever its code lies and whatever it is called: its losses are in no other gap."""
+    for arm, loss in (("sync", 1.0), ("delay", 1.2), ("delay_ef", 1.1)):
+        put(tmp_path, arm, [loss] * 2)
+    for number, (group, address) in enumerate(OWN):
+        for seed in range(2):
+            settings = config("delay_ef" if group == "correction" else "delay", seed=seed)
+            settings[group] = {**settings[group], "_target_": address}
+            made_by = {"sources": {group: f"{number:016x}"}, "delays": [1]}
+            write(tmp_path, settings, result(settings, 2.0 + number, **made_by))
+    losses = gaps(load(tmp_path)).set_index("arm")["loss"]
+    assert losses[["delay", "delay_ef"]].to_list() == [1.2, 1.1]
+    assert sorted(losses.drop(["delay", "delay_ef"])) == [
+        2.0 + number for number in range(len(OWN))
+    ]
+    assert {"delay_my_idea(1)", "delay_mine.First(1)", "delay_taylor.Taylor(1)"} <= {*losses.index}
+
+
+def test_code_of_ones_own_that_was_changed_is_another_arm(tmp_path: Path) -> None:
+    """As an optimizer of one's own is another point. An arm of one source needs no digest."""
+    for digest in ("ab" * 8, "cd" * 8):
+        settings = config("delay_ef", seed=0)
+        settings["correction"] = {"_target_": "my_idea.MyIdea", "share": 0.5}
+        write(tmp_path, settings, result(settings, 1.5, sources={"correction": digest}))
+        digests = {"~abababab", "~cdcdcdcd"} if digest.startswith("cd") else {""}
+        table = load(tmp_path)
+        assert {*table["arm"]} == {f"delay_my_idea(share=0.5){each}" for each in digests}
+    assert {*table["base_arm"]} == {"delay"}
+
+
+def test_a_correction_that_looks_ahead_is_not_the_baseline(tmp_path: Path) -> None:
+    """Whether it does its class says, and the result of its trial."""
+    push = {"_target_": "push.Push", "size": 1.02}
+    assert arm_columns({"pipeline": SYNC, "correction": push}, {"delays": [0]})["arm"] == "sync"
+    outcome = {"delays": [0], "looks_ahead": True}
+    columns = arm_columns({"pipeline": SYNC, "correction": push}, outcome)
+    assert (columns["arm"], columns["base_arm"]) == ("sync_push(size=1.02)", "sync")
+    for arm, loss in (("sync", 1.0), ("delay", 1.2)):
+        put(tmp_path, arm, [loss])
+    settings = config("sync") | {"correction": push}
+    write(tmp_path, settings, result(settings, 1.8, looks_ahead=True))
+    assert gaps(load(tmp_path))["gap"].to_list() == pytest.approx([0.2, 0.8])
+
+
+def test_trials_of_one_arm_and_seed_are_made_of_the_same(tmp_path: Path) -> None:
+    """As in a table of an earlier version, which called a choice of one's own as ours."""
+    put(tmp_path, "sync", [1.0])
+    put(tmp_path, "delay_ef", [1.1])
+    settings = config("delay_ef")
+    write(tmp_path, settings, result(settings, 1.2))
+    table = load(tmp_path)
+    assert gaps(table)["loss"].to_list() == [1.2], "the newest counts"
+    is_newest = table["final_val_loss"] == 1.2
+    for key, value in (
+        ("correction._source_", "ab" * 8),
+        ("correction.coefficient", 0.5),
+        ("method", "x"),
+    ):
+        values = table[key].astype(object) if key in table else pd.Series(index=table.index)
+        with pytest.raises(BadInput, match="trials of arm delay_ef, seed 0, differ in it") as error:
+            gaps(table.assign(**{key: values.mask(is_newest, value)}))
+        assert error.value.key == key
+    lacking = table.assign(**{"correction.lag": pd.Series(1, table.index).mask(is_newest)})
+    assert gaps(lacking)["loss"].to_list() == [1.2], "an older trial has no such key"

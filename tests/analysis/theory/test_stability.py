@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipegap.analysis.theory import linear as choices
+from pipegap.analysis.theory.linear import NONE as NONE_OF
 from pipegap.analysis.theory.linear import SAME, Loop, average, hooks, linear
 from pipegap.analysis.theory.stability import best_strength, largest_stable, stability
-from pipegap.trainer.base.build import published
 from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.config.names import declared
 from tests.support import every_correction, every_optimizer
 
 NONE = every_correction.settings("none")
@@ -131,12 +131,17 @@ def test_nadamw_has_half_of_its_look_ahead_at_first() -> None:
     assert linear(node("nadamw")) == linear(node("nadamw"), 1e9)
 
 
+def is_linear(group: str, name: str) -> bool:
+    theory = declared(group)[name].theory
+    return theory is not None and not theory.startswith(NONE_OF)
+
+
 REFUSED = r"is not linear|no fixed recursion|not covered by the theory"
 
 
 @pytest.mark.parametrize("name", every_optimizer.NAMES)
 def test_every_optimizer_is_linear_or_refused_with_a_reason(name: str) -> None:
-    if published(node(name)["_target_"]) in choices.OPTIMIZERS:
+    if is_linear("optimizer", name):
         assert linear(node(name)).past.coef[0] == 1
         assert 0 < limit(node(name), NONE, 1) < math.inf
     else:
@@ -147,7 +152,7 @@ def test_every_optimizer_is_linear_or_refused_with_a_reason(name: str) -> None:
 @pytest.mark.parametrize("name", every_correction.NAMES)
 def test_every_correction_is_linear_or_refused_with_a_reason(name: str) -> None:
     correction = every_correction.settings(name)
-    if published(correction["_target_"]) in choices.CORRECTIONS:
+    if is_linear("correction", name):
         hooks(correction, 1)
     else:
         with pytest.raises(BadInput, match=REFUSED):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipegap.analysis.table.rows import arm as arm_of
+from pipegap.analysis.table.rows import arm_columns
 from pipegap.sweeps.__main__ import main
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import points
@@ -82,6 +82,6 @@ def test_an_arm_has_the_name_that_the_report_gives_it(
     name: str, composer: Composer, tmp_path: Path
 ) -> None:
     for point in points(only(f"sweep={name}"), tmp_path, composer):
-        assert {arm: arm_of(config, {}) for arm, config in point.configs.items()} == {
+        assert {arm: arm_columns(config, {})["arm"] for arm, config in point.configs.items()} == {
             arm: arm for arm in point.configs
         }

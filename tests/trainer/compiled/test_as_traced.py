@@ -1,22 +1,31 @@
 """What the graphs compute, before the compiler rounds otherwise: plain updates, evaluations."""
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from copy import deepcopy
+from functools import wraps
 from typing import Any
 
 import pytest
 import torch
 from pytorch_optimizer.optimizer.utils.matrix import zero_power_via_newton_schulz_5
 from torch import Tensor
+from torch.optim import Optimizer
+from typing_extensions import override
 
+from pipegap.trainer.base.build import build
 from pipegap.trainer.base.resources import reproducible
 from pipegap.trainer.compiled import step
-from pipegap.trainer.compiled.chosen import FEEDBACK, RULES, rules
+from pipegap.trainer.compiled.chosen import RULES, feedback, rules
 from pipegap.trainer.compiled.rules_of_matrices import orthogonal
 from pipegap.trainer.compiled.versions import StackedVersions
-from pipegap.trainer.corrections.ema_nesterov import EmaNesterov
-from pipegap.trainer.corrections.error_feedback import ErrorFeedback, MatchedErrorFeedback
+from pipegap.trainer.corrections.error_feedback import ErrorFeedback
 from pipegap.trainer.executors.emulated import Emulated
 from pipegap.trainer.executors.gradients import Update
+from pipegap.trainer.optimizers import entrywise
+from pipegap.trainer.optimizers.chained import Chained, moved_by
+from pipegap.trainer.optimizers.routing import Parameters
+from tests.support import every_correction
 from tests.support.steps import DENSE, executor, resolved
 
 DELAYED = ("pipeline=pipedream_2bw", "correction=error_feedback")
@@ -221,7 +230,78 @@ def test_what_has_a_rule_stays() -> None:
     """Another entry changes the numbers of trials that have an id: it needs another name."""
     names = ("Adan", "Lion", "MARS", "Muon", "NorMuon", "SOAP")
     assert RULES.keys() == {"torch.AdamW", *(f"pytorch_optimizer.{name}" for name in names)}
-    assert FEEDBACK.keys() == {ErrorFeedback, MatchedErrorFeedback, EmaNesterov}
+    nodes = {name: every_correction.settings(name) for name in every_correction.NAMES}
+    made = {name for name, node in nodes.items() if feedback(build(node, 9, [1])) is not None}
+    assert made == {"error_feedback", "matched_error_feedback", "ema_nesterov"}
+
+
+class Reversed(ErrorFeedback):
+    """Of one's own: another correction than the class that it derives from."""
+
+    @override
+    def _factors(self, *sizes: Any) -> Tensor:
+        return -super()._factors(*sizes)
+
+
+class Doubling(Chained):
+    """Of one's own: steps twice."""
+
+    @override
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        super().step()
+        super().step()
+
+
+def hooked(optimizer: Optimizer) -> Optimizer:
+    optimizer.register_step_post_hook(lambda *arguments: None)
+    return optimizer
+
+
+def replaced(optimizer: Optimizer) -> Optimizer:
+    vars(optimizer)["step"] = lambda closure=None: None
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("around", "num_ruled"),
+    [
+        (lambda adamw: adamw, 1),
+        (lambda adamw: Chained([Chained([adamw])]), 1),
+        (lambda adamw: Chained([Chained([adamw], within=lambda groups: nullcontext())]), 0),
+        (lambda adamw: moved_by(adamw, lambda group, weights, updates: None), 0),
+        (lambda adamw: Doubling([adamw]), 0),
+        (hooked, 0),
+        (replaced, 0),
+    ],
+)
+def test_a_rule_is_of_an_optimizer_that_stands_alone(
+    around: Callable[[Optimizer], Optimizer], num_ruled: int
+) -> None:
+    weight = torch.nn.Parameter(torch.zeros(2, 2))
+    assert len(rules(around(torch.optim.AdamW([weight])))) == num_ruled
+    for option in ("amsgrad", "maximize"):
+        assert not rules(torch.optim.AdamW([weight], **{option: True}))
+
+
+def test_a_class_that_derives_from_a_correction_is_not_compiled_as_that() -> None:
+    parts = {"coefficient": 1.0, "lag": 1}
+    assert feedback(ErrorFeedback(9, [1], **parts)) is not None
+    assert feedback(Reversed(9, [1], **parts)) is None
+
+
+def test_what_stands_around_an_optimizer_acts_in_a_compiled_trial(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`moved_by` around AdamW that moves no weight: no weight moves."""
+    adamw = entrywise.adamw
+
+    @wraps(adamw)
+    def still(parameters: Parameters, **options: Any) -> Optimizer:
+        return moved_by(adamw(parameters, **options), lambda group, weights, updates: None)
+
+    monkeypatch.setattr(entrywise, "adamw", still)
+    start, end = (trained("compile=update", updates=num) for num in (0, 3))
+    assert all(torch.equal(end[name], weight) for name, weight in start.items())
 
 
 def test_what_is_not_compiled_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,9 +12,9 @@ from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.places import CONF
 from pipegap.trainer.base.resources import reproducible
 from pipegap.trainer.compiled import passes
+from pipegap.trainer.compiled.chosen import require_graphs
 from pipegap.trainer.compiled.passes import _alone
 from pipegap.trainer.compiled.stage import CompiledStage
-from pipegap.trainer.config.combinations import require_graphs
 from pipegap.trainer.executors.gradients import Update
 from tests.support.every_optimizer import NAMES
 from tests.support.steps import DENSE, executor, resolved

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from pipegap.trainer.base.build import published
 from pipegap.trainer.base.places import CODE_ROOT, CONF
 from pipegap.trainer.config.compose import compose
 from pipegap.trainer.config.identity import trial_id, version_of
@@ -78,7 +79,7 @@ IDS = {
 
 @pytest.mark.parametrize("frozen", FROZEN, ids=lambda frozen: " ".join(frozen["words"]) or "none")
 def test_a_choice_stays_what_it_was(frozen: Any) -> None:
-    """Also a new name for its class leaves the address that every config.json of it holds."""
+    """Also a new place of its class leaves the address that every config.json of it holds."""
     words = list(chain.from_iterable(map(in_full, frozen["words"])))
     config = compose(words)
     assert {key: config[key] for key in frozen["config"]} == frozen["config"]
@@ -86,7 +87,7 @@ def test_a_choice_stays_what_it_was(frozen: Any) -> None:
     for key, node in frozen["config"].items():
         if is_choice(node):
             chosen = yaml.safe_load((CONF / key / f"{config['choices'][key]}.yaml").read_text())
-            assert chosen["_target_"] == f"pipegap.{node['_target_']}"
+            assert published(chosen["_target_"]) == node["_target_"]
 
 
 def in_full(word: str) -> list[str]:

@@ -15,11 +15,11 @@ from pipegap.sweeps.plan.pace import shape
 from pipegap.trainer import lr
 from pipegap.trainer.base import build
 from pipegap.trainer.base.build import label, locate, published
+from pipegap.trainer.base.former import YOUNGER
 from pipegap.trainer.base.places import CODE_ROOT
 from pipegap.trainer.config import identity
 from pipegap.trainer.config.compose import compose
 from pipegap.trainer.config.identity import code_version, sources, trial_id
-from pipegap.trainer.config.names import YOUNGER
 from pipegap.trainer.config.plan import Planner, plan_trial
 from pipegap.trainer.config.schema import validate
 from pipegap.trainer.trial import run_trial

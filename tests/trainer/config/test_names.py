@@ -95,3 +95,13 @@ def test_a_recorded_config_shows_its_names(
     path.write_text(json.dumps(before(config) if is_old else config))
     assert main(["--cfg", "--config", str(path)]) == 0
     assert json.loads(capsys.readouterr().out) == config
+
+
+@pytest.mark.parametrize("group", ["optimizer", "pipeline", "correction", "lr_schedule"])
+def test_a_choice_of_ours_is_known_by_one_name(group: str) -> None:
+    """Also where several classes lie in one file: no two YAMLs have one address or one arm."""
+    choices = module.declared(group)
+    assert {name: module.kind(group, choice.usual) for name, choice in choices.items()} == {
+        name: name for name in choices
+    }
+    assert len({choice.arm.partition("(")[0] for choice in choices.values()}) == len(choices)
