@@ -244,7 +244,7 @@ class GatheredWeights:
                 sys.modules["torch.distributed.fsdp._runtime_utils"]._reshard(module, handle, True)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy looks for modules of its own: these may be copied too, or be in no other process."""
+        """A copy looks for modules of its own, since these may not exist in its process."""
         return GatheredWeights, ()
 
 

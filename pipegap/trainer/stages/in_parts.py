@@ -74,13 +74,13 @@ class CorrectionInParts(NoCorrection):
         number_of = {i: number for number, i in enumerate(places)}
         self.lags, self._num_parts = chosen(self.lags, places), chosen(self._num_parts, places)
         self._groups = []
-        for group, correction in groups:
-            remaining = [i for i in group if i in number_of]
-            renumbered = [number_of[i] for i in remaining]
-            if len(remaining) < len(group):
+        for group, old_correction in groups:
+            renumbered = [number_of[i] for i in group if i in number_of]
+            correction = old_correction
+            if len(renumbered) < len(group):
                 correction = make(self._parts(renumbered, self.lags))
                 correction.restore(self._parts(renumbered, states))
-            if remaining:
+            if renumbered:
                 self._groups.append((renumbered, correction))
         self.inner = self._groups[0][1] if self._groups else make([])
 
