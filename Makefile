@@ -13,7 +13,7 @@ MOTO := $(VENV)/moto
 # Others than ours, on which `make versions` tries Schedule2BW.
 TORCHES ?= 2.11.0 2.14.1 2.15.0
 
-.PHONY: help setup moto torchtitan trackio versions data-% sweep-% figures docs site submit test test-slow fuzz check wheel clean
+.PHONY: help setup moto torchtitan trackio megatron versions data-% sweep-% figures docs site submit test test-slow fuzz check wheel clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -37,10 +37,10 @@ $(MOTO)/.ready: tests/moto.txt | $(READY)
 	touch $@
 
 # They want other versions than ours of what all need, and get ours of what is not in their lists.
-torchtitan trackio: %: $(VENV)/%/.ready  ## for the slow tests that ask for them
+torchtitan trackio megatron: %: $(VENV)/%/.ready  ## for the slow tests that ask for them
 
 SITE := import sysconfig; print(sysconfig.get_path("purelib"))
-$(VENV)/torchtitan/.ready $(VENV)/trackio/.ready: $(VENV)/%/.ready: tests/%.txt | $(READY)
+$(VENV)/torchtitan/.ready $(VENV)/trackio/.ready $(VENV)/megatron/.ready: $(VENV)/%/.ready: tests/%.txt | $(READY)
 	$(PYTHON) -m venv $(@D)
 	$(BIN)/python -c '$(SITE)' > "$$($(@D)/bin/python -c '$(SITE)')/pipegap.pth"
 	$(@D)/bin/python -m pip install -q --no-deps -r $<

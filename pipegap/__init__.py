@@ -10,13 +10,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipegap.analysis import advise, gaps, load
     from pipegap.trainer.delayed import DelayedOptimizer, record
+    from pipegap.trainer.megatron.schedule import Megatron2BW
     from pipegap.trainer.torch_pipelining import Schedule2BW
     from pipegap.trainer.trial import run_trial
 
-__all__ = ["DelayedOptimizer", "Schedule2BW", "advise", "gaps", "load", "record", "run_trial"]
+__all__ = [
+    "DelayedOptimizer",
+    "Megatron2BW",
+    "Schedule2BW",
+    "advise",
+    "gaps",
+    "load",
+    "record",
+    "run_trial",
+]
 
 _HOMES = {
     "DelayedOptimizer": "pipegap.trainer.delayed",
+    "Megatron2BW": "pipegap.trainer.megatron.schedule",
     "Schedule2BW": "pipegap.trainer.torch_pipelining",
     "advise": "pipegap.analysis",
     "gaps": "pipegap.analysis",
@@ -25,9 +36,16 @@ _HOMES = {
     "run_trial": "pipegap.trainer.trial",
 }
 """Name → its module."""
+_EXTRAS = {"megatron": "megatron", "megatron.core": "megatron"}
+"""Module that is missing → the extra that installs it."""
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+        try:
+            return getattr(import_module(_HOMES[name]), name)
+        except ModuleNotFoundError as error:
+            if error.name in _EXTRAS:
+                error.add_note(f"{name} needs it: pip install 'pipegap[{_EXTRAS[error.name]}]'")
+            raise
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -66,6 +66,10 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             *("base", "corrections", "delayed", "executors", "optimizers", "schedules", "stages"),
             "tracing",
         },
+        "megatron": {
+            *("base", "corrections", "delayed", "executors", "schedules", "stages"),
+            "torch_pipelining",
+        },
         "__main__": {"base", "config", "folder", "trial"},
     },
     "sweeps": {

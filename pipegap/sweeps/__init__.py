@@ -25,6 +25,9 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # Tune's own tables, in place of our display
 os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "1000")  # tune_hooks.py has the limit
 os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # trials save a checkpoint first
+# Under `uv run` Ray would send the working folder to the workers and start them by uv; ours import
+# what the driver imports, from where it does.
+os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 for name in ("TUNE_RESULT_DIR", "RAY_AIR_LOCAL_CACHE_DIR"):
     os.environ.pop(name, None)  # of earlier versions: where one is set, Tune raises a warning
 if os.environ.get("RAY_ADDRESS", "local") in ("", "local"):

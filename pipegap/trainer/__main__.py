@@ -72,16 +72,24 @@ def _config(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _require_no_code(config: Mapping[str, Any]) -> None:
-    """Raises BadInput if a config, which may be a stranger's, names Python that is not pipegap's.
+    """Raises BadInput if a config, which may be a stranger's, names Python that is no choice of
+    pipegap's.
 
     Nothing of it has been imported.
     """
+    from pipegap.trainer.config.names import is_offered, refuse_own_loop
+
+    refuse_own_loop(config)
     says = "is Python that this config would run: give code=DIR too if you trust it (docs/trust.md)"
     if config.get("code") is not None:
         raise BadInput("code", config["code"], says)
-    for key, address in _targets(config):
-        if not is_own(str(address)):
+    targets = {key: str(address) for key, address in _targets(config)}
+    for key, address in targets.items():
+        if not is_own(address):
             raise BadInput(key, address, says)
+    for key, address in targets.items():
+        if not is_offered(key.removesuffix("._target_"), address):
+            raise BadInput(key, address, f"must be that of a choice of pipegap's: this {says}")
 
 
 def _targets(node: Any, prefix: str = "") -> Iterator[tuple[str, object]]:

@@ -1,10 +1,12 @@
 """Reads the last weights that a trial kept, and evaluates their mean as the trial did its own."""
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -18,33 +20,55 @@ from pipegap.trainer.models.loss import cross_entropy
 from pipegap.trainer.parts import open_data
 
 
-def mean_of_last(folder: Path, number: int) -> tuple[list[int], dict[str, Tensor]]:
-    """The updates after which a trial kept its last `number` sets of weights, ascending, and their
-    mean by name.
+def whole_sets(folder: Path) -> list[int]:
+    """The numbers of updates after which a trial kept its weights, ascending.
 
-    Raises BadInput if it kept fewer.
+    Warns of a file that is not whole, which counts as none.
     """
-    kept = kept_weights(folder)[-number:]
-    if len(kept) < number:
-        allowed = f"must be at most {len(kept)}, the sets that {folder} has (save_last={number})"
-        if not kept:
-            needs = f"needs weights, and {folder.name} kept none: save_last={number} keeps them"
-            allowed = f"{needs}, of a run into another store (results=)"
-        raise BadInput("average", number, allowed)
+    return [update for update, path in kept_weights(folder).items() if _is_whole(path)]
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        with safe_open(path, "pt"):  # compares the file's size with that of its tensors
+            return True
+    except SafetensorError as error:
+        warnings.warn(f"{path} is left out: it is not whole ({error})", stacklevel=1)
+        return False
+
+
+def mean_of(folder: Path, updates: Sequence[int]) -> dict[str, Tensor]:
+    """The mean by name of the weights that a trial kept after these numbers of updates.
+
+    Raises BadInput if they are not all of one model.
+    """
+    sets = kept_weights(folder)
     total: dict[str, Tensor] = {}
-    for path in kept:
-        for name, weight in load_file(path).items():
+    for update in updates:
+        weights = load_file(sets[update])
+        if total and _shapes(weights) != _shapes(total):
+            raise BadInput("average", sets[update], "has other weights than the set before it")
+        for name, weight in weights.items():
             total[name] = total[name].add_(weight) if name in total else weight
-    return [int(path.stem) for path in kept], {n: w.div_(number) for n, w in total.items()}
+    return {name: weight.div_(len(updates)) for name, weight in total.items()}
+
+
+def _shapes(weights: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: weight.shape for name, weight in weights.items()}
 
 
 @torch.no_grad()
 def validation_loss(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> float:
-    """Nats per token of these weights of a trial's model on its whole validation split."""
+    """Nats per token of these weights of a trial's model on its whole validation split.
+
+    Raises BadInput if the weights are not those of the model.
+    """
     use_code(config.get("code"))
     device, recipe = require_device(config["device"]), build(config["model"])
     module = recipe.stage(0, recipe.split(1, config["seq_len"]))
     for name, weight in module.named_parameters():
+        if name not in weights or weights[name].shape != weight.shape:
+            raise BadInput("average", name, "is another weight, or none, in the sets that it kept")
         weight.copy_(weights[name])
     module.to(device, getattr(torch, config["eval_dtype"]))
     _, validation = open_data(config)

@@ -155,10 +155,12 @@ class Training:
                 self._evaluate(row)
             else:
                 self._write(row)
+        # The weights first: a trial that is killed in between makes them again, while after the
+        # checkpoint it would go on without them.
+        self._keep_weights(last)
         if self._agenda.saves_after(last):
             # A GPU would be idle meanwhile. On a CPU the same core has to do both.
             self._save(wait=self._device.type != "cuda")
-        self._keep_weights(last)
 
     def _save(self, wait: bool) -> None:
         may_change = not self._executor.state_is_a_copy
@@ -168,9 +170,7 @@ class Training:
         """Where a checkpoint is due, and at the end."""
         number, is_last = self._config["save_last"], num_done == self._plan.num_updates
         if number and (is_last or self._agenda.saves_after(num_done)):
-            weights = self._executor.weights()
-            if self._folder.records:
-                checkpoint.keep_weights(self._folder.path, num_done, weights, number)
+            self._folder.keep_weights(num_done, self._executor.weights(), number)
 
     def _write(self, row: Row) -> None:
         self._folder.append(row)

@@ -50,7 +50,7 @@ def run_trial(
     The callback `report` gets every row of metrics.jsonl; `launch` starts the ranks of a gang. A
     finished trial does not run again. A divergence is a result. Raises Stopped, after a checkpoint,
     once `asked_to_stop` is true, and BadInput for a config that cannot run. Any other error is
-    recorded and raised.
+    recorded and raised, or is a stop too if it comes after the wish to stop.
     """
     runners: Mapping[str, Callable[[], Row]] = {
         "emulated": lambda: _train_alone(job),
@@ -63,7 +63,8 @@ def run_trial(
         return done
     folder.require_sound(config)
     try:
-        return runners[config["runner"]]()
+        with _failing_as_stopped(job, folder):
+            return runners[config["runner"]]()
     # None of these is a failure, and after a lost lease the folder belongs to another process.
     except (BadInput, Stopped, LeaseLost):
         raise
@@ -71,6 +72,24 @@ def run_trial(
         with suppress(OSError, BadInput):  # a full disk may be the error that is to be recorded
             record_failure(config, traceback.format_exc())
         raise
+
+
+@contextmanager
+def _failing_as_stopped(job: Job, folder: TrialFolder) -> Iterator[None]:
+    """Raises Stopped for what fails after the trial was asked to stop.
+
+    A signal for the whole group (Ctrl-C, `timeout`, Slurm) ends processes that work for this one
+    too: a compiler that was killed is no failure of the trial.
+    """
+    try:
+        yield
+    except (BadInput, Stopped, LeaseLost):
+        raise
+    except Exception as error:
+        if not job.asked_to_stop():
+            raise
+        saved = checkpoint.newest_first(folder.path)
+        raise Stopped(saved[0].num_updates if saved else 0) from error
 
 
 def finished_result(config: Config) -> Row | None:
@@ -137,7 +156,8 @@ def _train(
         on_claim()
         if (done := folder.result()) is not None:
             return done
-        return Training(job, device, parts, executor, folder, on_finish).run()
+        with _failing_as_stopped(job, folder):  # here, so that the attempt's file says so too
+            return Training(job, device, parts, executor, folder, on_finish).run()
 
 
 def _train_in_gang(job: Job, launch: Launch) -> Row:

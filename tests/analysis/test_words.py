@@ -24,7 +24,7 @@ BAD = {
     "advise stages=2.5": "stages=2.5: must be a whole number",
     f"{ADVISE} updates=-1": "updates=-1: must be a whole number",
     f"{ADVISE} format=xml": "format=xml: must be text or json",
-    f"{ADVISE} forward=1,2": "forward=1,2: must be a number from 0 to 1e+09, or 4, one per stage",
+    f"{ADVISE} forward=1,2": "forward=1,2: must be 0 or a number from 1e-09 to 1e+09, or 4, o",
     f"{ADVISE} forward=0": "forward=0: must be above 0",
     f"{ADVISE} results=nowhere": "results=nowhere: must be a folder",
     f"{ADVISE} batch_size=32": "optimizer=muon: must be one that there are trials of",

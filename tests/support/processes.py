@@ -1,11 +1,32 @@
 """Processes of this machine, as /proc shows them."""
 
+import faulthandler
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+NO_RIGHTS = "-dac_override,-dac_read_search"
+"""Of root, to read what is another user's."""
+
+
+def closed_to(folder: Path) -> list[str]:
+    """Makes a folder another user's, and returns the words before a command that runs it as
+    somebody who may not read that; skips the test where neither can be had."""
+    if os.geteuid():
+        folder.chmod(0)
+        return []
+    if shutil.which("setpriv") is None:
+        pytest.skip("root reads everything, and setpriv is not here")
+    folder.chmod(0o700)
+    os.chown(folder, 65534, 65534)
+    return ["setpriv", "--bounding-set", NO_RIGHTS, "--inh-caps", NO_RIGHTS]
 
 
 def python(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -37,3 +58,14 @@ def alive(pid: int) -> bool:
 def children(parent: int) -> list[int]:
     """Processes that `parent` started."""
     return [*map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split())]
+
+
+@contextmanager
+def never_waiting(seconds: int = 20) -> Iterator[None]:
+    """Ends this process if what it holds waits for ever, as a reader of a pipe without a writer
+    does: in a library's code no signal is handled."""
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 from pipegap.trainer.__main__ import main
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.places import CODE_ROOT
+from pipegap.trainer.folder import checkpoint
 from pipegap.trainer.folder.result import Row
 from pipegap.trainer.trial import record_failure, run_trial
 from tests.support import small
@@ -79,6 +81,42 @@ def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:
     assert json.loads((folder / "result.json").read_text())["wall_seconds"] > 0
     assert rows(folder) == rows(tmp_path / "whole")
     assert expected["status"] == "completed"
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("step", ["keep_weights", "save"])
+@pytest.mark.parametrize("num_updates", [4, 8, 9])
+def test_killed_beside_a_set_of_weights_it_keeps_those_of_a_straight_run(
+    step: str, num_updates: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a set of weights, and between it and its checkpoint; there is none after update 9."""
+    words = (*ASYNC, "num_updates=9", "checkpoint_every=2", "save_last=3")
+
+    def sets(name: str) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (tmp_path / name / "weights").iterdir()}
+
+    def train(name: str) -> None:
+        run_trial(small.config(tmp_path, *words, f"out={tmp_path / name}"))
+
+    train("straight")
+    assert sorted(sets("straight")) == [f"00000000{done}.safetensors" for done in (6, 8, 9)]
+    write = getattr(checkpoint, step)
+
+    def killed(folder: Path, number: int, *more: object, **options: object) -> None:
+        if number == num_updates:
+            raise Killed
+        write(folder, number, *more, **options)
+
+    with monkeypatch.context() as patch, suppress(Killed):
+        patch.setattr(checkpoint, step, killed)
+        train("killed")
+    if num_updates < 9:  # of an attempt that saved otherwise
+        (tmp_path / f"killed/weights/{num_updates - 1:09d}.safetensors").touch()
+    train("killed")
+    assert sets("killed") == sets("straight")
 
 
 def test_a_folder_holds_one_trial(tmp_path: Path) -> None:

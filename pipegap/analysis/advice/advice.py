@@ -16,7 +16,7 @@ from pipegap.analysis.advice.verdict import (
     listed,
     loss_text,
 )
-from pipegap.analysis.statistics.intervals import UNTOLD, ends_text, share_text
+from pipegap.analysis.statistics.intervals import ends_text, share_text
 from pipegap.analysis.statistics.tax import Tax
 from pipegap.analysis.statistics.text import tax_text
 from pipegap.analysis.table import names
@@ -63,6 +63,12 @@ class Advice:
         settle = {} if "scale" in self.verdict.settle else self.verdict.settle
         shown = {k: value for k, value in settle.items() if k not in BY_UPDATES}
         return ", ".join(f"{k.removeprefix('grid.')}={value}" for k, value in shown.items())
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether the store has two pairs of runs that are long enough, whatever they decide."""
+        evidence = self.evidence
+        return bool(evidence and evidence.decides and max(gap.pairs for gap in evidence.gaps) > 1)
 
     @property
     def num_decided(self) -> int:
@@ -151,6 +157,8 @@ def headline(advice: Advice) -> str:
 
 def _gaps(advice: Advice, evidence: Evidence) -> list[str]:
     setting = f" at {evidence.setting}" if evidence.setting else ""
+    if evidence.num_settings > 1:
+        setting += f", the best of {evidence.num_settings} for sync by these seeds"
     return [
         f"gap of 2BW after {evidence.updates} updates{setting}, nats per token [95 %]:",
         *aligned([[f"  {gap.words}", _gap(gap)] for gap in evidence.gaps]),
@@ -162,8 +170,6 @@ def _gap(gap: Gap) -> str:
     parts = [_mean(gap)] if gap.n else []
     if not isnan(gap.removed):
         parts.append(f"removes {share_text(gap.removed, *gap.removed_interval)}")
-    elif gap.removes:
-        parts.append(f"how much it removes: {UNTOLD}")
     if gap.diverged:
         parts.append(f"{gap.diverged} of {gap.pairs} diverged")
     return ", ".join(parts)

@@ -4,20 +4,19 @@ all of its optimizers in rows; and the lines of code that put 2BW in the place o
 
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import pandas as pd
 
 from pipegap.analysis.advice.advice import Advice
 from pipegap.analysis.advice.evidence import FEEDBACK, PLAIN, Evidence, Gap, evidence
+from pipegap.analysis.advice.race import nearest_length
 from pipegap.analysis.advice.speed import equal_stages, fastest
 from pipegap.analysis.advice.timing import Timing, timing
 from pipegap.analysis.advice.verdict import (
     BY_UPDATES,
     GO,
     STAY,
-    UNDECIDED,
     Decision,
     Rival,
     candidates,
@@ -59,13 +58,14 @@ def advise(
 ) -> Advice:
     """The advice for one optimizer and pipeline, from `load`'s table.
 
-    `updates`: how long sync trains; by default the longest training for which the store gives a
-    verdict, else the longest. `records`: those of the store, from which the advice learns how to
-    run more of its trials. `times`: arguments of `timing.timing`: `costs`, times of a microbatch on
-    each stage, by default `speed.equal_stages`; `activations`, of how many microbatches a rank may
-    keep activations in the synchronous pipeline, by default as many as with 2BW; `chunks`, how many
-    parts of the model a rank may have; `measured`, times of a step of any rival by name;
-    `own_times`, those of 2BW. The rule is `verdict.decide`, against each rival by itself.
+    `updates`: how long sync trains; by default the length whose runs come nearest to the time of
+    the fastest rival over which 2BW gains (`race.nearest_length`), else the longest. `records`:
+    those of the store, from which the advice learns how to run more of its trials. `times`:
+    arguments of `timing.timing`: `costs`, times of a microbatch on each stage, by default
+    `speed.equal_stages`; `activations`, of how many microbatches a rank may keep activations in the
+    synchronous pipeline, by default as many as with 2BW; `chunks`, how many parts of the model a
+    rank may have; `measured`, times of a step of any rival by name; `own_times`, those of 2BW. The
+    rule is `verdict.decide`, against each rival by itself.
 
     Raises BadInput for an optimizer or a length without trials, and for a pipeline that cannot be;
     warns and raises as `gaps` does.
@@ -75,10 +75,8 @@ def advise(
     rival = fastest(timed.others, timed.most)
     trials = _trials(df, optimizer)
     longest = trials["num_updates"].astype(float).max()
-    answer = partial(_answer, longest=longest, timed=timed, rival=rival)
     by_length = _at_length(evidence(trials, gaps(trials), _newest(trials, records)), updates)
-    answers = [*map(answer, by_length)] or [answer(None)]
-    chosen = next((each for each in answers if each["verdict"].word != UNDECIDED), answers[0])
+    answer = answered(by_length, longest, timed, rival)
     return Advice(
         optimizer,
         stages,
@@ -87,24 +85,41 @@ def advise(
         (*timed.limits, *timed.shares),
         most_activations=timed.most,
         rival=rival,
-        **chosen,
-        command=_command(optimizer, chosen["evidence"], chosen["gap"], chosen["verdict"], records),
+        **answer,
+        command=_command(optimizer, answer["evidence"], answer["gap"], answer["verdict"], records),
     )
 
 
+def answered(
+    by_length: Sequence[Evidence], longest: float, timed: Timing, rival: str
+) -> dict[str, Any]:
+    """The fields of an advice that depend on losses, at the one length of training that counts.
+
+    `by_length`: the evidence of each length, longest first, or none; `longest`: the most updates of
+    a trial.
+    """
+    if not by_length:
+        return _answer(None, longest, timed, rival)
+    gains = {name: ratio for name, ratio in timed.ratios.items() if no_faster(ratio) is None}
+    if not gains:
+        return _answer(by_length[0], longest, timed, rival)
+    fastest_beaten = min(gains, key=lambda name: (name != rival, gains[name].value))
+    at_length = nearest_length(by_length, *gains[fastest_beaten].ends)
+    return _answer(at_length, longest, timed, rival)
+
+
 def _answer(evidence: Evidence | None, longest: float, timed: Timing, rival: str) -> dict[str, Any]:
-    """The fields of an advice that depend on the length of training."""
+    """The fields of an advice that depend on one length of training."""
     ratios = timed.ratios
     simulated = [at.value for name, at in ratios.items() if name not in timed.measured]
     ends = [end for at in ratios.values() for end in at.ends if at.ends[1] > 1]
-    left = candidates(evidence, ends) if evidence is not None else []
-    arms = [candidate.arm for candidate in left]
+    gaps_of_candidates = candidates(evidence, ends) if evidence is not None else []
+    arms = [gap.arm for gap in gaps_of_candidates]
     rivals = {}
     for name, at in timed.others.items():
-        if evidence is not None and left:
-            decision, same_time = decide(
-                evidence, arms, ratios[name], max(*simulated, ratios[name].value)
-            )
+        if evidence is not None and arms:
+            largest = max([*simulated, ratios[name].value])
+            decision, same_time = decide(evidence, arms, ratios[name], largest)
         else:
             decision = no_faster(ratios[name]) or without_candidate(evidence, ends, longest)
             same_time = None
@@ -122,20 +137,20 @@ def _answer(evidence: Evidence | None, longest: float, timed: Timing, rival: str
         )
     return {
         "evidence": evidence,
-        "gap": recommended(left),
+        "gap": recommended(gaps_of_candidates),
         "rivals": rivals,
         "verdict": rivals[rival].decision,
-        "left_out": _left_out(evidence, left, ends) if evidence else (),
+        "left_out": _left_out(evidence, gaps_of_candidates, ends) if evidence else (),
     }
 
 
 def _left_out(
-    evidence: Evidence, left: Sequence[Gap], speed_ups: Collection[float]
+    evidence: Evidence, candidates: Sequence[Gap], speed_ups: Collection[float]
 ) -> tuple[str, ...]:
-    """What is left out of the candidates because it diverged, in words; nothing if none is left:
-    then it decides."""
-    gone = [gap for gap in evidence.gaps if gap not in left] if left else []
-    return tuple(words for gap in gone for words in diverged(evidence, gap, speed_ups))
+    """What is left out of the candidates because it diverged, in words; nothing if there is no
+    candidate: then it decides."""
+    non_candidates = [gap for gap in evidence.gaps if gap not in candidates] if candidates else []
+    return tuple(words for gap in non_candidates for words in diverged(evidence, gap, speed_ups))
 
 
 def _check(stages: int, microbatches: int) -> None:

@@ -2,13 +2,13 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf, isfinite, isinf, isnan, nan
+from math import inf, isfinite, isinf, isnan
 from typing import Any
 
 import pandas as pd
 
 from pipegap.analysis.statistics.gaps import OF_REGIME, deciding_updates
-from pipegap.analysis.statistics.intervals import UNKNOWN, Interval, is_told
+from pipegap.analysis.statistics.intervals import Interval
 from pipegap.analysis.statistics.pairs import ENOUGH_UPDATES, VARIANT, results
 from pipegap.analysis.statistics.tax import Finals, Tax
 from pipegap.analysis.table import names
@@ -67,6 +67,8 @@ class Evidence:
     """The other tasks of these trials, in words."""
     deciding: float = ENOUGH_UPDATES
     """The fewest updates of runs that decide something (`gaps.deciding_updates`)."""
+    num_settings: int = 1
+    """Of how many settings with as many pairs this one has the lowest loss of sync."""
 
     @property
     def decides(self) -> bool:
@@ -97,22 +99,24 @@ def evidence(
     the largest one of the trials `newest`, if there is a gap among them.
 
     The trials are of one optimizer, `gaps` is their table. The setting is the one with the lowest
-    mean loss of sync among those with the most pairs. The largest task has the most work per trial:
-    parameters times tokens.
+    mean loss of sync among those with the most pairs whose sync run completed, whether or not the
+    delayed one did. The largest task has the most work per trial: parameters times tokens.
     """
     trials = trials[trials["status"].isin(FINAL)]
     arms = _arms(trials)
     rows = gaps[gaps["arm"].isin(arms.index) & (gaps["pairs"] > 0)]
     if rows.empty:
         return []
-    points = _points(trials, rows)
-    own = points.index.isin(trials.loc[trials["trial_id"].isin(newest), "point"])
-    largest = points.assign(own=own).sort_values(["own", "work"])["kind"].iloc[-1]
-    best = points[points["kind"] == largest].sort_values(
-        ["n", "loss_sync"], ascending=[False, True]
-    )
-    chosen = best.drop_duplicates("tokens").sort_values("tokens", ascending=False)
     done = results(trials).assign(length=updates_asked)
+    points = _points(trials, rows, done)
+    is_newest = points.index.isin(trials.loc[trials["trial_id"].isin(newest), "point"])
+    by_work = points.assign(is_newest=is_newest).sort_values(["is_newest", "work"])
+    largest = by_work["kind"].iloc[-1]
+    of_task = points[points["kind"] == largest]
+    most_pairs = of_task.groupby("tokens")["pairs"].transform("max")
+    whole = of_task[of_task["pairs"] == most_pairs].sort_values("loss_sync", kind="stable")
+    num_settings = whole.groupby("tokens").size()
+    best = whole.drop_duplicates("tokens").sort_values("tokens", ascending=False)
     family = families(trials)
     task = _tasks(trials).reindex(points.index)
     others = {*task[points["kind"] != largest]}
@@ -121,8 +125,9 @@ def evidence(
             _at(str(point), done, rows, arms, family),
             task=str(task[point]),
             others=tuple(sorted(others - {task[point]})),
+            num_settings=int(num_settings[tokens]),
         )
-        for point in chosen.index
+        for point, tokens in best["tokens"].items()
     ]
 
 
@@ -143,15 +148,24 @@ def _arms(trials: pd.DataFrame) -> pd.Series:
     return table["coefficient"].mask(table["family"] == PLAIN, 0.0).sort_values()
 
 
-def _points(trials: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+def _points(trials: pd.DataFrame, rows: pd.DataFrame, done: pd.DataFrame) -> pd.DataFrame:
     """One row per point that has a pair: its task, its pairs, its loss of sync and its length."""
-    known = trials.drop_duplicates("point").set_index("point")
-    tokens = tokens_asked(known)
-    by_point = rows.groupby("point").agg(n=("n", "max"), loss_sync=("loss_sync", "min"))
-    return by_point.assign(
-        tokens=tokens,
-        work=(tokens * known["num_parameters"]).astype(float),
-        kind=pd.Series(kinds(trials)),
+    of_points = trials.drop_duplicates("point").set_index("point")
+    tokens = tokens_asked(of_points)
+    sync = done[done["arm"] == "sync"].drop_duplicates(["point", "seed"])
+    return (
+        pd.DataFrame(
+            {
+                "pairs": rows.groupby("point")["pairs"].max(),
+                "loss_sync": sync.groupby("point")["final_val_loss"].mean(),
+            }
+        )
+        .dropna(subset="pairs")
+        .assign(
+            tokens=tokens,
+            work=(tokens * of_points["num_parameters"]).astype(float),
+            kind=pd.Series(kinds(trials)),
+        )
     )
 
 
@@ -185,7 +199,6 @@ def _gap(of_arm: pd.DataFrame, coefficient: float) -> Gap:
     """With the number of stages that has the most pairs: it changes nothing with 2BW."""
     most = of_arm.sort_values(["n", *VARIANT], ascending=[False, True, True])
     [row] = most.head(1).to_dict("records")
-    ends = float(row["removed_low"]), float(row["removed_high"])
     return Gap(
         coefficient,
         str(row["arm"]),
@@ -195,7 +208,8 @@ def _gap(of_arm: pd.DataFrame, coefficient: float) -> Gap:
         int(row["diverged"]),
         int(row["pairs"]),
         float(row["removed_low"]) > 0,
-        *((float(row["removed"]), ends) if is_told(ends) else (nan, UNKNOWN)),
+        float(row["removed"]),
+        (float(row["removed_low"]), float(row["removed_high"])),
         Tax(**{name: row[name] for name in Tax._fields}),
     )
 

@@ -8,13 +8,24 @@ higher. A comparison that favours one side may only decide for the other one.
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 from math import ceil, floor, inf
+from typing import NamedTuple
 
 import numpy as np
 
 from pipegap.analysis.advice.evidence import Evidence
-from pipegap.analysis.statistics.intervals import Interval, Values, folds_share, mean_interval
+from pipegap.analysis.statistics.intervals import (
+    Interval,
+    Values,
+    folds_share,
+    mean_interval,
+    quantile,
+    shared_confidence,
+)
 from pipegap.analysis.statistics.tax import StandIn, no_higher, no_lower
 
+ENOUGH_SEEDS = 3
+"""Runs of fewer seeds are compared only where no others are: the interval of a difference of two
+seeds is four times as wide as that of three."""
 NEARLY = 1e-6
 """Updates: the rounding error of a ratio of two simulated times."""
 ChooseStandIn = Callable[[Collection[int], float], StandIn]
@@ -44,8 +55,8 @@ class SameTime:
     gap: float
     """Loss of the delayed run minus that of sync, mean over n seeds; NaN without any."""
     spread: float
-    """Standard deviation that the interval is made with: that of the n differences, wider where
-    several arms might have been compared."""
+    """Standard deviation that a 95 % interval of this width is made with: that of the n
+    differences, wider where several arms or settings might have been compared."""
     interval: Interval
     diverged: int
     """Seeds that are left out because the delayed run diverged and sync's did not."""
@@ -85,24 +96,74 @@ class SameTime:
         return f"{between}{lengths} against {sync_lengths} updates{allowed}"
 
 
+class Distance(NamedTuple):
+    """How far runs are from taking the same time; the smallest is the nearest."""
+
+    ratio: float
+    """Logarithm of the ratio of the two times; infinite if no runs stand in."""
+    num_lengths: int
+
+
 @dataclass(frozen=True)
 class BothSides:
     """What stands in for the runs of both sides, on the delayed one by arm."""
 
+    distance: Distance
     updates: float
     sync_updates: float
     sync: StandIn
     delayed: dict[str, StandIn]
 
+    def num_seeds(self, evidence: Evidence) -> int:
+        """The number of seeds that have these runs on both sides, whatever became of them."""
+        return sum(
+            not np.isnan(self.sync.loss(losses))
+            and any(
+                not np.isnan(stand_in.loss(evidence.finals[arm].get(seed, {})))
+                for arm, stand_in in self.delayed.items()
+            )
+            for seed, losses in evidence.finals["sync"].items()
+        )
+
 
 def pessimistic(evidence: Evidence, arms: Sequence[str], speed_up: float) -> SameTime:
     """The comparison that favours sync, where it favours a side: it may decide for the delay."""
-    return _nearest(evidence, arms, speed_up, no_lower, no_higher)
+    return _compared(evidence, arms, speed_up, _nearest(evidence, arms, speed_up, *FOR_SYNC))
 
 
 def optimistic(evidence: Evidence, arms: Sequence[str], speed_up: float) -> SameTime:
     """The comparison that favours the delay, where it favours a side: it may decide for sync."""
-    return _nearest(evidence, arms, speed_up, no_higher, no_lower)
+    return _compared(evidence, arms, speed_up, _nearest(evidence, arms, speed_up, *FOR_DELAY))
+
+
+FOR_SYNC, FOR_DELAY = (no_lower, no_higher), (no_higher, no_lower)
+"""What stands in for runs of the delay and of sync, in a comparison that favours this side."""
+
+
+def nearest_length(by_length: Sequence[Evidence], least: float, most: float) -> Evidence:
+    """The length of training at which runs come nearest to the same time, of `by_length`, which is
+    not empty and begins with the longest.
+
+    `least`, `most`: the speed-up at which a verdict for the delay and one for sync must hold. The
+    runs that may decide for the delay count first, then those that may decide for sync; among equal
+    ones the most seeds, then the longest. Only lengths and seeds choose: to take the first length
+    that decides would be one more try at 5 % for each length.
+    """
+
+    def rank(evidence: Evidence) -> tuple[bool, int, float, float, int]:
+        arms = [gap.arm for gap in evidence.gaps]
+        for_sync = _nearest(evidence, arms, least, *FOR_SYNC)
+        for_delay = _nearest(evidence, arms, most, *FOR_DELAY)
+        num_seeds = for_sync.num_seeds(evidence)
+        return (
+            not evidence.decides,
+            -min(num_seeds, ENOUGH_SEEDS),
+            for_sync.distance.ratio,
+            for_delay.distance.ratio,
+            -num_seeds,
+        )
+
+    return min(by_length, key=rank)
 
 
 def compared(evidence: Evidence, arm: str, speed_ups: Iterable[float]) -> list[int]:
@@ -121,7 +182,7 @@ def _nearest(
     speed_up: float,
     of_delayed: ChooseStandIn,
     of_sync: ChooseStandIn,
-) -> SameTime:
+) -> BothSides:
     """Delayed runs longer by the speed-up, or sync runs shorter by it, whichever the runs are
     nearer to; of several arms those whose runs are nearest.
 
@@ -133,19 +194,21 @@ def _nearest(
     for updates, sync_updates in ((whole * speed_up, whole), (whole, whole / speed_up)):
         sync = of_sync(_lengths(evidence, "sync"), sync_updates)
         stands = {arm: of_delayed(_lengths(evidence, arm), updates) for arm in arms}
-        away = {arm: _away(stand, sync, speed_up) for arm, stand in stands.items()}
+        away = {arm: _distance(stand, sync, speed_up) for arm, stand in stands.items()}
         least = min(away.values())
         near = {arm: stand for arm, stand in stands.items() if away[arm] == least}
-        options.append((least, BothSides(updates, sync_updates, sync, near)))
-    runs = min(options, key=lambda option: option[0])[1]
-    return _compared(evidence, arms, speed_up, runs)
+        options.append(BothSides(least, updates, sync_updates, sync, near))
+    return min(options, key=lambda option: option.distance)
 
 
 def _lengths(evidence: Evidence, arm: str) -> list[int]:
-    """The lengths of an arm's runs at two seeds of sync or more: one seed has no interval."""
-    by_seed = evidence.finals[arm]
-    runs = [length for seed in evidence.finals["sync"] for length in by_seed.get(seed, ())]
-    return sorted({length for length in runs if runs.count(length) > 1})
+    """The lengths of an arm's runs at ENOUGH_SEEDS seeds of sync, or at two if sync has no more at
+    `evidence.updates`: one seed has no interval."""
+    sync, by_seed = evidence.finals["sync"], evidence.finals[arm]
+    num_seeds = sum(evidence.updates in losses for losses in sync.values())
+    runs = [length for seed in sync for length in by_seed.get(seed, ())]
+    least = max(2, min(num_seeds, ENOUGH_SEEDS))
+    return sorted({length for length in runs if runs.count(length) >= least})
 
 
 def _excess(stand: StandIn, sync: StandIn, speed_up: float) -> float:
@@ -154,14 +217,12 @@ def _excess(stand: StandIn, sync: StandIn, speed_up: float) -> float:
     return 0.0 if abs(excess) < 1 + speed_up else excess
 
 
-def _away(stand: StandIn, sync: StandIn, speed_up: float) -> tuple[float, int]:
-    """How far runs are from taking the same time, as a logarithm, and how many lengths they have;
-    infinite if no runs stand in."""
+def _distance(stand: StandIn, sync: StandIn, speed_up: float) -> Distance:
     excess = _excess(stand, sync, speed_up)
     if np.isnan(excess):
-        return inf, 0
-    ratio = 1 + excess / (sync.updates * speed_up)
-    return round(abs(float(np.log(ratio))), 9), len(stand.weights) + len(sync.weights)
+        return Distance(inf, 0)
+    ratio = round(abs(float(np.log(1 + excess / (sync.updates * speed_up)))), 9)
+    return Distance(ratio, len(stand.weights) + len(sync.weights))
 
 
 def _compared(
@@ -180,8 +241,8 @@ def _compared(
             for arm in [_best_without(evidence, near, {seed})]
         ]
     )
-    known = gaps[np.isfinite(gaps)]
-    mean, spread, interval = _mean(known, len(arms) > 1)
+    finite_gaps = gaps[np.isfinite(gaps)]
+    mean, spread, interval = _mean(finite_gaps, len(arms) > 1, evidence.num_settings)
     stand = runs.delayed[near[0]]
     return SameTime(
         arm=_best_without(evidence, near, set()),
@@ -191,7 +252,7 @@ def _compared(
         lengths=tuple(sorted({x for of_arm in runs.delayed.values() for x in of_arm.weights})),
         sync_lengths=tuple(sorted(runs.sync.weights)),
         excess=_excess(stand, runs.sync, speed_up),
-        n=len(known),
+        n=len(finite_gaps),
         gap=mean,
         spread=spread,
         interval=interval,
@@ -200,14 +261,18 @@ def _compared(
     )
 
 
-def _mean(gaps: Values, is_chosen: bool) -> tuple[float, float, Interval]:
-    """Mean, standard deviation and interval, wider if each seed has what is best on the others."""
-    if not len(gaps):
+def _mean(gaps: Values, is_held_out: bool, num_settings: int) -> tuple[float, float, Interval]:
+    """Mean, standard deviation and interval: wider if each seed has what is best on the others, and
+    of a confidence that lets the best of `num_settings` on the same seeds err in one of twenty."""
+    n = len(gaps)
+    if not n:
         return np.nan, np.nan, (np.nan, np.nan)
-    wider = np.sqrt(folds_share(len(gaps))) if is_chosen else 1.0
-    low, high = mean_interval(gaps)
+    confidence = shared_confidence(num_settings)
+    wider = np.sqrt(folds_share(n)) if is_held_out else 1.0
+    low, high = mean_interval(gaps, confidence)
     mean, half = float(gaps.mean()), wider * (high - low) / 2
-    spread = float(wider * gaps.std(ddof=1)) if len(gaps) > 1 else np.nan
+    wider *= quantile(n, confidence) / quantile(n)
+    spread = float(wider * gaps.std(ddof=1)) if n > 1 else np.nan
     return mean, spread, (mean - half, mean + half)
 
 

@@ -145,7 +145,9 @@ def with_step_time(costs: Costs, num_microbatches: int, step_time: float) -> Cos
     if step_time < simulated * (1 - NEARLY):
         allowed = f"must be {simulated:g} or more: so long {SLOWEST} takes by the other times"
         raise BadInput("step_time", f"{step_time:g}", allowed)
-    overlap = num_microbatches * sum(costs.work) / (step_time - costs.update)
+    # The difference rounds to 0 where an update is far longer than all that overlaps.
+    passes = max(step_time - costs.update, num_microbatches * max(costs.work))
+    overlap = num_microbatches * sum(costs.work) / passes
     overlap = overlap if isnan(costs.overlap) else costs.overlap
     return replace(costs, overhead=step_time - simulated, overlap=overlap)
 

@@ -20,10 +20,13 @@ from pipegap.analysis.advice.speed import (
     speed,
 )
 from pipegap.analysis.statistics.intervals import CONFIDENCE
+from pipegap.trainer.base.errors import BadInput
 
 LITTLE = 0.05
 """The share of a step below which 2BW can win little: the token tax of AdamW with Error Feedback
 in the README takes as much."""
+SHORTEST, LONGEST = 1e-9, 1e15
+"""The times of a step or a stage, in any unit: quotients of others are no numbers."""
 LEAST = 0.0005
 """The share that is not said: it would round to nothing."""
 HOST = 0.8
@@ -178,7 +181,12 @@ def timing(
     own_times: Sequence[float] = (),
 ) -> Timing:
     """Simulate 2BW and its rivals; a measured time replaces that of a rival of the same name, and
-    what other measured ones keep is not known."""
+    what other measured ones keep is not known. Raises BadInput for a time that is none."""
+    times = {"time_2bw": own_times, "costs": costs.work}
+    for key, of_key in {**(measured or {}), **times}.items():
+        if not all(SHORTEST <= time <= LONGEST for time in of_key):
+            allowed = f"must be times from {SHORTEST:g} to {LONGEST:g}"
+            raise BadInput(key, ",".join(f"{time:g}" for time in of_key), allowed)
     own = speed(TWO_BUFFERED, costs, num_microbatches)
     most = own.activations if activations is None else activations
     others = flushed_speeds(costs, num_microbatches, most, chunks)

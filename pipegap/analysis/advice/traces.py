@@ -43,7 +43,9 @@ def traced_costs(path: Path, num_stages: int, num_microbatches: int) -> Costs:
         events = [_events(file) for file in files]
         is_ours = len(events) == 1 and any(event["cat"] == FORWARD for event in events[0])
         costs = _ours(events[0]) if is_ours else _profiled(events, num_microbatches)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        if not all(costs.work):
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError, RecursionError):
         what = "must be the trace.json of a true pipeline's trial, or a folder of traces of steps"
         raise BadInput("trace", path, f"{what} by torch's profiler, one per rank") from None
     if len(costs.forward) != num_stages:

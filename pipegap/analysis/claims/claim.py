@@ -17,7 +17,7 @@ from pipegap.analysis.claims.rule import (
     Estimate,
     audit,
 )
-from pipegap.analysis.statistics.intervals import CONFIDENCE, POWER
+from pipegap.analysis.statistics.intervals import CONFIDENCE, POWER, shared_confidence
 from pipegap.analysis.statistics.pairs import ENOUGH_UPDATES
 
 
@@ -142,7 +142,7 @@ def not_run(claim: Claim, command: str) -> Verdict:
 
 def against(comparisons: Sequence[Comparison]) -> float:
     """The confidence of an interval that may contradict a claim of these parts (Bonferroni)."""
-    return 1 - (1 - CONFIDENCE) / sum(each.rule.num_refuting for each in comparisons)
+    return shared_confidence(sum(each.rule.num_refuting for each in comparisons))
 
 
 def _together(outcomes: Sequence[Outcome]) -> Outcome:

@@ -26,7 +26,6 @@ from pipegap.analysis.claims.rule import (
 )
 from pipegap.analysis.statistics.intervals import (
     Values,
-    is_told,
     mean_intervals,
     moments,
     share_interval,
@@ -120,8 +119,8 @@ def share(name: str, left: Values, plain: Values) -> Estimate:
     """The share of a plain gap that is removed, with its interval where the gap is not weak."""
     low, high = share_interval(left, plain)
     removed = float(1 - left.mean() / plain.mean())
-    if math.isfinite(removed) and not is_told((low, high)):
-        removed = low = high = math.nan
+    if math.isfinite(removed) and math.isnan(low):
+        removed = math.nan
     return Estimate(name, removed, 1 - high, 1 - low, len(plain))
 
 
@@ -261,14 +260,25 @@ class Column(NamedTuple):
     """Rows of `measured`."""
 
     @property
-    def points(self) -> list[pd.DataFrame]:
-        """Those with the most seeds, and no divergence if there are such."""
-        once = self.rows.drop_duplicates(["point", "seed"])
+    def whole_points(self) -> list[pd.DataFrame]:
+        """Those with the most seeds, each by seed."""
+        once = self.rows.drop_duplicates(["point", "seed"]).sort_values("seed", kind="stable")
         groups = [rows for _, rows in once.groupby("point")]
         most = max(map(len, groups), default=0)
-        whole = [rows for rows in groups if len(rows) == most]
-        sound = [rows for rows in whole if np.isfinite(rows["value"]).all()]
-        return sound or whole[:1]
+        return [rows for rows in groups if len(rows) == most]
+
+    @property
+    def points(self) -> list[pd.DataFrame]:
+        """The whole points without a divergence; the one at which sync is best alone if the arm
+        diverged there: to leave that out would flatter the arm."""
+        whole = self.whole_points
+        if len(whole) > 1:
+            num_choosing = _num_choosing(len(whole[0]))
+            best = min(whole, key=lambda of: of["final_val_loss_sync"].iloc[:num_choosing].mean())
+            if not np.isfinite(best["value"]).all():
+                return [best]
+            whole = [rows for rows in whole if np.isfinite(rows["value"]).all()]
+        return whole
 
 
 @dataclass(frozen=True)
@@ -301,7 +311,7 @@ class AtBest(Above):
 
     def columns(self, values: Values) -> Values:
         """Shape (..., columns, seeds that did not choose)."""
-        num_choosing = max(1, values.shape[-1] // 3)
+        num_choosing = _num_choosing(values.shape[-1])
         columns, start = [], 0
         for num_points in self.points:
             sync, gaps = (
@@ -318,6 +328,11 @@ class AtBest(Above):
         return np.where(is_sync, means, 0.0)
 
 
+def _num_choosing(num_seeds: int) -> int:
+    """How many of the seeds choose a point; the others compare."""
+    return max(1, num_seeds // 3)
+
+
 def more(what: str, less: Column, greater: Column) -> Comparison:
     """That the second gap is larger, each at the point where its sync is best.
 
@@ -328,8 +343,11 @@ def more(what: str, less: Column, greater: Column) -> Comparison:
     choices = [column.points for column in columns]
     optimizers = {name for column in columns for name in column.rows["optimizer"]}
     counts = optimizers <= {*PAPER}
-    if not all(choices) or all(len(points) <= 1 for points in choices):
-        rows = [row(column.name, column.rows) for column in columns]
+    if not all(choices) or all(len(column.whole_points) == 1 for column in columns):
+        rows = [
+            row(column.name, points[0] if points else column.rows)
+            for column, points in zip(columns, choices, strict=True)
+        ]
         return Comparison(what, rows, Above((contrast,)), counts)
     rows = [
         row(column.name, point, value, shown=False)

@@ -31,7 +31,8 @@ KEYS = {
     "activations": "of how many microbatches a rank may keep activations (default: as 2BW does)",
     "chunks": "how many parts of the model a rank may have (default: as many as the layers of the "
     "model that forward names allow, else 4)",
-    "updates": "how long sync trains (default: what the store can decide at, else the longest)",
+    "updates": "how long sync trains (default: the length whose runs come nearest to the time of "
+    "the fastest rival, of equal ones that of the most seeds, then the longest)",
     "forward": "time of a microbatch on each stage, in any unit, e.g. the layers of each: 8,8,8,6; "
     "or a model of conf/model, e.g. smollm2_135m: its work on each stage as it is cut",
     "backward": "the same (default: twice the forward)",
@@ -57,8 +58,8 @@ SHAPE = {
     "microbatches": "microbatches a batch has, e.g. microbatches=8",
 }
 """What must be given, in words."""
-LONGEST = 1e9
-"""The largest time, in any unit."""
+SHORTEST, LONGEST = 1e-9, 1e9
+"""The times above 0, in any unit, that `timing` can compare with each other."""
 
 
 def main(given: Given) -> None:
@@ -170,8 +171,8 @@ def _measured(given: Given) -> tuple[dict[str, tuple[float, ...]], tuple[float, 
 def _above_0(given: Given, key: str) -> tuple[float, ...]:
     """Return measured times; empty if the key is not given."""
     times = tuple(map(number, given[key].split(","))) if key in given else ()
-    if not all(0 < time <= LONGEST for time in times):
-        raise BadInput(key, given[key], f"must be times above 0, {LONGEST:g} at most")
+    if not all(SHORTEST <= time <= LONGEST for time in times):
+        raise BadInput(key, given[key], f"must be times from {SHORTEST:g} to {LONGEST:g}")
     return times
 
 
@@ -229,8 +230,9 @@ def _times(given: Given, key: str, num: int) -> tuple[float, ...]:
     if key not in given:
         return ()
     times = tuple(map(number, given[key].split(",")))
-    if len(times) not in (1, num) or not all(0 <= time <= LONGEST for time in times):
-        allowed = f"must be a number from 0 to {LONGEST:g}"
+    are_times = all(time == 0 or SHORTEST <= time <= LONGEST for time in times)
+    if len(times) not in (1, num) or not are_times:
+        allowed = f"must be 0 or a number from {SHORTEST:g} to {LONGEST:g}"
         allowed += f", or {num}, one per stage" if num > 1 else ""
         raise BadInput(key, given[key], allowed)
     return times * num if len(times) == 1 else times

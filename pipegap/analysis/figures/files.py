@@ -36,17 +36,23 @@ from pipegap.trainer.base.places import cache_folder
 def kept(make: Callable[[], bytes], *made_of: str) -> bytes:
     """Return what `make` makes, or what another process made before of the same `made_of`.
 
-    It lies in `~/.cache/pipegap/kept` (or below XDG_CACHE_HOME); where nothing can be written,
-    nothing is kept.
+    It lies in `~/.cache/pipegap/kept` (or below XDG_CACHE_HOME), after its digest: a damaged file
+    is made again. Where nothing can be written, nothing is kept.
     """
     path = cache_folder() / "kept" / hashlib.sha256("\0".join(made_of).encode()).hexdigest()
     with suppress(OSError):
-        return path.read_bytes()
+        digest, _, content = (path.read_bytes() if path.is_file() else b"").partition(b"\n")
+        if digest == _digest(content):
+            return content
     content = make()
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, content)
+        write_atomically(path, _digest(content) + b"\n" + content)
     return content
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
 
 
 FACES = {400: "SourceSansPro-Regular.ttf", 600: "SourceSansPro-Semibold.ttf"}

@@ -64,6 +64,8 @@ class StoreAnswer(NamedTuple):
     next_step: str
     by_hand: str
     """What decides where no command of ours can make the trials."""
+    is_compared: bool
+    """Whether some optimizer has pairs that might decide, whatever they say."""
     is_decided: bool
     failed: Sequence[str] = ()
     """How many of its trials failed and why, a line per reason."""
@@ -107,6 +109,7 @@ def answer(
         shlex.join(["pipegap", "advise", *words, store]),
         _next_step(said, rows, left, store, is_empty=trials.empty),
         _by_hand(said),
+        any(advice.is_compared for advice in said),
         is_decided,
         [*failed_lines(trials)],
         diverged,

@@ -221,11 +221,12 @@ def _opening(records: Sequence[Record], chapters: Sequence[Chapter]) -> Opening 
 
 
 def _answer(contents: _Contents, left: pd.DataFrame, word: str) -> StoreAnswer:
-    """Return the answer of the first part of the report that has one, else that of the first."""
+    """Return the answer of the first part of the report with pairs that might decide, else that of
+    the first: the first part that decides would be one more try at 5 % for each part."""
     views = [(scope.title, scope.asked_for().trials) for scope in contents.parts]
     views = views or [("", contents.shown.trials)]
     answers = [answer(*view, contents.records, left, word) for view in views]
-    return next((each for each in answers if each.is_decided), answers[0])
+    return next((each for each in answers if each.is_compared), answers[0])
 
 
 def _write_tables(tables: Mapping[str, pd.DataFrame], remarks: Sequence[str], out: Path) -> None:

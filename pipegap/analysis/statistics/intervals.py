@@ -22,11 +22,11 @@ POWER = 0.8
 UNKNOWN: Interval = (np.nan, np.nan)
 SEEN = ((0.997, CONFIDENCE), (0.99, 0.99))
 """Of a share: with which confidence the whole is not 0, and the confidence of the share's interval.
-So it covers 95 % of the shares that are known: tests/analysis/statistics/test_intervals.py."""
-WIDEST = 3.0
-"""Of the interval of a share that is told: a wider one says that the whole is hardly there."""
+So the interval covers 95 % of the shares that are told, where the true whole is two standard errors
+or more, and 90 % where it is nothing: tests/analysis/statistics/test_intervals.py. The width is no
+reason to leave a share untold: of the narrow intervals of weak wholes 70 to 90 % cover."""
 UNTOLD = "not enough data"
-"""What stands in the place of such a share."""
+"""What stands in the place of a share of a whole that may be 0."""
 
 
 def mean_interval(values: Values, confidence: float = CONFIDENCE) -> Interval:
@@ -116,15 +116,9 @@ def share_interval(part: Values, whole: Values) -> Interval:
     return UNKNOWN
 
 
-def is_told(interval: Interval) -> bool:
-    """Whether a share with this interval says something; False for an unknown one."""
-    low, high = interval
-    return high - low <= WIDEST
-
-
 def share_text(share: float, low: float, high: float) -> str:
     """`80% [35%, 140%]`, or UNTOLD."""
-    return f"{share:.0%}{ends_text(low, high, '.0%')}" if is_told((low, high)) else UNTOLD
+    return UNTOLD if np.isnan(low) else f"{share:.0%}{ends_text(low, high, '.0%')}"
 
 
 def held_out_gaps(sync: Values, arm: Values) -> Values:
@@ -176,6 +170,11 @@ def excludes_zero(interval: Interval) -> bool:
     """False for an unknown interval."""
     low, high = interval
     return low > 0 or high < 0
+
+
+def shared_confidence(num_chances: int) -> float:
+    """The confidence of each of so many intervals, of which none errs in 95 % (Bonferroni)."""
+    return 1 - (1 - CONFIDENCE) / num_chances
 
 
 @cache

@@ -6,7 +6,9 @@ All nodes of a cluster must share the store.
 
 import logging
 import os
+import re
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -28,8 +30,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipegap.sweeps.cluster.notices import Ends
 from pipegap.sweeps.tracking.choice import Tracking
-from pipegap.trainer.base.children import num_cores
-from pipegap.trainer.base.cli import stopping
+from pipegap.trainer.base.children import load, num_cores, repeated
+from pipegap.trainer.base.cli import say, stopping
 from pipegap.trainer.base.errors import BadInput, Unavailable, one_line
 from pipegap.trainer.base.scratch import scratch, socket_base
 from pipegap.trainer.store.store import SweepStore
@@ -37,6 +39,8 @@ from pipegap.trainer.store.store import SweepStore
 CONNECT_WITHIN = 8.0
 """Seconds that the cluster of RAY_ADDRESS has to accept a connection, and as many to answer."""
 REMEDY = "; correct RAY_ADDRESS, or unset it for a cluster of this sweep's own"
+SLOW_START = 60.0
+"""Seconds after which a driver says that Ray has not started yet, again and again."""
 ANSWER_WITHIN = 60.0
 """Seconds that a node has to say whether it sees the store."""
 
@@ -75,9 +79,15 @@ CHANGED: Mapping[tuple[Any, str], Any] = {
 }
 """What of Ray is another while it starts here."""
 
-OF_RAY, TOKEN = "r", "token"
-"""Ray's folder inside a driver's own, and the file by which the processes of its cluster know each
-other. Everyone may enter what Ray makes, and nobody else may enter a driver's folder."""
+OF_ANOTHER = re.compile(r"RAY_(?!AUTH_|DEFAULT_|ENABLE_|OBJECT_STORE_|TLS_|US(AG)?E_)[A-Z_]+")
+"""Variables by which Ray describes a job, a node or a cluster that exists already, such as
+RAY_JOB_CONFIG_JSON_ENV_VAR, RAY_RUNTIME_ENV_HOOK, RAY_OVERRIDE_RESOURCES or RAY_REDIS_ADDRESS: its
+processes and notebooks have them. Most settings are in lower case (RAY_worker_niceness)."""
+NOTHING = re.compile(r"(?!)")
+OF_RAY, OF_RAY_AGAIN, TOKEN = "r", "s", "token"
+"""Ray's folder inside a driver's own, that of a second start, and the file by which the processes
+of its cluster know each other. Everyone may enter what Ray makes, and nobody else may enter a
+driver's folder."""
 
 
 def _environment() -> dict[str, str]:
@@ -108,28 +118,59 @@ def cluster() -> Iterator[tuple[Path, Callable[[], bool]]]:
                 _require_listening(address)
                 _require_answer(address)
             # A cluster of our own has them from the start: for a job's variables each of its
-            # processes would be started anew, which takes a second.
+            # processes would be started anew, which takes a second. In a job of Ray's they replace
+            # those of that name which the job has, where Ray would refuse to start.
+            variables = {"RAY_OVERRIDE_JOB_RUNTIME_ENV": "1"}
+            if is_own:
+                variables = {**_environment(), **_token(folder)}
             with (
-                _in_environment({**_environment(), **_token(folder)} if is_own else {}),
+                _in_environment(variables, without=OF_ANOTHER if is_own else NOTHING),
                 _changed(),
                 stopping("stops once Ray has started") as asked_to_stop,
+                repeated(_say_that_it_is_slow, SLOW_START, "Ray's start"),
             ):
-                ray.init(
+                start = partial(
+                    ray.init,
                     address=address,
                     job_config=_imports_as_here(),
                     log_to_driver=False,
                     logging_level=logging.CRITICAL,  # our lines say what failed, and what to do
-                    **options,
                 )
+                try:
+                    start(**options)
+                except Exception as error:
+                    if not is_own or asked_to_stop():
+                        raise
+                    # On a busy machine Ray's own time of half a minute may be too short once.
+                    _end_processes_of(folder)
+                    say(f"Ray did not start ({_reason(error)}): it is started once more")
+                    start(**{**options, "_temp_dir": str(folder / OF_RAY_AGAIN)})
         except Exception as error:  # Ray raises ConnectionError, RuntimeError, Exception itself
-            why = " ".join(str(error).split()) or type(error).__name__
             where, remedy = ("here", "") if is_own else (f"RAY_ADDRESS={address}", REMEDY)
-            raise Unavailable(f"Ray does not start or answer ({where}): {why}{remedy}") from error
+            why = f"{_reason(error)}{remedy}"
+            raise Unavailable(f"Ray does not start or answer ({where}): {why}") from error
         try:
             yield folder, asked_to_stop
         finally:
             ray.shutdown()
             AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _say_that_it_is_slow() -> bool:
+    say(f"Ray has not started or answered yet: {load()}")
+    return True
+
+
+def _end_processes_of(folder: Path) -> None:
+    """End the processes of a cluster that did not start: their command lines name its folder."""
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if str(folder).encode() in command.read_bytes():
+                os.kill(int(command.parent.name), signal.SIGKILL)
 
 
 def _imports_as_here() -> JobConfig:
@@ -153,9 +194,12 @@ def _token(folder: Path) -> Mapping[str, str]:
 
 
 @contextmanager
-def _in_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Let processes that are started within it inherit the variables."""
+def _in_environment(variables: Mapping[str, str], without: re.Pattern[str]) -> Iterator[None]:
+    """Let processes that are started within it inherit the variables, and none of those whose whole
+    name is `without`."""
     before = dict(os.environ)
+    for name in filter(without.fullmatch, before):
+        del os.environ[name]
     os.environ.update(variables)
     try:
         yield

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pipegap.sweeps.cluster.package import Own, code_digest, runtime_env, sent_with
-from pipegap.trainer.base.errors import BadInput, Stopped
+from pipegap.trainer.base.errors import BadInput, Stopped, Unavailable, one_line
 from pipegap.trainer.base.places import cut
 
 Client = Any
@@ -30,6 +30,17 @@ LABEL, LONGEST_LABEL = "sweep", 100
 one of Ray's files."""
 ANSWER_WITHIN = 10.0
 """Seconds that a cluster has to accept a connection, and as many to answer."""
+AGENT_WITHIN = 120.0
+"""Seconds that the agent of a head has to start, which takes the jobs. The head answers before."""
+REFUSED = re.compile(r"Request failed with status code (?P<status>\d+)")
+"""How Ray's client begins what it raises when a cluster does not do what it was asked to."""
+RAYLET = r"^[^/]*\(/.*\)/lib/python[0-9.]*/site-packages/ray/_raylet.so$"
+INTERPRETER = (
+    rf"python=$(sed -n 's#{RAYLET}#\1/bin/python#p' /proc/$PPID/maps | head -n 1); "
+    '[ -x "$python" ] || python=python; exec "$python"'
+)
+"""Shell words that run the Python in which Ray runs there, a process of which started the shell.
+The PATH may name another one, where nobody activated an environment before `ray start`."""
 POLL_EVERY = 0.5
 """Seconds between two looks at a job that is about to end."""
 DETACHED, LOST = 130, 1
@@ -55,6 +66,12 @@ def jobs_of(address: str) -> Iterator[Client]:
     logging.disable(logging.WARNING)  # Ray names each folder that it does not send
     try:
         yield _client(where)
+    except RuntimeError as error:
+        if not (answer := REFUSED.match(str(error))):
+            raise
+        why = one_line(str(error).rstrip(" .\n").rpartition("\n")[2])  # of the head's traceback
+        says = f"the cluster at {where} answers with status {answer['status']}"
+        raise Unavailable(f"{says}: {why}") from None
     except AuthenticationError as error:
         why = re.split(r"\n|\. ", str(error))[0]
         allowed = f"must be the token of the cluster at {where}, here or in RAY_AUTH_TOKEN_PATH"
@@ -111,17 +128,28 @@ def submit(
         print(f"job {last.submission_id}: submitted before, {last.status.lower()}", flush=True)
         return str(last.submission_id)
     job_id = f"{name}-{number}"
-    try:
-        with sent_with(own) as root:
-            client.submit_job(
-                entrypoint=f"exec python -m pipegap sweep {shlex.join(words)}",
-                submission_id=job_id,
-                runtime_env=runtime_env(root),
-                metadata={LABEL: label},
-            )
-    except RuntimeError:  # another process has just submitted the same
-        if job_id not in {job.submission_id for job in sweep_jobs(client)}:
-            raise
+    deadline, has_waited = time.monotonic() + AGENT_WITHIN, False
+    with sent_with(own) as root:
+        while True:
+            try:
+                client.submit_job(
+                    entrypoint=f"{INTERPRETER} -m pipegap sweep {shlex.join(words)}",
+                    submission_id=job_id,
+                    runtime_env=runtime_env(root),
+                    metadata={LABEL: label},
+                )
+                break
+            except RuntimeError as error:
+                if job_id in {job.submission_id for job in sweep_jobs(client)}:
+                    break  # another process has just submitted the same
+                answer = REFUSED.match(str(error))
+                is_starting = answer is not None and answer["status"].startswith("5")
+                if not is_starting or time.monotonic() > deadline:
+                    raise
+                if not has_waited:
+                    print("waits for the cluster's head, which does not take jobs yet", flush=True)
+                has_waited = True
+                time.sleep(POLL_EVERY)
     print(f"job {job_id}: submitted", flush=True)
     return job_id
 

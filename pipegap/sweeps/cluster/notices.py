@@ -7,6 +7,7 @@ import json
 import sys
 import threading
 import time
+import warnings
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -32,8 +33,11 @@ EVERY = 60.0
 """Seconds between two notices of a kind at least: what happens between them comes in one."""
 LOOK_EVERY = 0.5
 """Seconds between two looks at whether something is due."""
-LISTED = 10
-"""How many lines one notice shows at most."""
+LISTED, LONGEST_LINE, LONGEST_TEXT = 10, 300, 2000
+"""How many lines one notice has at most; characters of a line, and of all. Discord refuses a text
+that is longer, and would do so each time."""
+ENDS = ("stopped", "ended")
+"""Kinds of a notice after which none is expected: it takes all along that still waits."""
 
 
 class Direct(HTTPRedirectHandler):
@@ -90,10 +94,10 @@ class Notices(Ends):
         self.title = now.title
         self._trials = _digest([trial.trial_id for trial in now.planned])
         self._path = now.request.results / FOLDER / TOLD
-        self._known = _told(self._path) if url else set()
         self._due: dict[str, dict[str, str]] = {}  # kind → key → line
         self._sent_at: dict[str, float] = {}
         self._has_warned = False
+        self._known = _told(self._path) if url else set()
         self._lock, self._end = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="notices", daemon=True)
 
@@ -113,7 +117,7 @@ class Notices(Ends):
             self.tell("stopped", f"stopped {time.time_ns()}", f"stopped: {why}")
         if self._url:
             self._end.set()
-            self._thread.join(TIMEOUT + 2 * LOOK_EVERY)
+            self._thread.join(2 * TIMEOUT + 2 * LOOK_EVERY)  # one notice may be on its way
 
     @override
     def __call__(self, trial_id: str, name: str, status: Status, error: str, share: float) -> None:
@@ -156,27 +160,30 @@ class Notices(Ends):
 
     def _work(self) -> None:
         while not self._end.wait(LOOK_EVERY):
-            self._send(time.monotonic())
-        # The last one has what still waits for the minute of its kind to be over.
+            self._send(is_last=False)
+        self._send(is_last=True)
+
+    def _send(self, *, is_last: bool) -> None:
+        """Posts what is due, of each kind if its minute is over; if it `is_last`, at once."""
         with self._lock:
-            for last in [kind for kind in ("stopped", "ended") if kind in self._due][:1]:
+            kinds = [kind for kind in ENDS if kind in self._due] or [*self._due] * is_last
+            for last in kinds[:1]:
                 for kind in self._due.keys() - {last}:
                     self._due[last] = {**self._due.pop(kind), **self._due[last]}
-        self._send(time.monotonic())
-
-    def _send(self, now: float) -> None:
+        now = time.monotonic()
         for kind in [*self._due]:
-            if now - self._sent_at.get(kind, -self._every) < self._every:
+            too_early = now - self._sent_at.get(kind, -self._every) < self._every
+            if not is_last and (too_early or self._end.is_set()):
                 continue
             with self._lock:
                 lines = self._due.pop(kind)
             self._sent_at[kind] = now
-            text = "\n".join([f"pipegap {self.title}: {_listed([*lines.values()])}"])
             what = {"kind": kind, "sweep": self.title, "store": self._store.name}
+            listed = _listed([*lines.values()], LONGEST_TEXT - len(_text(self.title, [])))
             try:
-                post(self._url, {"text": text, **what, "lines": [*lines.values()]})
+                post(self._url, {"text": _text(self.title, listed), **what, "lines": listed})
             except (OSError, http.client.HTTPException, ValueError) as error:
-                self._warn(error)
+                self._warn(error, "tried again each minute")
                 with self._lock:  # it is tried again a minute later
                     self._due[kind] = {**lines, **self._due.get(kind, {})}
             else:
@@ -184,6 +191,8 @@ class Notices(Ends):
 
     def _note(self, keys: Mapping[str, str]) -> None:
         """Write down what was delivered."""
+        if self._path.exists() and not self._path.is_file():
+            return  # `_told` has warned of it
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:
@@ -191,24 +200,40 @@ class Notices(Ends):
                 file.write("".join(f"\n{json.dumps(key)}" for key in keys))
             self._store.push(self._path)
         except (OSError, StoreAway) as error:
-            self._warn(error)
+            self._warn(error, "the next command tells again what was told")
 
-    def _warn(self, error: Exception) -> None:
-        """Say once that notices do not arrive, without the URL, which an error's text may have."""
+    def _warn(self, error: Exception, then: str) -> None:
+        """Say once that a notice was not delivered or noted, without the error's text, which may
+        have the URL."""
         if not self._has_warned:
             self._has_warned = True
             why = f" {error.code}" if isinstance(error, HTTPError) else ""
             print(
-                f"warning: notices: {type(error).__name__}{why}: tried again each minute "
+                f"warning: notices: {type(error).__name__}{why}: {then} "
                 "(this does not affect the trials)",
                 file=sys.stderr,
                 flush=True,
             )
 
 
-def _listed(lines: Sequence[str]) -> str:
-    more = [f"and {len(lines) - LISTED} more"] if len(lines) > LISTED else []
-    return "\n".join([*lines[:LISTED], *more])
+def _text(title: str, lines: Sequence[str]) -> str:
+    return f"pipegap {_cut(title)}: " + "\n".join(lines)
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 1]}…"
+
+
+def _listed(lines: Sequence[str], most: int) -> list[str]:
+    """Return as many of the lines as have `most` characters together, the first ones and always
+    the last, which may say how a sweep ended; and how many more there are."""
+    *others, last = map(_cut, lines)
+    for number in reversed(range(min(len(others), LISTED - 1) + 1)):
+        more = [f"and {len(others) - number} more"] if number < len(others) else []
+        listed = [*others[:number], *more, last]
+        if len("\n".join(listed)) <= most:
+            break
+    return listed
 
 
 def _digest(what: object) -> str:
@@ -216,10 +241,22 @@ def _digest(what: object) -> str:
 
 
 def _told(path: Path) -> set[str]:
-    """Return the keys in the file; a line that a kill has cut is none."""
-    keys = set()
-    with suppress(FileNotFoundError):
-        for line in path.read_text("utf-8").splitlines():
-            with suppress(ValueError):
-                keys.add(json.loads(line))
+    """Return the keys in the file; a line that a kill has cut, or that is none of ours, has none.
+
+    Warns if it cannot be read.
+    """
+    keys = set[str]()
+    try:
+        if path.exists() and not path.is_file():  # to read a pipe may never end
+            raise OSError(f"{path} is no file")
+        content = path.read_bytes().decode(errors="replace")
+    except FileNotFoundError:
+        return keys
+    except OSError as error:
+        warnings.warn(f"notices: {error}: what was told is told again", stacklevel=1)
+        return keys
+    for line in content.splitlines():
+        with suppress(ValueError, RecursionError):
+            key = json.loads(line)
+            keys |= {key} if isinstance(key, str) else set()
     return keys

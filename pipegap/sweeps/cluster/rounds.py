@@ -12,6 +12,7 @@ from pipegap.sweeps.cluster.queue import WorkList
 from pipegap.sweeps.plan import sweep_record
 from pipegap.sweeps.plan.sweep_plan import Round
 from pipegap.sweeps.request.expand import Trial
+from pipegap.sweeps.view.progress import SILENT
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.resources import require_device
 from pipegap.trainer.base.scratch import require_compiler
@@ -48,12 +49,17 @@ def run_rounds(now: Round, ends: Ends) -> tuple[Round, bool]:
             print(f"tracking  {note}", flush=True)
         work = WorkList(now.store)
         work.add(now.runnable)
+        last_word = time.monotonic()
         while len(work) and not here.asked_to_stop():
             num_left = len(work)
             if work.is_ready():
                 run_trials(here, work, now.planned, now.expected)
+                last_word = time.monotonic()
             else:
                 time.sleep(POLL_EVERY)
+            if time.monotonic() - last_word > SILENT:
+                last_word = time.monotonic()
+                print(f"waits for {len(work)} trials that other drivers run", flush=True)
             if len(work) < num_left:
                 now = _next(now, here.asked_to_stop)
                 work.add(now.runnable)

@@ -4,6 +4,7 @@ the mean of their last weights loses on the validation split."""
 import logging
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from os.path import isfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -11,7 +12,8 @@ from typing import Any, NamedTuple
 from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from pipegap.sweeps.request.command_line import Request, parse_count, parse_request
 from pipegap.sweeps.request.expand import Trial
-from pipegap.trainer.base.cli import DONE, Given, one_of, parse
+from pipegap.sweeps.tracking.tracker import run_name
+from pipegap.trainer.base.cli import DONE, FAILED, Given, one_of, parse, say
 from pipegap.trainer.base.errors import BadInput, first_line
 from pipegap.trainer.base.places import require_folder
 from pipegap.trainer.base.resources import require_device
@@ -31,8 +33,9 @@ limit=      ask only the first so many questions of each task
 max_length= tokens of the longest input (default: of the sequences that a trial was trained on)
 batch_size= inputs of a forward (default: {BATCH_SIZE})
 average=    in place of tasks: the validation loss of the mean of so many sets of weights, the last
-            that the trials kept (save_last=), beside that of the last set
-dry_run=    true says which differences the answers in the store show
+            that the trials kept (save_last=), beside that of the last set; of a pair's arms the
+            last that all of them kept
+dry_run=    true says which differences the answers in the store show, or what would be averaged
 sweep=, scale=, results= and all other keys as of `pipegap sweep`
 
 Trials keep their weights with save_final=true, which does not change their ids. lm-eval's samples
@@ -80,19 +83,56 @@ def main(words: Sequence[str]) -> int:
 
 
 def _average(asked: Asked) -> int:
-    """Prints a line for each completed trial of the sweeps; raises BadInput."""
-    from pipegap.trainer.averaged import mean_of_last, validation_loss
+    """Prints a line for each completed trial of the sweeps that kept its weights; of those that
+    cannot be averaged a line on stderr, and the exit code is 1. Raises BadInput if none can be.
 
-    planned, completed = _completed(asked.request)
+    The arms of a pair are averaged over the same updates: the last that all of them kept.
+    """
+    from pipegap.trainer.averaged import mean_of, validation_loss, whole_sets
+
+    number, request = asked.average, asked.request
+    planned, completed = _completed(request)
     if not completed:
-        allowed = f"must have a completed trial: {asked.request.results} has none of {len(planned)}"
-        raise BadInput("sweep", asked.request.title, allowed)
-    for trial, own in completed:
-        updates, mean = mean_of_last(trial.folder, asked.average)
-        loss = validation_loss(trial.config, mean)
-        said = f"{loss:.5f}, the mean of updates {', '.join(map(str, updates))}"
-        print(f"{trial.name}: {own:.5f}; {said}", flush=True)
-    return DONE
+        allowed = f"must have a completed trial: {request.results} has none of {len(planned)}"
+        raise BadInput("sweep", request.title, allowed)
+    pairs: dict[tuple[str, int], list[tuple[Trial, float, list[int]]]] = {}
+    for trial, loss in completed:
+        if updates := whole_sets(trial.folder):
+            pair = run_name(trial.config, trial.setting, arm=""), trial.plan.num_updates
+            pairs.setdefault(pair, []).append((trial, loss, updates))
+    num_with_weights = sum(map(len, pairs.values()))
+    if not pairs:
+        needs = f"needs weights, and of {len(completed)} completed trials {request.results} has"
+        allowed = f"{needs} none: save_last={number} keeps them, of a run into another store"
+        raise BadInput("average", number, f"{allowed} (results=)")
+    if num_with_weights < len(completed):
+        print(f"{num_with_weights} of {len(completed)} completed trials kept weights (save_last=)")
+    refusals, num_averaged = list[BadInput](), 0
+    for (name, _), arms in pairs.items():
+        shared = sorted(set[int].intersection(*({*updates} for _, _, updates in arms)))
+        if len(shared) < number:
+            which = f"which {' and '.join(trial.arm for trial, _, _ in arms)} of {name} kept"
+            sets = f"the sets of weights {which} (after updates {', '.join(map(str, shared))})"
+            refusals.append(BadInput("average", number, f"must be at most {len(shared)}, {sets}"))
+            continue
+        last = shared[-number:]
+        for trial, loss, _ in arms:
+            says = f"the mean of updates {', '.join(map(str, last))}"
+            if not request.dry_run:
+                try:
+                    mean_loss = validation_loss(trial.config, mean_of(trial.folder, last))
+                except BadInput as error:
+                    where = f"{error.allowed} ({trial.folder})"
+                    refusals.append(BadInput(error.key, error.value, where))
+                    continue
+                says = f"{mean_loss:.5f}, {says}"
+            print(f"{trial.name}: {loss:.5f}; {says}", flush=True)
+            num_averaged += 1
+    if not num_averaged:
+        raise refusals[0]
+    for refusal in refusals:
+        say(f"pipegap evaluate: {refusal}")
+    return FAILED if refusals else DONE
 
 
 def _completed(request: Request) -> tuple[list[Trial], list[tuple[Trial, float]]]:
@@ -134,7 +174,7 @@ def _take_tasks(given: Given) -> list[str]:
 def _with_weights(request: Request) -> list[Trial]:
     """The completed trials of the sweeps that kept their weights as transformers reads them."""
     planned, completed = _completed(request)
-    kept = [trial for trial, _ in completed if (trial.folder / "final" / "config.json").is_file()]
+    kept = [trial for trial, _ in completed if isfile(trial.folder / "final/config.json")]
     if not kept:
         allowed = (
             f"must have trials that kept their final weights as transformers reads them: of "

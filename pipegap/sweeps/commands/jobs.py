@@ -16,7 +16,7 @@ def main(words: Sequence[str]) -> int:
         jobs = sweep_jobs(client)
         for job in jobs:
             started = datetime.fromtimestamp((job.start_time or 0) / 1000).isoformat(" ", "seconds")
-            what = job.entrypoint.removeprefix("exec ")
+            what = f"pipegap {job.entrypoint.partition('-m pipegap ')[2]}"
             print(f"{job.submission_id}  {job.status:<9}  {started}  {what}")
     if not jobs:
         print("the cluster has no jobs that are sweeps")

@@ -56,6 +56,8 @@ class WatchedSweep:
         notes = [*failures(failed, len(trials))]
         if any(trial.plan.data_hash is None for trial in trials):
             notes.append("its data is not prepared here: trials cannot be recognised by their ids")
+        if closed := self._now.seen.closed:
+            notes.append(closed)
         return render(
             self._now.title,
             self.progress,
@@ -112,6 +114,8 @@ def _overview(where: str) -> str:
     if (width := terminal_width()) and max(map(len, lines)) > width:
         head, *shown = aligned(rows, str.rjust)
         lines = [head, *(f"{row}\n  {then}" for row, then in zip(shown, more[1:], strict=True))]
+    if seen.closed:
+        lines.append(seen.closed)
     if failed:
         lines += failures(failed.items(), len(planned))
         lines.append(f"all that failed: {shlex.join([*LIST_FAILED, *_store(where)])}")

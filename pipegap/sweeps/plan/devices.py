@@ -13,13 +13,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import cache, partial
 from hashlib import sha256
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
 import yaml
+from annotated_types import Interval
+from pydantic import TypeAdapter
 
 from pipegap.sweeps.request.expand import Trial
 from pipegap.trainer.base.atomic import write_json
@@ -98,12 +101,20 @@ SIDE, IN_CACHE, CALLS = 256, 2**18, 100
 """Rows of a product, numbers of a sum that stays in a cache, and calls of one small operation."""
 
 
+Dtype = Literal["float32", "bfloat16"]
+"""Those of trials."""
+PerSecond = Annotated[float, Interval(gt=1e6, lt=1e18)]
+"""What a core can reach: what lies beyond was not measured."""
+
+
 class Rates(NamedTuple):
     """FLOP/s of products by dtype, bytes/s of sums in a cache, seconds of a small operation."""
 
-    products: Mapping[str, float]
-    bytes: float
-    operation: float
+    products: dict[Dtype, PerSecond]
+    bytes: PerSecond
+    operation: Annotated[float, Interval(gt=1e-12, lt=1)]
+    day: str = ""
+    """When they were measured, as YYYY-MM-DD."""
 
 
 class Shares(NamedTuple):
@@ -122,18 +133,40 @@ COMPILED = Shares(0.97, {"float32": 0.22, "bfloat16": 0.12}, 0.2, 200)
 
 @cache
 def measured() -> Rates:
-    """The rates of one core of this machine, from the cache folder if they are there."""
-    import torch
+    """Return the rates of one core of this machine, from the cache folder if it has all of them.
 
-    machine = f"{socket.gethostname()} {platform.processor()} {_model()} {torch.__version__}"
-    path = cache_folder() / f"rates-{sha256(machine.encode()).hexdigest()[:16]}.json"
-    with suppress(OSError, ValueError, TypeError):
-        return Rates(**json.loads(path.read_text("utf-8")))
-    rates = measure()
+    Whatever else the file holds, they are measured again.
+    """
+    path = _rates_file()
+    with suppress(OSError, ValueError):
+        if path.is_file():  # whoever reads a pipe waits for its writer
+            rates = RATES.validate_json(path.read_bytes())
+            if {*rates.products} == {*get_args(Dtype)} and date.fromisoformat(rates.day):
+                return rates
+    rates = measure()._replace(day=date.today().isoformat())
     with suppress(OSError):  # it is measured again
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, rates._asdict())
     return rates
+
+
+@cache
+def measure_again() -> None:
+    """Replace the measured rates by those of today: the core may have been busy on that day.
+
+    A process does so once, for trials may disagree with any rates.
+    """
+    with suppress(OSError):
+        _rates_file().unlink(missing_ok=True)
+    measured.cache_clear()
+    _counted.cache_clear()
+
+
+def _rates_file() -> Path:
+    import torch
+
+    machine = f"{socket.gethostname()} {platform.processor()} {_model()} {torch.__version__}"
+    return cache_folder() / f"rates-{sha256(machine.encode()).hexdigest()[:16]}.json"
 
 
 def measure() -> Rates:
@@ -144,10 +177,11 @@ def measure() -> Rates:
     torch.set_num_threads(1)
     try:
         products = {}
-        for dtype in (torch.float32, torch.bfloat16):
+        for name in get_args(Dtype):
+            dtype = getattr(torch, name)
             matrix, out = torch.ones(SIDE, SIDE, dtype=dtype), torch.empty(SIDE, SIDE, dtype=dtype)
             seconds = _fastest(partial(torch.mm, matrix, matrix, out=out))
-            products[str(dtype).removeprefix("torch.")] = 2 * SIDE**3 / seconds
+            products[name] = 2 * SIDE**3 / seconds
         one, other, total = torch.ones(3, IN_CACHE)
         moved = 3 * IN_CACHE * one.itemsize
         in_cache = moved / _fastest(lambda: torch.add(one, other, out=total))
@@ -156,6 +190,10 @@ def measure() -> Rates:
         return Rates(products, in_cache, calls / CALLS)
     finally:
         torch.set_num_threads(num_threads)
+
+
+RATES = TypeAdapter(Rates)
+"""The form of the file of measured rates."""
 
 
 def _fastest(call: Callable[[], object]) -> float:
@@ -250,10 +288,16 @@ def _gpu() -> Device:
 
 def counted_seconds(config: Config, plan: Plan) -> float:
     """Return the seconds of training and evaluation, each process with its own core or GPU."""
-    counted = {key: config[key] for key in KEYS} | which_optimizer(config)
-    update, forward = _counted(json.dumps(counted, sort_keys=True), plan.num_updates)
+    update, forward = counted_update_and_forward(config, plan.num_updates)
     evaluated = plan.evaluation_flops / (FORWARD * plan.flops)  # tokens, over those of training
     return plan.num_updates * (update + forward * evaluated)
+
+
+def counted_update_and_forward(config: Config, num_updates: int) -> tuple[float, float]:
+    """Return `of_update_and_forward` of a trial on the device of its config; counted once for all
+    trials that differ in nothing that matters to it."""
+    counted = {key: config[key] for key in KEYS} | which_optimizer(config)
+    return _counted(json.dumps(counted, sort_keys=True), num_updates)
 
 
 @cache

@@ -3,6 +3,7 @@ their shape, or else by their counted work."""
 
 import json
 import os
+import platform
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
@@ -11,11 +12,23 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from pipegap.sweeps.plan.devices import compiler_seconds, counted_seconds, occupied
+from pipegap.sweeps.plan.devices import (
+    compiler_seconds,
+    counted_seconds,
+    counted_update_and_forward,
+    measure_again,
+    occupied,
+)
 from pipegap.sweeps.request.expand import Expected, Trial
+<<<<<<< HEAD
 from pipegap.trainer.base.build import published
 from pipegap.trainer.base.former import YOUNGER
 from pipegap.trainer.config.names import without_younger
+=======
+from pipegap.trainer.base.build import label
+from pipegap.trainer.config.names import YOUNGER, without_younger
+from pipegap.trainer.folder import lease
+>>>>>>> main
 from pipegap.trainer.folder.wellformed import CONFIG, read
 from pipegap.trainer.store.snapshot import Snapshot
 
@@ -28,6 +41,9 @@ SHAPE = (
 """Keys that trials of one shape share, with the device, `compile`, stages and microbatches."""
 MAX_READ = 2_000
 """How many trials of the store are read beside those of the plan, the newest first."""
+OFF, MOST_COMPARED, LEAST_SECONDS = 2.0, 20, 1.0
+"""Measured rates are measured again where trials take this many times as long as counted, or as
+short: so many trials at most, the newest of the store, that trained for some time."""
 
 Config = Mapping[str, Any]
 
@@ -53,28 +69,57 @@ def expected(
     gpus_per_trial: float,
 ) -> Expected:
     """Return what these trials take, by the results that were seen, and the compiler before those
-    `todo`."""
-    paces = _paces(store, trials, seen)
-    known = [trial for trial in trials if shape(trial.config) in paces]
-    by_pace = {trial.trial_id: _seconds(trial, paces) for trial in known}
-    counted = {t.trial_id: _counted(t, gpus_per_trial) for t in trials if t.trial_id not in by_pace}
+    `todo`.
+
+    Those of a shape that no finished trial has are counted. If the finished ones of other shapes
+    disagree with what is counted of them, the rates of this machine are measured again.
+    """
+    paces, ratios = _paces(store, trials, seen)
+    to_count = [trial for trial in trials if shape(trial.config) not in paces]
+    if to_count and ratios and not 1 / OFF < median(ratios) < OFF:
+        measure_again()
+    counted = {trial.trial_id: _counted(trial, gpus_per_trial) for trial in to_count}
+    by_pace = {t.trial_id: _seconds(t, paces) for t in trials if t.trial_id not in counted}
     return Expected({**by_pace, **counted}, compiler_seconds(todo), by_pace.keys())
 
 
-def _paces(store: Path, trials: Sequence[Trial], seen: Snapshot) -> Paces:
+def _paces(store: Path, trials: Sequence[Trial], seen: Snapshot) -> tuple[Paces, list[float]]:
     """Return the paces of these trials; for shapes without a finished one, those of others of the
-    store."""
+    store. And `_times_counted` of finished trials of any shape, if shapes are missing."""
     paces: Paces = {}
-    for trial in trials:
-        if (result := seen.finished(trial)) is not None:
-            _add(paces, trial.config, result)
+    finished = [(t.folder, t.config, result) for t in trials if (result := seen.finished(t))]
+    for _, config, result in finished:
+        _add(paces, config, result)
     missing = {shape(trial.config) for trial in trials} - paces.keys()
     for folder in _newest(store / "trials") if missing else []:
         with suppress(OSError, ValueError, LookupError):  # not a trial, or an older one
             config = read(folder / "config.json", CONFIG)
-            if shape(config) in missing and (result := seen.result(folder)) is not None:
-                _add(paces, config, result)
-    return paces
+            is_alike = shape(config) in missing
+            is_read = is_alike or len(finished) < MOST_COMPARED
+            if is_read and (result := seen.result(folder)) is not None:
+                finished.append((folder, config, result))
+                if is_alike:
+                    _add(paces, config, result)
+    compared = [_times_counted(*trial) for trial in finished[:MOST_COMPARED]] if missing else []
+    return paces, [ratio for ratio in compared if ratio is not None]
+
+
+def _times_counted(folder: Path, config: Config, result: Mapping[str, Any]) -> float | None:
+    """Return how many times its counted seconds a trial trained on cores of this machine.
+
+    None of any other trial, one of a person's own code, which nobody may want to import, and one
+    too short to tell.
+    """
+    with suppress(ValueError, LookupError, TypeError):  # of an older release, or a loop of others
+        config = {**YOUNGER, **config}
+        seconds = result["tokens"] / result["tokens_per_second"]
+        is_here = all(attempt.get("host") == platform.node() for attempt in lease.trained(folder))
+        if config["device"] == "cpu" and not config["code"] and is_here and seconds > LEAST_SECONDS:
+            update, _ = counted_update_and_forward(config, result["num_updates"])
+            tokens = config["batch_size"] * config["seq_len"]
+            counted = result["tokens"] / tokens * update / config["num_threads"]
+            return seconds / counted
+    return None
 
 
 def _add(paces: Paces, config: Config, result: Mapping[str, Any]) -> None:
@@ -117,9 +162,9 @@ def _kind(config: Config) -> str:
 
 
 def _newest(trials: Path) -> list[Path]:
-    try:
-        entries = [*os.scandir(trials)]
-    except OSError:
-        return []
-    entries.sort(key=lambda entry: entry.stat().st_mtime_ns, reverse=True)
-    return [Path(entry.path) for entry in entries[:MAX_READ]]
+    changed = dict[str, int]()
+    with suppress(OSError):
+        for entry in os.scandir(trials):
+            with suppress(OSError):  # a link that leads nowhere
+                changed[entry.path] = entry.stat().st_mtime_ns
+    return [*map(Path, sorted(changed, key=changed.__getitem__, reverse=True)[:MAX_READ])]

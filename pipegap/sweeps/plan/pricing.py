@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipegap.analysis.table.text import aligned
-from pipegap.sweeps.plan.devices import bundles, compiler_seconds, device_of, occupied, unit
+from pipegap.sweeps.plan.devices import (
+    bundles,
+    compiler_seconds,
+    device_of,
+    measured,
+    occupied,
+    unit,
+)
 from pipegap.sweeps.plan.sweep_plan import Round, SweepPlan
 from pipegap.sweeps.request.expand import Trial
 from pipegap.trainer.base.build import made
@@ -90,6 +97,8 @@ def _lines(now: Round) -> Iterator[str]:
     yield _storage(trials, todo)
     yield from dict.fromkeys(filter(None, (_uneven_cut(t.plan) for t in trials)))
     yield from _warnings(trials)
+    if closed := now.seen.closed:
+        yield f"warning   {closed}"
 
 
 def _table(now: Round) -> Iterator[str]:
@@ -155,7 +164,9 @@ def _time(now: Round, taken: Sequence[Cost]) -> Iterator[str]:
 def _rates(trial: Trial) -> str:
     """Say where the rates come from that price a trial."""
     device = device_of(trial.config)
-    return f"the rates assumed of {device.name}" if device.is_gpu else "rates measured on a core"
+    if device.is_gpu:
+        return f"the rates assumed of {device.name}"
+    return f"rates measured on a core on {measured().day}"
 
 
 def summary(now: Round) -> str:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from pipegap.sweeps.request.files import (
@@ -21,14 +21,14 @@ from pipegap.sweeps.request.files import (
 from pipegap.sweeps.request.schema import PREFIXES, Sweep, check_sweep, keys, refuse_reserved
 from pipegap.sweeps.tracking import choice
 from pipegap.sweeps.tracking.choice import Tracking
-from pipegap.trainer.base.cli import number, split_word, take_choice, take_flag
+from pipegap.trainer.base.cli import MAX_WORD, number, split_word, take_choice, take_flag
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.ranges import MAX_COUNT
 from pipegap.trainer.store.opened import local_folder
 
 SEARCH = "search"
-NOTIFY = "PIPEGAP_NOTIFY"
-"""The variable that says where notices go."""
+NOTIFY, PIPE = "PIPEGAP_NOTIFY", "pipe:"
+"""The variable that says where notices go, and how its value begins if it names a pipe."""
 CHOICES = {"null": None, "true": True, "false": False}
 """What can be said of `first_trial`."""
 
@@ -122,21 +122,41 @@ def _code_of(contents: Iterable[Mapping[str, Any]]) -> str | None:
 def take_url(words: Sequence[str]) -> tuple[str, list[str]]:
     """Return where notices go, empty for nowhere, and the other words of a command line.
 
-    A URL on the command line of this process moves into the environment, by which the process
-    begins anew: a webhook's URL is a secret, and command lines are for everyone to see. From there
-    it is taken before other processes start. Raises BadInput for what is no URL.
+    A webhook's URL is a secret, and other processes see the command line and the environment with
+    which a process began. If these are the words of this process, it begins anew without the URL,
+    which it then reads from a pipe. Raises BadInput for what is no URL.
     """
     others = [word for word in words if not word.startswith("notify=")]
+    url = os.environ.pop(NOTIFY, "")
     for word in words:
         if word not in others:
-            os.environ[NOTIFY] = word.partition("=")[2]
-            if word in sys.orig_argv:
-                command = [part for part in sys.orig_argv if part != word]
-                os.execv(sys.executable, [sys.executable, *command[1:]])
-    url = os.environ.pop(NOTIFY, "")
+            url = word.partition("=")[2]
+    if url.startswith(PIPE):
+        try:
+            with open(int(url.removeprefix(PIPE)), encoding="utf-8") as pipe:
+                url = pipe.read()
+        except (OSError, ValueError):  # said by somebody else
+            url = "none"
+        is_whole_command = False
+    else:
+        is_whole_command = bool(words) and sys.orig_argv[-len(words) :] == [*words]
     if url and not _is_url(url):
         raise BadInput("notify", "what was given", "must be a URL: http://… or https://…")
+    if url and is_whole_command:
+        _begin_anew([*sys.orig_argv[1 : -len(words)], *others], url)
     return url, others
+
+
+def _begin_anew(words: Sequence[str], url: str) -> NoReturn:
+    """Run Python with these words in place of this process, with the URL in a pipe."""
+    reads, writes = os.pipe()
+    os.set_inheritable(reads, True)
+    with open(writes, "w", encoding="utf-8") as pipe:
+        pipe.write(url)
+    environment = {**os.environ, NOTIFY: f"{PIPE}{reads}"}
+    if not sys.flags.safe_path:  # `pipegap` has set it, and is to be found again as it was
+        environment.pop("PYTHONSAFEPATH", None)
+    os.execve(sys.executable, [sys.executable, *words], environment)
 
 
 def _is_url(text: str) -> bool:
@@ -147,7 +167,7 @@ def _is_url(text: str) -> bool:
         _ = parts.port  # as the host, it raises ValueError
     except ValueError:
         return False
-    is_text = text.isascii() and text.isprintable() and " " not in text
+    is_text = text.isascii() and text.isprintable() and " " not in text and len(text) <= MAX_WORD
     return is_text and parts.scheme in ("http", "https") and bool(parts.hostname)
 
 

@@ -1,5 +1,7 @@
 """What a driver shows: a live view on a terminal, else one line per trial that ended."""
 
+import os
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -10,8 +12,9 @@ from rich.console import Console
 from rich.live import Live
 
 from pipegap.sweeps.request.expand import Expected, Trial
-from pipegap.sweeps.view.progress import Progress
+from pipegap.sweeps.view.progress import SILENT, Progress
 from pipegap.sweeps.view.render import LIBRARIES, GapTable, Throttled, render
+from pipegap.trainer.base.children import load
 from pipegap.trainer.base.cli import duration
 from pipegap.trainer.base.status import Status
 from pipegap.trainer.folder.result import why_failed
@@ -22,6 +25,10 @@ from pipegap.trainer.store.store import SweepStore
 
 DRAW_EVERY, READ_EVERY = 0.5, 5.0
 """Seconds between two frames, and between two reads of the store for gaps and others' trials."""
+SLOW = 5.0
+"""How many times as long as planned trials take before the view says so."""
+CURE = "and Ray's workers come last: RAY_worker_niceness=0 puts them on a par"
+"""What helps on a machine on which others work: by itself Ray gives its workers niceness 15."""
 FOR_SWEEP = {Status.STOPPED: Status.INTERRUPTED}
 """Status that a worker reports → status of the trial in the view, where they differ."""
 
@@ -59,6 +66,8 @@ class Display(Callback):
         self._live = Live(console=console, auto_refresh=False)  # a thread could delay a signal
         self._read = Throttled(self._read_store, READ_EVERY)
         self._draw = Throttled(self._frame, DRAW_EVERY)
+        self._break_silence = Throttled(self._say_what_it_waits_for, READ_EVERY)
+        self._last_end, self._has_said_slow = time.monotonic(), False
 
     def __enter__(self) -> "Display":
         if self._console.is_terminal:
@@ -109,6 +118,27 @@ class Display(Callback):
         if self._console.is_terminal:
             self._read()
             self._draw()
+        else:
+            self._break_silence()
+
+    def _say_what_it_waits_for(self) -> None:
+        """In a log, where nothing else is said until a trial ends."""
+        lines = list[str]()
+        if (slow := self._slow()) and not self._has_said_slow:
+            self._has_said_slow = True
+            lines.append(slow)
+        if time.monotonic() - self._last_end > SILENT:
+            self._last_end = time.monotonic()
+            lines.append(f"no trial has ended for {duration(SILENT)}: {self._progress.waits_for}")
+        for line in lines:
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _slow(self) -> str:
+        """What to do if trials take far longer than planned; empty if they do not."""
+        if (times := self._progress.slowdown) < SLOW:
+            return ""
+        why = "" if os.environ.get("RAY_ADDRESS") else f": {load()}, {CURE}"
+        return f"trials take {times:.0f} times as long as planned{why}"
 
     def _end(self, payload: dict[str, Any], status: Status, error: str) -> None:
         left = self._progress.seconds_left  # at a pace that includes this trial's
@@ -117,7 +147,7 @@ class Display(Callback):
         if status == Status.ELSEWHERE:
             self._started.discard(payload["id"])
             return
-        self._num_ended += 1
+        self._num_ended, self._last_end = self._num_ended + 1, time.monotonic()
         name = self._progress.trials[payload["id"]].name
         self._ends(payload["id"], name, status, error, self._progress.share)
         if not self._console.is_terminal:
@@ -150,7 +180,7 @@ class Display(Callback):
 
     def _frame(self) -> None:
         stopping = f"stopping: {len(self.running)} trials have still to save a checkpoint"
-        self._show(stopping if self._asked_to_stop() else "")
+        self._show(stopping if self._asked_to_stop() else self._slow())
 
     def _show(self, note: str) -> None:
         with suppress(OSError):  # the terminal may be gone

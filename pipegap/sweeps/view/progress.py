@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -16,6 +17,10 @@ from pipegap.trainer.store.snapshot import Snapshot
 
 STATUSES = (*ENDED, *ACTIVE, Status.INTERRUPTED, Status.WAITING)
 """What a trial of a sweep can be, in the order in which a view counts them."""
+SILENT = 600.0
+"""Seconds without a trial that ended after which a driver says what it waits for."""
+SURE = 60.0
+"""Seconds of a warm trial after which its pace says whether it is slow."""
 WARMING = 2
 """Updates of which a pace knows nothing: the first one of all, and the first one after another."""
 
@@ -130,6 +135,32 @@ class Progress:
         slowest = max((self._left(*pair) / self._pace(*pair) for pair in paced), default=0.0)
         return max(left / median(paces), slowest)
 
+    @property
+    def slowdown(self) -> float:
+        """How many times as long as expected the trials take that run here, in the median; 1 while
+        that is not known."""
+        paces = [
+            pace
+            for trial, state in self.of(Status.RUNNING)
+            if state.wall_seconds - state.warm.wall_seconds >= SURE
+            and (pace := self._pace(trial, state))
+        ]
+        return 1 / median(paces) if paces and self._expected else 1.0
+
+    @property
+    def waits_for(self) -> str:
+        """What has to happen before the next trial ends."""
+        if running := [*self.of(Status.RUNNING)]:
+            trial, state = max(
+                running, key=lambda pair: pair[1].num_done / pair[0].plan.num_updates
+            )
+            at = f"update {state.num_done:,} of {trial.plan.num_updates:,}"
+            return f"{len(running)} run, the furthest, {trial.name}, is at {at}"
+        if others := self.counts[Status.ELSEWHERE]:
+            return f"{others} run by other drivers, none here"
+        waiting = self.counts[Status.WAITING] + self.counts[Status.INTERRUPTED]
+        return f"none runs, {waiting} wait until Ray has the cores or GPUs of one free"
+
     def _pace(self, trial: Trial, state: State) -> float:
         """Return the work per second of a trial since it is warm; 0 if that is not known."""
         share = (state.num_done - state.warm.num_done) / trial.plan.num_updates
@@ -143,7 +174,14 @@ class Progress:
 
 
 def read_state(folder: Path, seen: Snapshot) -> State:
-    """Return the state of the trial in `folder`, which need not exist."""
+    """Return the state of the trial in `folder`, which need not exist. Of one that this user may
+    not read nothing is known."""
+    with suppress(PermissionError):
+        return _read_state(folder, seen)
+    return State()
+
+
+def _read_state(folder: Path, seen: Snapshot) -> State:
     result = seen.result(folder)
     if result is not None and result["status"] != Status.FAILED:
         status, num_done = Status(result["status"]), result["num_updates"]

@@ -152,6 +152,11 @@ def num_cores(groups: Path = GROUPS, own: Path = Path("/proc/self/cgroup")) -> i
     return max(1, min([len(os.sched_getaffinity(0)), *_quotas(groups, own)]))
 
 
+def load() -> str:
+    """Says how many processes want how many cores of this machine."""
+    return f"{os.getloadavg()[0]:.0f} processes of this machine want {num_cores()} cores"
+
+
 def _quotas(groups: Path, own: Path) -> Iterator[int]:
     """The quotas, in whole cores, of the process's group and of all above it."""
     with suppress(OSError, ValueError):  # version 1

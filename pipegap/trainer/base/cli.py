@@ -23,7 +23,14 @@ from typing import Any, NoReturn
 
 from typing_extensions import override
 
-from pipegap.trainer.base.errors import NO_TEXT, BadInput, LeaseLost, Unavailable, closest_first
+from pipegap.trainer.base.errors import (
+    NO_TEXT,
+    OPENED_BY,
+    BadInput,
+    LeaseLost,
+    Unavailable,
+    closest_first,
+)
 
 Given = dict[str, str]
 
@@ -51,6 +58,8 @@ IN_ASCII = {
 """What stands for a letter that a terminal cannot show: a minus must not become a question mark."""
 HOME = re.compile(r"~[\w.-]*/")
 """How a path begins that most shells leave alone after `key=`."""
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask to stop. A terminal or a job system sends them to the whole group."""
 UNITS = (("s", 1.0, 100.0), ("min", 60.0, 100.0), ("h", 3600.0, 72.0))
 """A unit, its seconds, and how many of it people count at most; longer ones are days."""
 DAY = 24 * 3600.0
@@ -117,7 +126,7 @@ def remedy_of(error: OSError) -> str | None:
     if error.errno in FULL:
         return "make room, or raise the limit; then the same command goes on"
     if error.errno in CLOSED and error.filename is not None:
-        return "its owner opens a folder by chmod -R a+rX, and by a+rwX to run trials in it"
+        return OPENED_BY
     return None
 
 
@@ -310,6 +319,21 @@ def say(message: str) -> None:
 
 
 @contextmanager
+def stops_for_this_process_alone() -> Iterator[None]:
+    """Processes that this thread starts in the context do not get `STOPS`; this one still does."""
+    over = threading.Event()
+    # A process inherits the signals that are blocked in the thread which starts it. The kernel
+    # gives this process its signals by a thread in which they are not.
+    threading.Thread(target=over.wait, name="signals", daemon=True).start()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        over.set()
+
+
+@contextmanager
 def stopping(says: str) -> Iterator[Callable[[], bool]]:
     """Yields a function that returns whether a signal asked to stop.
 
@@ -326,7 +350,7 @@ def stopping(says: str) -> Iterator[Callable[[], bool]]:
         say(f"{signal.Signals(number).name}: {says}")
 
     is_main = threading.current_thread() is threading.main_thread()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if is_main else ():
+    for number in STOPS if is_main else ():
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup makes it
             previous[number] = signal.signal(number, ask)
     try:

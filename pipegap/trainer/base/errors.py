@@ -9,6 +9,8 @@ NO_TEXT = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 SHOWN = 200
 """Characters of a value that a message shows."""
 
+OPENED_BY = "its owner opens a folder by chmod -R a+rX, and by a+rwX to run trials in it"
+"""The way to files that this user may not read."""
 NAMED = 3
 """How many names are written before the rest is only counted."""
 

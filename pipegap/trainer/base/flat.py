@@ -4,6 +4,7 @@ Entry by entry it gives the same numbers, to the last bit. Also copies and excha
 of a loop's weights, sharded or not.
 """
 
+import gc
 import sys
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -11,6 +12,7 @@ from itertools import accumulate
 from math import prod
 from operator import add
 from typing import Any, TypeGuard, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -215,13 +217,43 @@ def _num_holders(tensor: Tensor) -> int:
     return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
-def reshard_all() -> None:
-    """Makes every FSDP2 module of this process gather its weights anew at its next forward.
+class GatheredWeights:
+    """The copies of weights that wrappers in this process made for a forward and may still keep.
 
-    After a forward without a backward, as evaluations are, a module may keep the whole weights that
-    it gathered: what is written to its shards would not be seen.
+    After a forward without a backward, as evaluations are, a module of FSDP keeps the whole weights
+    that it gathered: what is written to its shards would not be seen. Autocast keeps its casts
+    until its context ends.
     """
-    with_state = sys.modules.get("torch.distributed._composable_state")  # else there is no module
-    for module in list(with_state._module_state_mapping) if with_state else ():
-        if hasattr(module, "reshard"):
-            module.reshard()
+
+    def __init__(self) -> None:
+        self._fsdp1: WeakSet[Any] | None = None
+
+    def drop(self) -> None:
+        """Makes each wrapper gather or cast its weights anew at its next forward."""
+        torch.clear_autocast_cache()
+        with_state = sys.modules.get("torch.distributed._composable_state")  # else no FSDP2
+        for module in list(with_state._module_state_mapping) if with_state else ():
+            if hasattr(module, "reshard"):
+                module.reshard()
+        if self._fsdp1 is None:
+            self._fsdp1 = WeakSet(_fsdp1_modules())
+        for module in self._fsdp1:
+            handle = module._handle
+            # `needs_unshard` is false too where weights are never sharded.
+            if handle and handle.uses_sharded_strategy and not handle.needs_unshard():
+                sys.modules["torch.distributed.fsdp._runtime_utils"]._reshard(module, handle, True)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy looks for modules of its own: these may be copied too, or be in no other process."""
+        return GatheredWeights, ()
+
+
+def _fsdp1_modules() -> Iterator[Any]:
+    """Every FullyShardedDataParallel module of this process, of which torch has no list."""
+    fsdp1 = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")
+    if fsdp1 is None or not torch.distributed.is_initialized():
+        return  # the walk below takes up to half a second
+    for candidate in gc.get_objects():
+        # Of the type: `isinstance` would ask lazy objects for their class, which loads modules.
+        if issubclass(type(candidate), fsdp1.FullyShardedDataParallel):
+            yield candidate

@@ -11,6 +11,7 @@ from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from tempfile import gettempdir, mkdtemp
 
+from pipegap.trainer.base.cli import stops_for_this_process_alone
 from pipegap.trainer.base.errors import BadInput, Stopped, Unavailable
 
 LONGEST_BASE = 20
@@ -96,7 +97,8 @@ def require_compiler() -> None:
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Lets this process compile; what killed processes may have left cut is deleted before.
+    """Lets this process compile, and its compilers go on to their end when it is asked to stop;
+    what killed processes may have left cut is deleted before.
 
     torch takes a library that is in its folder (TORCHINDUCTOR_CACHE_DIR) for a whole one. A cut one
     would fail every later process, or make the compiler believe that the processor has no vectors.
@@ -112,9 +114,10 @@ def compiling() -> Iterator[None]:
                 if path.suffix in WRITTEN_IN_PLACE and path.stat().st_mtime_ns >= since:
                     path.unlink()
 
-    with scratch(folder, "pipegap-", delete_since) as mark:
+    with scratch(folder, "pipegap-", delete_since) as mark, stops_for_this_process_alone():
         try:
             yield
-        except Stopped:  # nothing was cut
-            mark.rmdir()
+        except Stopped as stopped:
+            if stopped.__cause__ is None:  # else a compiler may have been killed, and its file cut
+                mark.rmdir()
             raise

@@ -23,7 +23,11 @@ from pipegap.trainer.base.former import YOUNGER, is_dropped, refuse_dropped_choi
 from pipegap.trainer.base.places import require_folder
 from pipegap.trainer.base.ranges import Count, Few, Place, Rows, Seed
 from pipegap.trainer.config.combinations import check_combinations
+<<<<<<< HEAD
 from pipegap.trainer.config.names import GROUPS, names
+=======
+from pipegap.trainer.config.names import GROUPS, YOUNGER, names, refuse_own_loop
+>>>>>>> main
 
 Choice = dict[str, Any]
 BF16_PRODUCTS = ("avx512_bf16", "amx_bf16")
@@ -104,6 +108,7 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises BadInput for an unknown or missing key, a wrong type, a value out of range, or keys that
     contradict each other.
     """
+    refuse_own_loop(config)
     kept = {key: value for key, value in config.items() if not is_dropped(key, value)}
     checked = _check(TrialConfig, kept, prefix="")
     use_code(checked["code"])

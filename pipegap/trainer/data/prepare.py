@@ -252,8 +252,13 @@ class SplitWriter:
 
 
 def _open_to_append(path: Path, num_bytes: int) -> BinaryIO:
-    """Cuts the file to its first `num_bytes`, and opens it to append."""
+    """Cuts the file to its first `num_bytes`, and opens it to append; raises BadInput if it is
+    shorter: to cut it would fill it with zeros."""
     file = path.open("ab")
+    if not 0 <= num_bytes <= file.tell():
+        file.close()
+        allowed = f"has not the {num_bytes:,} bytes that {PROGRESS} says: delete {path.parent}"
+        raise BadInput("file", path, allowed)
     file.truncate(num_bytes)
     return file
 
@@ -341,8 +346,9 @@ class Preparation:
 
 def progress(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """The record in `folder` of a preparation with these settings; empty if there is none."""
-    try:
-        record: dict[str, Any] = json.loads((folder / PROGRESS).read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return record if record["asked"] == settings else {}
+    path = folder / PROGRESS
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        record: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        if record["asked"] == settings and {"state", "train", "validation"} <= record.keys():
+            return record
+    return {}

@@ -3,7 +3,8 @@
 import ast
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from textwrap import dedent
 from typing import Any
@@ -152,6 +153,29 @@ def _is_master(tensor: Tensor, weight: Tensor) -> bool:
     if not is_wider or tensor.shape != weight.shape:
         return False
     return torch.equal(local(tensor).to(weight.dtype), local(weight))
+
+
+def refuse_without_gradients(optimizer: Optimizer, weights: Iterable[Tensor]) -> None:
+    """Raises BadInput, of an optimizer no weight of which has had a gradient by a late update."""
+    if any(weight.numel() for weight in weights):  # of a shard without entries nothing is expected
+        allowed = "has no weight with a gradient, so nothing would be delayed: pass one of the "
+        allowed += "model's own weights, which steps in step(), not in the backward (layer-wise)"
+        raise BadInput("optimizer", type(optimizer).__name__, allowed)
+
+
+@contextmanager
+def second_derivatives_refused() -> Iterator[None]:
+    """Turns the error of a step by gradients that have a graph into BadInput.
+
+    The graph is of older weights than those that are stepped: an optimizer that derives the
+    gradients again, as AdaHessian does, finds that they have changed.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        allowed = "must be False with a delay: weights have changed since this graph was made; "
+        allowed += "use delay=0, or an optimizer that takes no second derivatives"
+        raise BadInput("create_graph", True, allowed) from error
 
 
 EMPTY = inspect.Parameter.empty

@@ -8,15 +8,20 @@ as `delayed`.
 from collections import OrderedDict, UserDict
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transform_subclass
+from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.delayed.keeper import Waiting
+from pipegap.trainer.delayed.keeper import Keeper, Waiting
+from pipegap.trainer.stages.in_parts import CorrectionInParts
 
 HOOKS = [
     f"_optimizer_{of}_{when}_hooks"
@@ -24,6 +29,29 @@ HOOKS = [
     for when in ("pre", "post")
 ]
 """Where torch registers hooks of states."""
+
+
+@dataclass
+class Progress:
+    """All of a wrapper that its training changes, and the optimizer that it wraps.
+
+    Libraries put an object before an optimizer whose class, made on the fly, is a subclass of the
+    optimizer's, and which reads from the optimizer what it lacks (Fabric's and lightning's), or has
+    a copy of its attributes. A method of the optimizer's class then runs on that object: what the
+    method would set there, the optimizer would not see. So no attribute changes but of this one.
+    """
+
+    optimizer: Optimizer
+    num_taken: int = 0
+    largest_delay: int = 0
+    keeper: Keeper | None = None
+    correction: CorrectionInParts | None = None
+    is_shown: bool = False
+    """Whether the loop's weights are those to evaluate."""
+    has_gradient: bool = False
+    """Whether an update had the gradient of any weight, since this was made."""
+    has_graph: bool = False
+    """Whether a gradient came with a graph (create_graph=True)."""
 
 
 class Around(Optimizer):
@@ -34,58 +62,73 @@ class Around(Optimizer):
     """
 
     def __init__(self, optimizer: Optimizer) -> None:  # not torch's, which makes groups and state
-        self.optimizer = optimizer
-        self.num_taken = 0
-        """Batches whose gradient was taken: calls of `step`."""
+        self._progress = Progress(optimizer)
         vars(self).update({name: OrderedDict() for name in HOOKS})
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The wrapped optimizer."""
+        return self._progress.optimizer  # classes that imitate this one have another `optimizer`
+
+    @property
+    def num_taken(self) -> int:
+        """Batches whose gradient was taken: calls of `step`."""
+        return self._progress.num_taken
+
+    @property
+    def largest_delay(self) -> int:
+        """The largest delay of an update so far, counted."""
+        return self._progress.largest_delay
 
     @property
     def state(self) -> Any:
         """The wrapped optimizer's own."""
-        state = self.optimizer.state
+        state = self._progress.optimizer.state
         return _Begun(state) if self.num_taken and not state else state
 
     @state.setter
     def state(self, state: Any) -> None:
-        self.optimizer.state = state
+        self._progress.optimizer.state = state
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The wrapped optimizer's own."""
-        return self.optimizer.param_groups
+        return self._progress.optimizer.param_groups
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self.optimizer.param_groups = groups
+        self._progress.optimizer.param_groups = groups
 
     @property
     def defaults(self) -> dict[str, Any]:
         """The wrapped optimizer's own."""
-        return self.optimizer.defaults
+        return self._progress.optimizer.defaults
 
     @defaults.setter
     def defaults(self, defaults: dict[str, Any]) -> None:
-        self.optimizer.defaults = defaults
+        self._progress.optimizer.defaults = defaults
 
     @override
     def zero_grad(self, *args: Any, **options: Any) -> None:
         """Resets gradients as the wrapped optimizer does."""
-        self.optimizer.zero_grad(*args, **options)
+        self._progress.optimizer.zero_grad(*args, **options)
 
     @override
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group as torch does, at any time; so does that of the wrapped optimizer."""
-        self.optimizer.add_param_group(param_group)
+        self._progress.optimizer.add_param_group(param_group)
 
     @override
     def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """Registers a hook before each update: the model has W(t), and the gradient is there."""
-        return self.optimizer.register_step_pre_hook(lambda _, *given: hook(self, *given))
+        of_wrapped = lambda _, *arguments: hook(self, *arguments)  # noqa: E731
+        return self._progress.optimizer.register_step_pre_hook(of_wrapped)
 
     @override
     def register_step_post_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """Registers a hook after each update: the model has W(t) − u_t."""
-        return self.optimizer.register_step_post_hook(lambda _, *given: hook(self, *given))
+        of_wrapped = lambda _, *arguments: hook(self, *arguments)  # noqa: E731
+        return self._progress.optimizer.register_step_post_hook(of_wrapped)
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but hooks, and the `step` that schedulers patch: torch copies neither."""
@@ -100,13 +143,13 @@ class Around(Optimizer):
 
     def _after_state_dict(self, packed: dict[str, Any]) -> dict[str, Any]:
         for hook in self._optimizer_state_dict_post_hooks.values():
-            packed = given if (given := hook(self, packed)) is not None else packed
+            packed = returned if (returned := hook(self, packed)) is not None else packed
         return packed
 
     def _before_loading(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         packed = dict(state_dict)
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
-            packed = given if (given := hook(self, packed)) is not None else packed
+            packed = returned if (returned := hook(self, packed)) is not None else packed
         return packed
 
     def _after_loading(self) -> None:
@@ -132,7 +175,7 @@ class _Begun(UserDict[Any, Any]):
 
 
 Group = Mapping[str, Any]
-OWN = "delay_"
+PREFIX = "delay_"
 """What the names of the delay's tensors begin with."""
 GROUP = "delayed"
 """The key of a group whose values are the delay's."""
@@ -143,21 +186,24 @@ WRAPPED = "wrapped"
 def add_delayed(
     packed: Mapping[str, Any],
     groups: Sequence[Group],
-    own: Mapping[Tensor, Mapping[str, Tensor]],
+    delay_tensors: Mapping[Tensor, Mapping[str, Tensor]],
     settings: Mapping[str, Any],
     waiting: Waiting,
 ) -> dict[str, Any]:
-    """The state of the wrapped optimizer, with the delay's own tensors of each weight.
+    """The state of the wrapped optimizer, with the delay's tensors of each weight.
 
-    Its groups have `settings`, what waits, and the names of the weights' states. Each group keeps
-    its own options of the gradients that wait.
+    Its groups have `settings`, what waits, and the names of the weights' states. Each group has
+    the options of its own that came with the gradients that wait, and the places of its weights
+    that are frozen but whose versions differ yet: torch.distributed.checkpoint loads no tensor of
+    a frozen weight.
     """
     if not _is_usual(packed, groups):
         packed = {"state": {}, "param_groups": _numbered(groups), WRAPPED: packed}
     states, names = dict(packed["state"]), set[str]()
     for group, of_group in zip(groups, packed["param_groups"], strict=True):
         for weight, id_ in zip(group["params"], of_group["params"], strict=True):
-            named = {f"{OWN}{name}": tensor for name, tensor in own.get(weight, {}).items()}
+            tensors = delay_tensors.get(weight, {})
+            named = {f"{PREFIX}{name}": tensor for name, tensor in tensors.items()}
             if named or id_ in states:
                 states[id_] = {**states.get(id_, {}), **named}
                 names.update(filter(_is_text, states[id_]))
@@ -166,11 +212,29 @@ def add_delayed(
         [by_group[i] if i < len(by_group) else {} for by_group in waiting.options]
         for i in range(len(groups))
     ]
+    frozen = [
+        [
+            place
+            for place, weight in enumerate(group["params"])
+            if not weight.requires_grad and not is_settled(weight, delay_tensors.get(weight, {}))
+        ]
+        for group in groups
+    ]
     param_groups = [
-        {**group, GROUP: {**shared, "options": of_group}}
-        for group, of_group in zip(packed["param_groups"], options, strict=True)
+        {**group, GROUP: {**shared, "options": of_group, "frozen": places}}
+        for group, of_group, places in zip(packed["param_groups"], options, frozen, strict=True)
     ]
     return {**packed, "state": states, "param_groups": param_groups}
+
+
+def is_settled(weight: Tensor, delay_tensors: Mapping[str, Tensor]) -> bool:
+    """Whether the delay goes on alike without these tensors, all that it has of `weight`: each
+    equals the weight, or is zero, as the change of a weight that is left alone."""
+    contents = weight.detach(), torch.zeros_like(weight)
+    return all(
+        any(torch.equal(tensor, content) for content in contents)
+        for tensor in delay_tensors.values()
+    )
 
 
 def _is_text(name: object) -> bool:
@@ -201,27 +265,52 @@ class Saved(NamedTuple):
 
     wrapped: dict[str, Any]
     """The wrapped optimizer's."""
-    own: list[dict[str, Tensor]]
-    """The delay's, of each weight in the order of the groups."""
+    delay_tensors: list[dict[str, Tensor]]
+    """The delay's, of each weight in the order of the groups; empty where it has none."""
     waiting: Waiting
 
 
 def take_apart(packed: Mapping[str, Any]) -> Saved:
-    """A copy of a state that `add_delayed` completed. Raises ValueError if a name is lost."""
-    copy = deepcopy(dict(packed))
+    """A copy of a state that `add_delayed` completed. Raises ValueError if a part is lost."""
+    copy = _copied(packed)
     states = copy["state"]
-    ours = [group.pop(GROUP) for group in copy["param_groups"]]
-    _require_names(ours[0]["names"], states)
-    by_group = zip(*(group["options"] for group in ours), strict=True)
-    waiting = Waiting(ours[0]["delays"], [list(of_batch) for of_batch in by_group])
-    own = []
-    for id_ in dict.fromkeys(id_ for group in copy["param_groups"] for id_ in group["params"]):
-        state = states.get(id_, {})
-        names = [name for name in state if _is_text(name) and name.startswith(OWN)]
-        own.append({name.removeprefix(OWN): state.pop(name) for name in names})
-        if names and not state:  # the wrapped optimizer had none
-            del states[id_]
-    return Saved(copy.get(WRAPPED, copy), own, waiting)
+    of_groups = [group.pop(GROUP) for group in copy["param_groups"]]
+    _require_names(of_groups[0]["names"], states)
+    by_group = zip(*(of_group["options"] for of_group in of_groups), strict=True)
+    waiting = Waiting(of_groups[0]["delays"], [list(of_batch) for of_batch in by_group])
+    delay_tensors: dict[Any, dict[str, Tensor]] = {}
+    for group, of_group in zip(copy["param_groups"], of_groups, strict=True):
+        for place, id_ in enumerate(group["params"]):
+            if id_ in delay_tensors:
+                continue  # the weight is in two groups
+            state = states.get(id_, {})
+            names = [name for name in state if _is_text(name) and name.startswith(PREFIX)]
+            if not names and place in of_group.get("frozen", ()):  # not in states of 0.2
+                raise ValueError(
+                    f"the state lacks the delay of a frozen weight, {id_!r}: torch.distributed."
+                    "checkpoint leaves it out; load the state by torch.load instead"
+                )
+            delay_tensors[id_] = {name.removeprefix(PREFIX): state.pop(name) for name in names}
+            if names and not state:  # the wrapped optimizer had none
+                del states[id_]
+    return Saved(copy.get(WRAPPED, copy), [*delay_tensors.values()], waiting)
+
+
+def _copied(packed: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a state, in which what cannot be copied is shared, as torch shares all that it
+    loads."""
+    memory: dict[int, Any] = {}  # what stands at two places stays one object
+
+    def copy(leaf: Any) -> Any:
+        try:
+            return deepcopy(leaf, memory)
+        except (NotImplementedError, RuntimeError, TypeError):
+            # Tensors of few bits can often be copied by their parts alone.
+            if is_traceable_wrapper_subclass(leaf):
+                return transform_subclass(leaf, lambda _, part: copy(part))
+            return leaf
+
+    return tree_map(copy, dict(packed))  # type: ignore[no-any-return]
 
 
 def without_delayed(packed: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -242,10 +331,10 @@ def delayed_of(packed: Mapping[str, Any]) -> Mapping[str, Any]:
     return groups[0].get(GROUP) or {}
 
 
-def has_own(packed: Mapping[str, Any]) -> bool:
+def has_delay_tensors(packed: Mapping[str, Any]) -> bool:
     """Whether any weight has a tensor of the delay."""
     return any(
-        _is_text(name) and name.startswith(OWN)
+        _is_text(name) and name.startswith(PREFIX)
         for state in packed.get("state", {}).values()
         if isinstance(state, Mapping)
         for name in state
@@ -263,7 +352,7 @@ def require_alike(
     saved_sizes, sizes = _sizes(packed["param_groups"]), _sizes(groups)
     if saved_sizes != sizes:
         raise ValueError(f"the state has groups of {saved_sizes} weights, not of {sizes}")
-    if not saved and has_own(packed):
+    if not saved and has_delay_tensors(packed):
         raise ValueError(f"the state lost what its groups have as {GROUP!r}: it cannot go on")
     for name, value in settings.items():
         if saved.get(name, value) != value:

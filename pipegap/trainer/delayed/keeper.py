@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from pipegap.trainer.base.flat import copy_into, exchange, local, reshard_all
+from pipegap.trainer.base.flat import GatheredWeights, copy_into, exchange, local
 from pipegap.trainer.delayed.settings import Options, Settings
 
 
@@ -48,10 +48,16 @@ class Keeper(ABC):
         self._version = version
         self._hidden: list[Tensor] = []
         """What the next batch reads, while the loop's weights show others."""
+        self.gathered = GatheredWeights()
+        """What wrappers keep of the loop's weights, to be dropped where these get other content."""
 
     @abstractmethod
     def add(self, weights: Sequence[nn.Parameter]) -> None:
         """Takes more weights, whose versions have all been what they are now."""
+
+    @abstractmethod
+    def forget(self, numbers: Collection[int]) -> None:
+        """Lets go of the weights with these numbers in `weights`, and of what is kept of them."""
 
     @abstractmethod
     def take(self, batch: int, gradient: Sequence[Tensor | None], update: Update) -> None:
@@ -79,7 +85,7 @@ class Keeper(ABC):
     def _write(self, tensors: Sequence[Tensor]) -> None:
         """The loop's weights get this content, between two batches."""
         copy_into(self.weights, tensors)
-        reshard_all()
+        self.gathered.drop()
 
     @abstractmethod
     def finish(self, update: Update) -> None:
@@ -123,6 +129,15 @@ class KeptGradients(Keeper):
         self._waiting = deque(pairs)
         if self._hidden:
             self._hidden += [weight.detach().clone() for weight in weights]
+
+    @override
+    def forget(self, numbers: Collection[int]) -> None:
+        for tensors in (self.weights, self._hidden):
+            _delete(tensors, numbers)
+        pairs = [(gradient, [*gradient.tensors], written) for gradient, written in self._waiting]
+        for _, tensors, _ in pairs:
+            _delete(tensors, numbers)
+        self._waiting = deque((g._replace(tensors=of), written) for g, of, written in pairs)
 
     @override
     def take(self, batch: int, gradient: Sequence[Tensor | None], update: Update) -> None:
@@ -210,10 +225,19 @@ class KeptWeights(Keeper):
     def add(self, weights: Sequence[nn.Parameter]) -> None:
         self.weights += weights
         self._written += [weight._version for weight in weights]
-        shown = [of for of in (self._hidden, self._loaded) if of]
-        sets = [self._newest, *self._kept.values(), *shown]
-        for tensors in sets if self._late is self._newest else [*sets, self._late]:
+        for tensors in self._sets():
             tensors += [weight.detach().clone() for weight in weights]
+
+    @override
+    def forget(self, numbers: Collection[int]) -> None:
+        for tensors in (self.weights, self._written, *self._sets()):
+            _delete(tensors, numbers)
+
+    def _sets(self) -> list[list[Tensor]]:
+        """All that is kept: lists of one tensor per weight."""
+        optional_sets = [tensors for tensors in (self._hidden, self._loaded) if tensors]
+        late = [] if self._late is self._newest else [self._late]
+        return [self._newest, *self._kept.values(), *optional_sets, *late]
 
     @override
     def take(self, batch: int, gradient: Sequence[Tensor | None], update: Update) -> None:
@@ -271,7 +295,8 @@ class KeptWeights(Keeper):
             raise RuntimeError(
                 "the weights were changed since the last step, outside of DelayedOptimizer, which "
                 "keeps a newest version of its own: load a checkpoint's optimizer state after its "
-                "weights, or pass keep='gradients', which keeps no weights"
+                "weights; for a loop that writes to weights (a mask, a clamp, AdaLoRA) pass "
+                "keep='gradients', which keeps no weights"
             )
 
     @override
@@ -342,6 +367,11 @@ class KeptWeights(Keeper):
     def _write(self, tensors: Sequence[Tensor]) -> None:
         super()._write(tensors)
         self._note_writes()
+
+
+def _delete(items: list[Any], numbers: Collection[int]) -> None:
+    """Deletes the items with these numbers, if there are any items."""
+    items[:] = [item for i, item in enumerate(items) if i not in numbers]
 
 
 def _are_equal(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:

@@ -1,9 +1,9 @@
 """`DelayedOptimizer`: wraps the optimizer of any training loop, so that its updates come late."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,11 @@ from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.delayed import arm
 from pipegap.trainer.delayed.around import (
     Around,
+    Progress,
     add_delayed,
     delayed_of,
-    has_own,
+    has_delay_tensors,
+    is_settled,
     require_alike,
     take_apart,
     without_delayed,
@@ -42,6 +44,15 @@ SAME = ("delay", "keep", "pipeline", "correction")
 """Attributes that a state must have been saved with."""
 COUNTED = ("num_taken", "largest_delay")
 """Attributes that a state restores."""
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _untraced(method: Method) -> Method:
+    """Makes torch.compile run a method as it is: a trace would lose attributes that it sets, and
+    then no gradient would be late, or no update be made."""
+    reason = "DelayedOptimizer has no graph: compile the step of the optimizer that it wraps"
+    untraced: Method = torch.compiler.disable(method, reason=reason)
+    return untraced
 
 
 class DelayedOptimizer(Around):
@@ -103,18 +114,19 @@ class DelayedOptimizer(Around):
         self.correction = arm.correction_node(error_feedback, correction)
         self.num_updates, self._clip_norm = num_updates, clip_norm
         self._schedule = arm.schedule_of(self.pipeline, num_updates)
+<<<<<<< HEAD
         made = self._make_correction([delay])
         self.looks_ahead = made.looks_ahead
         """Whether the correction acts without a delay, too."""
         self._is_plain = delay == 0 and not self.looks_ahead
+=======
+        blank = self._make_correction([delay])
+        self._is_plain = delay == 0 and not blank.looks_ahead
+>>>>>>> main
         if self._is_plain:  # nothing to correct, so nothing to remember
             self.correction = arm.correction_node(0, None)
-            made = self._make_correction([delay])
-        arm.require_fitting(made, optimizer, keep, self.correction.get("coefficient"))
-        self.largest_delay = 0
-        """The largest delay of an update so far, counted."""
-        self._keeper: Keeper | None = None
-        self._is_shown = False
+            blank = self._make_correction([delay])
+        arm.require_fitting(blank, optimizer, keep, self.correction.get("coefficient"))
 
     def _make_correction(self, lags: Sequence[int]) -> NoCorrection:
         return build(self.correction, self.num_updates or MAX_COUNT, lags)
@@ -128,55 +140,71 @@ class DelayedOptimizer(Around):
         RuntimeError between `eval()` and `train()`, after `num_updates` steps, and if somebody else
         changed the weights.
         """
-        if self._is_shown:
+        return self._take(closure)
+
+    @_untraced
+    def _take(self, closure: Callable[[], Any] | None) -> Any:
+        progress = self._progress
+        optimizer = progress.optimizer
+        if progress.is_shown:
             raise RuntimeError("the model has the weights to evaluate: call train() before step()")
-        if self.num_updates is not None and self.num_taken >= self.num_updates:
+        if self.num_updates is not None and progress.num_taken >= self.num_updates:
             raise RuntimeError(f"num_updates={self.num_updates} are made: the training was longer")
-        keeper = self._begin()
         is_bare = self._is_plain and self._clip_norm is None
         with torch.enable_grad():
             result = None if closure is None or is_bare else closure()
+        self._forget()
+        keeper, _ = self._begin()
         if is_bare:
-            result = self.optimizer.step(*([] if closure is None else [closure]))
+            result = optimizer.step(*([] if closure is None else [closure]))
         elif self._is_plain:
-            clip([weight.grad for weight in keeper.weights], self._clip_norm)
-            self.optimizer.step()
+            clip([weight.grad for weight in self._present().values()], self._clip_norm)
+            optimizer.step()
         else:
-            keeper.take(self.num_taken, [weight.grad for weight in keeper.weights], self._update)
-            self.optimizer._opt_called = True  # type: ignore[attr-defined]  # for its schedulers
-        self.num_taken += 1
+            gradients = [weight.grad for weight in keeper.weights]
+            progress.has_graph |= any(g is not None and g.requires_grad for g in gradients)
+            keeper.take(progress.num_taken, gradients, self._update)
+            optimizer._opt_called = True  # type: ignore[attr-defined]  # for its schedulers
+        keeper.gathered.drop()  # an evaluation before this step may have left copies
+        progress.num_taken += 1
         return result
 
+    @_untraced
     def eval(self) -> None:
         """Puts the weights to evaluate, of W(t + 1), into the model; see `train`.
 
         Most optimizers are evaluated at W(t + 1) itself, one with an `eval()` of its own where that
         moves it. With `keep="gradients"` this is of the newest weights that are made.
         """
-        if self._is_shown or (self._keeper is None and not has_average(self.optimizer)):
+        progress = self._progress
+        optimizer = progress.optimizer
+        if progress.is_shown or (progress.keeper is None and not has_average(optimizer)):
             return
         self.train()
-        keeper = self._begin()
+        keeper, correction = self._begin()
         with keeper.at_newest():
             # An average of nothing is none: some optimizers raise there.
-            is_made = self.num_taken > self.num_waiting or has_average(self.optimizer)
-            weights = evaluated(self.optimizer, keeper.weights) if is_made else keeper.weights
-            weights = self._correction.evaluated(weights)
+            is_made = progress.num_taken > self.num_waiting or has_average(optimizer)
+            weights = evaluated(optimizer, keeper.weights) if is_made else keeper.weights
+            weights = correction.evaluated(weights)
         keeper.show(weights)
-        self._is_shown = True
+        progress.is_shown = True
 
+    @_untraced
     def train(self) -> None:
         """Puts back the weights that the next forward and backward are to read, to the bit."""
-        if self._keeper is not None and self._is_shown:
-            self._keeper.hide()
-            self._is_shown = False
-        elif isinstance(self.optimizer, HasModes) and not isinstance(self._keeper, KeptWeights):
-            self.optimizer.train()
+        progress = self._progress
+        optimizer = progress.optimizer
+        if progress.keeper is not None and progress.is_shown:
+            progress.keeper.hide()
+            progress.is_shown = False
+        elif isinstance(optimizer, HasModes) and not isinstance(progress.keeper, KeptWeights):
+            optimizer.train()
 
     @contextmanager
     def newest(self) -> Iterator[None]:
         """`eval()` while the context lasts."""
-        was_shown = self._is_shown
+        was_shown = self._progress.is_shown
         self.eval()
         try:
             yield
@@ -187,8 +215,10 @@ class DelayedOptimizer(Around):
     @property
     def num_waiting(self) -> int:
         """Gradients that were taken and not applied yet, with `keep="gradients"`."""
-        return 0 if self._keeper is None else len(self._keeper.waiting.options)
+        keeper = self._progress.keeper
+        return 0 if keeper is None else len(keeper.waiting.options)
 
+    @_untraced
     def finish(self) -> None:
         """Makes the updates that wait and puts W(T) into the model, at the end of the training.
 
@@ -197,26 +227,31 @@ class DelayedOptimizer(Around):
         schedule-free AdamW, still asks for `eval()`.
         """
         self.train()
-        if self._keeper is not None:
-            self._keeper.finish(self._update)
+        if self._progress.keeper is not None:
+            keeper, _ = self._begin()
+            keeper.finish(self._update)
+            keeper.gathered.drop()
 
     @override
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's, and the delay's: as `delay_…` in the state of each weight, and
         as `delayed` in each group."""
         self._before_state_dict()
-        keeper, own = self._keeper, dict[Tensor, dict[str, Tensor]]()
-        if keeper is not None:
-            of_weights = zip(self._begin().state(), self._correction.state(), strict=True)
-            own = {w: {**a, **b} for w, (a, b) in zip(keeper.weights, of_weights, strict=True)}
+        progress = self._progress
         packed = add_delayed(
-            self.optimizer.state_dict(),
+            progress.optimizer.state_dict(),
             self.param_groups,
-            own,
+            {} if progress.keeper is None else self._delay_tensors(),
             self._attributes(SAME + COUNTED),
-            Waiting([], []) if keeper is None else keeper.waiting,
+            Waiting([], []) if progress.keeper is None else progress.keeper.waiting,
         )
         return self._after_state_dict(packed)
+
+    def _delay_tensors(self) -> dict[Tensor, dict[str, Tensor]]:
+        """All that the delay and its correction remember of each weight, by name."""
+        keeper, correction = self._begin()
+        rows = zip(keeper.weights, keeper.state(), correction.state(), strict=True)
+        return {weight: {**versions, **memory} for weight, versions, memory in rows}
 
     @override
     @torch.no_grad()
@@ -228,64 +263,115 @@ class DelayedOptimizer(Around):
         """
         packed = self._before_loading(state_dict)
         require_alike(packed, self.param_groups, self._attributes(SAME))
-        counted = {name: delayed_of(packed).get(name, 0) for name in COUNTED}
-        saved = take_apart(packed) if has_own(packed) or counted["num_taken"] else None
+        counts = {name: delayed_of(packed).get(name, 0) for name in COUNTED}
+        is_begun = has_delay_tensors(packed) or counts["num_taken"]
+        saved = take_apart(packed) if is_begun else None
+        progress = self._progress
         if saved is None:
-            self.optimizer.load_state_dict(dict(without_delayed(packed)))
+            progress.optimizer.load_state_dict(dict(without_delayed(packed)))
         else:
-            optimizer_state.load(self.optimizer, saved.wrapped)
-        vars(self).update(counted, _keeper=None, _is_shown=False)
+            optimizer_state.load(progress.optimizer, saved.wrapped)
+        blank = Progress(progress.optimizer, **counts)
+        vars(progress).update(vars(blank))
         if saved is not None:
-            self._begin().restore(self.num_taken, saved.own, saved.waiting)
-            self._correction.restore(saved.own)
+            # A weight that the delay had nothing of is new to it at the next step.
+            pairs = zip(self._present().values(), saved.delay_tensors, strict=True)
+            tensors_of = {weight: tensors for weight, tensors in pairs if tensors}
+            keeper, correction = self._follow([*tensors_of])
+            keeper.restore(self.num_taken, [*tensors_of.values()], saved.waiting)
+            correction.restore([*tensors_of.values()])
         self._after_loading()
 
     def _attributes(self, names: Sequence[str]) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names}
 
-    def _begin(self) -> Keeper:
-        """The keeper, made at the first step: until then weights may be loaded, moved, sharded.
+    def _present(self) -> dict[int, nn.Parameter]:
+        """The weights in the groups, in their order, by what tells them apart."""
+        return {id(weight): weight for group in self.param_groups for weight in group["params"]}
 
-        It takes weights that were added to the optimizer since.
+    def _begin(self) -> tuple[Keeper, CorrectionInParts]:
+        """The keeper and the correction, made at the first step: until then weights may be loaded,
+        moved, sharded.
+
+        They take weights that were added to the optimizer since, or train from now on: what was
+        always frozen has no other version than its own.
         """
-        known = set() if self._keeper is None else {id(weight) for weight in self._keeper.weights}
-        present = {id(w): w for group in self.param_groups for w in group["params"]}
-        weights = [weight for id_, weight in present.items() if id_ not in known]
+        keeper = self._progress.keeper
+        followed = [] if keeper is None else keeper.weights
+        ids = {*map(id, followed)}
+        others = [weight for id_, weight in self._present().items() if id_ not in ids]
+        training = [weight for weight in others if weight.requires_grad or weight.grad is not None]
+        return self._follow(training if training or followed else others)
+
+    def _follow(self, weights: Sequence[nn.Parameter]) -> tuple[Keeper, CorrectionInParts]:
+        """The keeper and the correction, which take these `weights` too."""
+        progress = self._progress
         lags, numbers = [self.delay] * len(weights), by_device(weights)
-        if self._keeper is None:
-            made = CorrectionInParts(self._make_correction, lags, numbers)
-            self._correction, self._keeper = made, self._make_keeper(made.reads_ahead)
+        if progress.keeper is None or progress.correction is None:
+            progress.correction = CorrectionInParts(self._make_correction, lags, numbers)
+            progress.keeper = self._make_keeper(progress.correction.reads_ahead)
         elif weights:
-            following = [[len(known) + i for i in of_kind] for of_kind in numbers]
-            self._correction.add(self._make_correction, lags, following)
-        self._keeper.add(weights)
-        return self._keeper
+            first = len(progress.keeper.weights)
+            following = [[first + i for i in of_kind] for of_kind in numbers]
+            progress.correction.add(self._make_correction, lags, following)
+        progress.keeper.add(weights)
+        return progress.keeper, progress.correction
+
+    def _forget(self) -> None:
+        """Lets go of weights that left the groups, as pruned ones do, and of all that is kept of
+        them, once every version of them is the same."""
+        keeper, correction = self._progress.keeper, self._progress.correction
+        if keeper is None or correction is None:
+            return
+        present = self._present()
+        absent = [i for i, weight in enumerate(keeper.weights) if id(weight) not in present]
+        if not absent:
+            return
+        tensors_of = self._delay_tensors()
+        settled = [
+            i for i in absent if is_settled(keeper.weights[i], tensors_of[keeper.weights[i]])
+        ]
+        keeper.forget(settled)
+        correction.forget(self._make_correction, settled)
 
     def _make_keeper(self, reads_ahead: bool) -> Keeper:
         version = partial(self._schedule.version, lag=self.delay)
         if self.keep == "gradients" or self.delay == 0:
-            return KeptGradients(version, self.delay, Settings(self.optimizer))
+            return KeptGradients(version, self.delay, Settings(self._progress.optimizer))
         return KeptWeights(version, self.delay, reads_ahead=reads_ahead)
 
     def _update(self, gradient: Gradient) -> Sequence[Tensor]:
         """Makes W(t + 1) of the newest weights; returns what late reads of it see."""
         batch, tensors, delay = gradient
-        self.largest_delay = max(self.largest_delay, delay)
-        weights, delays = self._begin().weights, [delay] * len(tensors)
-        self._correction.gradient_of_some(tensors, weights, delays)  # in place, as the clip
-        clip(tensors, self._clip_norm)
-        with _scaled(self.optimizer, self._correction.lr_factor(batch, delay)):
-            made = partial(self._step, batch, weights, tensors)
-            ahead = corrected_update(made, self._correction, weights, delays)
-        if self._correction.looks_ahead:
-            look_ahead(self.optimizer, self._correction, weights, batch, _rate(self.optimizer))
-        return ahead
+        progress = self._progress
+        optimizer = progress.optimizer
+        progress.largest_delay = max(progress.largest_delay, delay)
+        keeper, correction = self._begin()
+        weights, delays, present = keeper.weights, [delay] * len(tensors), self._present()
+        rows = zip(weights, tensors, strict=True)
+        # A weight that left the groups is read late, but nobody steps it or counts its gradient.
+        tensors = [tensor if id(weight) in present else None for weight, tensor in rows]
+        progress.has_gradient |= any(tensor is not None for tensor in tensors)
+        if delay and not progress.has_gradient:
+            arm.refuse_without_gradients(optimizer, weights)
+        correction.gradient_of_some(tensors, weights, delays)  # in place, as the clip
+        by_weight = dict(zip(map(id, weights), tensors, strict=True))
+        in_order = [by_weight.get(id_) for id_ in present]
+        clip(in_order, self._clip_norm)
+        with _scaled(optimizer, correction.lr_factor(batch, delay)):
+            one_step = partial(self._step, batch, [*present.values()], in_order)
+            late_reads = corrected_update(one_step, correction, weights, delays)
+        if correction.looks_ahead:
+            look_ahead(optimizer, correction, weights, batch, _rate(optimizer))
+        return late_reads
 
     def _step(self, batch: int, weights: Weights, gradients: Gradients) -> list[Optimizer]:
-        optimizers = step(self.optimizer, weights, gradients)
-        if batch == 0 and self._correction.moves_weights:
+        optimizer, correction = self._progress.optimizer, self._progress.correction
+        with arm.second_derivatives_refused() if self._progress.has_graph else nullcontext():
+            optimizers = step(optimizer, weights, gradients)
+        if batch == 0 and correction is not None and correction.moves_weights:
             stepped = [w for w, g in zip(weights, gradients, strict=True) if g is not None]
-            arm.require_no_masters(self.optimizer, stepped, self.correction.get("coefficient"))
+            arm.require_no_masters(optimizer, stepped, self.correction.get("coefficient"))
         return optimizers
 
 
@@ -309,7 +395,7 @@ def _scaled(optimizer: Optimizer, factor: float) -> Iterator[None]:
     if factor == 1.0:
         yield
         return
-    own = [group["lr"] for group in optimizer.param_groups]
+    peaks = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = group["lr"] * factor
     scaled = [group["lr"] for group in optimizer.param_groups]
@@ -318,7 +404,7 @@ def _scaled(optimizer: Optimizer, factor: float) -> Iterator[None]:
         if any(g["lr"] is not lr for g, lr in zip(optimizer.param_groups, scaled, strict=True)):
             raise RuntimeError("the optimizer sets its own learning rate, as the correction does")
     finally:
-        for group, lr in zip(optimizer.param_groups, own, strict=True):
+        for group, lr in zip(optimizer.param_groups, peaks, strict=True):
             group["lr"] = lr
 
 

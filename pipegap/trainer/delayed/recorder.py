@@ -14,6 +14,7 @@ from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.resources import device_name, peak_memory_bytes
 from pipegap.trainer.base.status import Status
 from pipegap.trainer.config.identity import made_by, provenance, trial_id
+from pipegap.trainer.config.names import OWN_LOOP
 from pipegap.trainer.delayed.arm import Node
 from pipegap.trainer.delayed.optimizer import DelayedOptimizer
 from pipegap.trainer.executors.gradients import Diverged
@@ -25,7 +26,6 @@ Word = str | int | float | bool | None
 NAMES = ("model", "data", "optimizer", "lr_schedule")
 """Words that are names of the loop's own choices; the last may be left out."""
 NUMBERS = ("seed", "batch_size", "seq_len", "num_updates")
-PLACE = "trainer.delayed.loop"
 """Where such names have their `_target_`. Nothing is there: only the loop can make the trial."""
 
 
@@ -169,7 +169,7 @@ def _config(results: str, delayed: DelayedOptimizer, words: Mapping[str, Word]) 
         raise BadInput("words.num_updates", known["num_updates"], allowed)
     config: Node = {
         "choices": {name: known[name] for name in NAMES},
-        **{name: {"_target_": f"{PLACE}.{str(known[name]).replace('.', '_')}"} for name in NAMES},
+        **{name: {"_target_": f"{OWN_LOOP}{str(known[name]).replace('.', '_')}"} for name in NAMES},
         "pipeline": delayed.pipeline,
         "correction": delayed.correction,
         "tokens_per_parameter": None,

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 from pipegap.trainer.base import former
 from pipegap.trainer.base.atomic import (
     always,
+    delete,
     file_hash,
     partial,
     publish,
@@ -27,8 +28,9 @@ State = dict[str, Any]
 PREFIX = "checkpoint-"
 NAME = re.compile(rf"{PREFIX}(?P<updates>\d+)-((?P<attempt>\d+)-)?(?P<digest>[0-9a-f]+)\.pt")
 """Updates, attempt and digest. Files written before attempts were in the name have none."""
-WEIGHTS = "weights"
-"""Folder of the weights that a trial keeps for others to read."""
+WEIGHTS, WEIGHTS_SUFFIX = "weights", ".safetensors"
+"""Folder of the weights that a trial keeps for others to read, and how the names of its files end:
+the rest is a number of updates."""
 FORMAT = 2
 """Raised by hand when the state is laid out anew. 2: a correction's tensors have names."""
 
@@ -77,19 +79,27 @@ def save(
 
 
 def keep_weights(
-    folder: Path, num_updates: int, weights: Mapping[str, Tensor], number: int
+    folder: Path,
+    num_updates: int,
+    weights: Mapping[str, Tensor],
+    number: int,
+    permit: Callable[[], None] = always,
 ) -> None:
-    """Writes the weights after `num_updates` updates, then drops all but the last `number` sets."""
-    path = folder / WEIGHTS / f"{num_updates:09d}.safetensors"
+    """Writes the weights after `num_updates` updates, then drops all but the last `number` sets.
+
+    `permit`: see `trainer.base.atomic.rename`.
+    """
+    path = folder / WEIGHTS / f"{num_updates:09d}{WEIGHTS_SUFFIX}"
     path.parent.mkdir(exist_ok=True)
-    write_atomically(path, safetensors({name: w.contiguous() for name, w in weights.items()}))
-    for old in kept_weights(folder)[:-number]:
-        old.unlink(missing_ok=True)
+    content = safetensors({name: weight.contiguous() for name, weight in weights.items()})
+    write_atomically(path, content, permit)
+    delete([*kept_weights(folder).values()][:-number])
 
 
-def kept_weights(folder: Path) -> list[Path]:
-    """The sets of weights that a trial kept, named by their updates, the newest last."""
-    return sorted((folder / WEIGHTS).glob("*.safetensors"))
+def kept_weights(folder: Path) -> dict[int, Path]:
+    """The sets of weights that a trial kept, by the number of updates after which, ascending."""
+    paths = (folder / WEIGHTS).glob(f"*{WEIGHTS_SUFFIX}")
+    return {int(path.stem): path for path in sorted(paths) if path.stem.isdecimal()}
 
 
 def adopt(path: Path, attempt: int, permit: Callable[[], None]) -> None:

@@ -56,10 +56,13 @@ class Lease:
         self._content = content
 
     def require(self) -> None:
-        """Raises LeaseLost if another process holds the trial now."""
+        """Raises LeaseLost if another process holds the trial now, or its folder is gone."""
         # Whoever takes the trial over creates the next attempt: that file is the only sign of it.
         if self._next.exists():
             raise LeaseLost(f"{self._path.parent} was taken over by another process")
+        # Without this, rows would go on into a file that has no name any more.
+        if not self._path.exists():
+            raise LeaseLost(f"{self._path.parent} was deleted while its trial ran")
 
     def note(self, **facts: object) -> None:
         """Adds `facts` to the attempt's file. Raises LeaseLost."""
@@ -74,7 +77,8 @@ class Lease:
         try:
             self.note(ended=how, ended_at=time.time())
         except OSError:
-            os.utime(self._path, (0, 0))
+            with suppress(FileNotFoundError):
+                os.utime(self._path, (0, 0))
 
     def heartbeat(self) -> AbstractContextManager[None]:
         """Sends heartbeats from a thread while the context lasts."""
@@ -132,10 +136,11 @@ def _number(path: Path) -> int:
 
 def read(path: Path) -> Attempt:
     """The content of an attempt's file; empty if its process died before it wrote any, or if the
-    file is damaged: then nothing is known of the process but its last heartbeat."""
+    file is damaged or another user's: then nothing is known of the process but its last
+    heartbeat."""
     try:
         return wellformed.read(path, wellformed.ATTEMPT)
-    except (Damaged, FileNotFoundError):  # a link may lead nowhere
+    except (Damaged, OSError):  # a link may lead nowhere
         return {}
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from typing_extensions import override
 
 from pipegap.trainer.base.atomic import clean, delete, partials, write_atomically, write_json
@@ -114,7 +115,8 @@ class TrialFolder:
                 checkpoint.load_other(Path(config["resume_from"]), config)
 
     def resume(self, num_updates: int, path: Path | None) -> float:
-        """Records that training starts after `num_updates`, and drops the rows of later updates.
+        """Records that training starts after `num_updates`, and drops the rows and weights of later
+        updates.
 
         `path`: the checkpoint of this trial that it resumes from, which is this attempt's from now
         on. Returns the wall seconds that earlier attempts took, the dropped rows included.
@@ -122,9 +124,11 @@ class TrialFolder:
         self._lease.note(from_update=num_updates)
         if path is not None:
             checkpoint.adopt(path, self._lease.number, self._lease.require)
+        sets = checkpoint.kept_weights(self.path)
+        delete(path for update, path in sets.items() if update > num_updates)
         lines = metrics.read(self._rows)
-        kept = [line.content for update, line in lines.items() if update < num_updates]
-        self._metrics = Metrics(self._rows, kept, self._lease.require)
+        rows = [line.content for update, line in lines.items() if update < num_updates]
+        self._metrics = Metrics(self._rows, rows, self._lease.require)
         self._open.enter_context(closing(self._metrics))
         self._thread = self._open.enter_context(ThreadPoolExecutor(1, "checkpoint"))
         self._saving: Future[None] | None = None
@@ -161,6 +165,11 @@ class TrialFolder:
         last, self._saving = self._saving, None
         if last is not None:
             last.result()
+
+    def keep_weights(self, num_updates: int, weights: Mapping[str, Tensor], number: int) -> None:
+        """Keeps the weights after `num_updates`, as one of the last `number` sets. Raises
+        LeaseLost."""
+        checkpoint.keep_weights(self.path, num_updates, weights, number, self._lease.require)
 
     def finish(self, result: Row) -> Row:
         """Writes and returns the final result, with the attempts that made it. Raises LeaseLost."""
@@ -224,6 +233,10 @@ class ReadOnlyFolder(TrialFolder):
     def save(
         self, num_updates: int, state: Row, wait: bool = True, *, may_change: bool = True
     ) -> None:
+        pass
+
+    @override
+    def keep_weights(self, num_updates: int, weights: Mapping[str, Tensor], number: int) -> None:
         pass
 
     @override

@@ -74,13 +74,18 @@ def adopt(optimizer: Optimizer, saved: Mapping[nn.Parameter, State]) -> None:
 
 
 def load(optimizer: Optimizer, packed: Mapping[str, Any]) -> None:
-    """The optimizer's own `load_state_dict`, but exact to the last bit as `adopt` is."""
-    optimizer.load_state_dict(dict(packed))
+    """The optimizer's own `load_state_dict`, but exact to the last bit as `adopt` is.
+
+    The optimizer gets containers of its own with the tensors of `packed`: ZeroRedundancyOptimizer
+    takes from what it loads the states of other ranks' weights.
+    """
+    optimizer.load_state_dict(tree_map(lambda leaf: leaf, dict(packed)))
     if {"state", "param_groups"} <= packed.keys():
         for group, of_group in zip(optimizer.param_groups, packed["param_groups"], strict=True):
             for weight, id_ in zip(group["params"], of_group["params"], strict=True):
-                if id_ in packed["state"] and weight in optimizer.state:
-                    _correct(optimizer.state[weight], packed["state"][id_])
+                loaded = optimizer.state.get(weight)
+                if id_ in packed["state"] and loaded is not None:  # None: another rank's weight
+                    _correct(loaded, packed["state"][id_])
 
 
 def _correct(loaded: State, saved: State) -> None:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from pipegap.trainer.base.cli import STOPS
 from pipegap.trainer.base.scratch import scratch, socket_base
 from pipegap.trainer.ranks.groups import Heartbeat
 from pipegap.trainer.ranks.supervisor import (
@@ -37,8 +38,6 @@ PRELOAD = ["torch", "torch._dynamo", "pipegap.trainer.parts"]
 of a core, and torch._dynamo, which its optimizers import when they are made, another 2 s. None
 starts threads or CUDA when it is imported."""
 
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that a terminal or a job system sends to the whole group: the parent handles them."""
 ASK_FOR_ADDRESS = 0x8915
 """Linux's SIOCGIFADDR: the IPv4 address of an interface."""
 

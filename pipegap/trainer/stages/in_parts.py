@@ -4,7 +4,7 @@ A correction sees a stack [experts, rows, columns] matrix by matrix: each matrix
 own, to the last bit. Balance biases have no correction.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -50,7 +50,7 @@ class CorrectionInParts(NoCorrection):
         self._num_parts = num_parts or [None] * len(lags)
         self._are_whole = not any(self._num_parts)
         self._groups = [(group, make(self._parts(group, lags))) for group in groups]
-        self.inner = self._groups[0][1]
+        self.inner = self._groups[0][1] if self._groups else make([])
         """The correction of the first group; those of the others are alike."""
         super().__init__(self.inner.num_updates, lags)
         self.needs_update = self.inner.needs_update  # type: ignore[misc]
@@ -63,6 +63,26 @@ class CorrectionInParts(NoCorrection):
         """Corrects more weights, whose numbers follow, by corrections of their own."""
         self.lags, self._num_parts = [*self.lags, *lags], [*self._num_parts, *[None] * len(lags)]
         self._groups += [(group, make(self._parts(group, self.lags))) for group in groups]
+
+    def forget(self, make: MakeCorrection, numbers: Collection[int]) -> None:
+        """Corrects the weights with these numbers no more; those after them move up.
+
+        The other weights' memory stays, in corrections that are made anew.
+        """
+        groups, places = self._groups, [i for i in range(len(self.lags)) if i not in numbers]
+        states = chosen(self.state(), places)
+        number_of = {i: number for number, i in enumerate(places)}
+        self.lags, self._num_parts = chosen(self.lags, places), chosen(self._num_parts, places)
+        self._groups = []
+        for group, correction in groups:
+            remaining = [i for i in group if i in number_of]
+            renumbered = [number_of[i] for i in remaining]
+            if len(remaining) < len(group):
+                correction = make(self._parts(renumbered, self.lags))
+                correction.restore(self._parts(renumbered, states))
+            if remaining:
+                self._groups.append((renumbered, correction))
+        self.inner = self._groups[0][1] if self._groups else make([])
 
     @property
     @override

@@ -53,7 +53,7 @@ class FileStore:
             if final(read_result(trial.folder)) is not None:
                 return TrialState.ENDED
             return TrialState.FREE if holder(trial.folder) is None else TrialState.HELD
-        except BadInput:
+        except (BadInput, PermissionError):  # or another user's, whom this one cannot wait for
             return TrialState.DAMAGED
         except OSError:  # the store may be away for a moment
             return TrialState.HELD

@@ -5,10 +5,10 @@ import warnings
 from pathlib import Path
 from typing import NamedTuple
 
-from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.errors import OPENED_BY, BadInput
 from pipegap.trainer.base.status import Status
 from pipegap.trainer.folder.result import RESULT, Row, final, read_result
-from pipegap.trainer.folder.wellformed import require_own
+from pipegap.trainer.folder.wellformed import Damaged, damage, require_own, said
 from pipegap.trainer.store.store import Stored
 
 
@@ -30,6 +30,7 @@ class Snapshot:
         self._read: dict[Path, _Read] = {}
         self._before: dict[Path, _Read] = {}
         self._finished: dict[tuple[Path, str], Row | None] = {}
+        self._closed: dict[Path, Damaged] = {}
 
     def again(self) -> "Snapshot":
         """Return the snapshot of now. It opens those files alone that have changed since."""
@@ -39,13 +40,24 @@ class Snapshot:
 
     def result(self, folder: Path) -> Row | None:
         """Return the result in a trial's folder, that of a failed trial too; None as
-        `read_result`."""
+        `read_result`, and where this user may not read: see `closed`."""
         if folder not in self._read:
-            stamp, known = _stamp(folder / RESULT), self._before.get(folder)
-            if known is None or known.stamp != stamp:
-                known = _Read(stamp, read_result(folder) if stamp else None)
-            self._read[folder] = known
+            try:
+                stamp, last = _stamp(folder / RESULT), self._before.get(folder)
+                if last is None or last.stamp != stamp:
+                    last = _Read(stamp, read_result(folder) if stamp else None)
+            except PermissionError as error:
+                self._closed[folder], last = damage(folder, error), _Read(None, None)
+            self._read[folder] = last
         return self._read[folder].row
+
+    @property
+    def closed(self) -> str:
+        """The line on the trials that were asked for and that this user may not read; empty if
+        there are none."""
+        if not self._closed:
+            return ""
+        return f"not counted: {said([*self._closed.values()])}: {OPENED_BY}"
 
     def finished(self, trial: Stored) -> Row | None:
         """Return the result of a trial; None if it has to run: it has not finished, or failed.
@@ -58,6 +70,8 @@ class Snapshot:
             try:
                 require_own(*key)
                 self._finished[key] = result
+            except PermissionError:
+                self._finished[key] = None
             except BadInput as error:
                 warnings.warn(f"trial {trial.trial_id} cannot run: {error}", stacklevel=1)
                 self._finished[key] = None

@@ -16,7 +16,7 @@ from torch.optim.optimizer import (
 
 from pipegap.trainer.base.build import build
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.flat import by_device, reshard_all
+from pipegap.trainer.base.flat import GatheredWeights, by_device
 from pipegap.trainer.base.ranges import MAX_COUNT
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.delayed.arm import (
@@ -52,6 +52,7 @@ class LateUpdate:
         refusals.require(not made.looks_ahead, "correction", type(made).__name__, allowed)
         self.versions = TwoVersions(stage.submod, twins, reads_ahead=made.reads_ahead)
         self.sums = LateSums(stage, tied)
+        self._gathered = GatheredWeights()
         self._norm: Tensor | None = None  # of the batch whose `update` runs
         self._begun = -1  # the last batch whose norm
         self._has_begun = self._has_looked = False  # with batches; at gradients around an update
@@ -80,7 +81,7 @@ class LateUpdate:
 
         At first and if `is_synchronous` the batch computes on the newest weights.
         """
-        reshard_all()  # no optimizer steps the whole weights that an evaluation gathered
+        self._gathered.drop()  # no optimizer steps the whole weights that an evaluation gathered
         if self.loaded is not None:
             self._take_back(batch, self.loaded)
             self.loaded = None

@@ -75,10 +75,10 @@ class Passes:
 
     def _make(self, passes: Sequence[Pass], calls: dict[str, Call | None]) -> None:
         stage, early = self._stage, self.neighbours.posted_early
-        self._post(passes[:early])
+        self.post(passes[:early])
         for number, each in enumerate(passes, early):
             kind, batch, i = each
-            self._post(passes[number : number + 1])
+            self.post(passes[number : number + 1])
             if works := self.posted.get(each):
                 self.timed(f"wait {kind}", batch, i, wait_for, works)
                 works.clear()
@@ -94,7 +94,7 @@ class Passes:
             self.posted.pop(each, None)
             self.are_known |= stage.num_stages > 1
 
-    def _post(self, passes: Sequence[Pass]) -> None:
+    def post(self, passes: Sequence[Pass]) -> None:
         for each in passes:
             kind, _, i = each
             if kind in self.neighbours.receives and each not in self.posted:

@@ -14,6 +14,52 @@ from pipegap.analysis.advice.race import optimistic, pessimistic
 from pipegap.analysis.advice.timing import Ratio, ratio
 from pipegap.analysis.advice.verdict import GO, STAY, UNDECIDED, candidates, decide
 from pipegap.analysis.statistics.tax import Tax
+from tests.support.simulated_advice import Kind, kinds, public_verdict, rate, verdict
+
+DAILY = {
+    *(Kind("main", num_lengths, 1, 3) for num_lengths in (1, 5)),
+    *(Kind("main", 3, 2, 5), Kind("ladder", 5, 1, 8), Kind("measured", 5, 1, 3)),
+    *(Kind("measured", 2, 2, 8), Kind("main", 1, 1, 8, num_settings=5)),
+}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=() if kind in DAILY else pytest.mark.slow, id=str(kind))
+        for kind in kinds()
+    ],
+)
+def test_go_and_stay_together_err_in_at_most_5_percent(kind: Kind) -> None:
+    """However many lengths of training, arms and settings there are to choose from."""
+    draws = 1_500 if kind.num_settings > 1 else 600
+    assert rate(kind, draws).share <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / draws)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["main", "measured"])
+def test_the_call_of_users_errs_as_seldom(shape: str) -> None:
+    """Where the first length that decides counted, it said go or stay in 28 % of such stores."""
+    rate_of_calls = rate(Kind(shape, 5, 1, 3), 120, public=True)
+    assert rate_of_calls.share <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 120)
+
+
+@pytest.mark.parametrize(
+    "kind", [Kind("main", 3, 1, 3), Kind("ladder", 2, 2, 3), Kind("measured", 2, 1, 3, 2)], ids=str
+)
+def test_the_call_of_users_says_what_is_simulated(kind: Kind) -> None:
+    """Of stores in which the delay gains, loses and does neither, every run of one of them alone
+    at the longest length or at the shortest one."""
+    rng, words = np.random.default_rng(0), []
+    for side, index in ((-1, -1), (1, -1), (-1, 0), (1, 0), (0, 0)):
+        losses = kind.draw(rng)
+        for setting in losses:
+            for arm in kind.arms:
+                for length in (kind.lengths[index], kind.lengths[index - 1]):
+                    setting[arm][length] = setting[arm][length] + 0.2 * side
+        words.append(verdict(kind, losses))
+        assert public_verdict(kind, losses) == words[-1]
+    assert {GO, UNDECIDED} <= {*words}
 
 
 def exact(speed_up: float) -> Ratio:

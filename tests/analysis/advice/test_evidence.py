@@ -6,10 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from pipegap.analysis.advice.advice import sentence
-from pipegap.analysis.advice.verdict import UNDECIDED
+from pipegap.analysis.advice.verdict import GO, STAY, UNDECIDED
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.store.records import Record, RecordedTrial, records
 from tests.support.advised import ask
@@ -41,7 +43,68 @@ def test_the_coefficient_of_the_smallest_gap_that_is_shown_to_help(
     assert f"λ of Error Feedback: {words}" in str(advice)
 
 
-def test_the_longest_training_that_can_be_decided_is_shown(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("runs", "chosen"),
+    [
+        ({200: ("sync", "delay"), 213: ("delay",), 400: ("sync", "delay")}, 200),
+        ({400: ("sync", "delay"), 425: ("delay",), 200: ("sync", "delay"), 213: ("delay",)}, 400),
+        ({400: ("sync", "delay"), 425: ("delay",), 50: ("sync", "delay"), 53: ("delay",)}, 400),
+    ],
+    ids=["the nearest", "of equal ones the longest", "a smoke test last"],
+)
+@pytest.mark.parametrize("gap", [-0.1, 0.0, 0.1, None])
+def test_the_length_is_chosen_by_the_runs_and_not_by_their_losses(
+    tmp_path: Path, runs: dict[int, tuple[str, ...]], chosen: int, gap: float | None
+) -> None:
+    for updates, arms in runs.items():
+        for arm in arms:
+            level = None if arm == "delay" and gap is None else (arm == "delay") * (gap or 0.0)
+            losses = [None if level is None else 1 + level + 0.01 * seed for seed in range(3)]
+            put(tmp_path, arm, losses, num_updates=updates)
+    evidence = ask(tmp_path).evidence
+    assert evidence is not None
+    assert evidence.updates == chosen
+
+
+@pytest.mark.parametrize(("num_seeds", "chosen"), [(2, 200), (3, 400), (5, 400)])
+def test_a_length_of_few_seeds_is_compared_last(
+    tmp_path: Path, num_seeds: int, chosen: int
+) -> None:
+    """Runs of 200 updates have five seeds and come less near to the time of the fastest rival."""
+    for updates, n, longer in ((200, 5, 209), (400, num_seeds, 425)):
+        losses = [1.0 + 0.01 * seed**2 for seed in range(n)]
+        for arm, length in (("sync", updates), ("delay", updates), ("delay", longer)):
+            put(tmp_path, arm, losses, num_updates=length)
+    evidence = ask(tmp_path).evidence
+    assert evidence is not None
+    assert evidence.updates == chosen
+
+
+@pytest.mark.parametrize(
+    ("at_best", "word"),
+    [([0.90, 0.91, 0.93], GO), ([0.90, None, 0.93], STAY), ([1.1, 1.11, 1.13], STAY)],
+    ids=["go", "diverged in part", "stay"],
+)
+def test_the_setting_is_syncs_best_whatever_the_delay_did_there(
+    tmp_path: Path, at_best: list[float | None], word: str
+) -> None:
+    """The interval is of a confidence that is shared by the settings to choose from."""
+    for lr, level, delayed in ((0.004, 1.0, at_best), (0.008, 1.2, [0.8, 0.81, 0.83])):
+        put(tmp_path, "sync", [level, level + 0.01, level + 0.02], lr=lr)
+        put(tmp_path, "delay", [level, level + 0.01, level + 0.03], lr=lr)
+        put(tmp_path, "delay", delayed, lr=lr, num_updates=425)
+    advice = ask(tmp_path)
+    assert advice.evidence is not None
+    assert (advice.evidence.keys, advice.evidence.num_settings) == ({"optimizer.lr": 0.004}, 2)
+    assert advice.verdict.word == word
+    assert "at optimizer.lr=0.004, the best of 2 for sync by these seeds" in str(advice)
+    if at := advice.rivals["ZB-V"].same_time:
+        gaps = np.array(at_best, float) - [1.0, 1.01, 1.02]
+        expected = stats.ttest_1samp(gaps, 0).confidence_interval(0.975)
+        assert at.interval == pytest.approx((expected.low, expected.high))
+
+
+def test_a_length_that_was_asked_for_is_shown(tmp_path: Path) -> None:
     for updates, level in ((200, 2.0), (400, 1.0)):
         put(tmp_path, "sync", [level, level + 0.01], num_updates=updates)
         put(tmp_path, "delay", [level + 0.02, level + 0.03], num_updates=updates)

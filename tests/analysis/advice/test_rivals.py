@@ -1,6 +1,8 @@
 """Rivals by their measured times: what others found with theirs, and what is refused."""
 
 import json
+import math
+from contextlib import suppress
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -9,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from pipegap.analysis.advice.speed import (
@@ -240,7 +244,10 @@ def test_a_measured_step_is_filled_by_equal_stages() -> None:
         ({"time_2bw": "1"}, "time_2bw=1: must stand beside step_time"),
         ({"rival.": "1", "step_time": "1"}, "must name the rival"),
         ({"rival.1F1B": "1", "step_time": "1"}, "must be given as step_time"),
-        ({"rival.fsdp": "0", "step_time": "1"}, "rival.fsdp=0: must be times above 0"),
+        ({"rival.fsdp": "0", "step_time": "1"}, "rival.fsdp=0: must be times from 1e-09 to 1e"),
+        ({"rival.fsdp": "1,1e-300", "step_time": "1"}, "must be times from 1e-09 to 1e"),
+        ({"step_time": "1e-300"}, "step_time=1e-300: must be 0 or a number from 1e-09 to 1e"),
+        ({"forward": "5e-324"}, "forward=5e-324: must be 0 or a number from 1e-09 to 1e"),
         ({"rival.fsdp": "1,nan", "step_time": "1"}, "rival.fsdp=1,nan"),
         ({"rival.fsdp": "", "step_time": "1"}, "rival.fsdp="),
     ],
@@ -283,3 +290,32 @@ def test_a_faster_rival_needs_no_losses(
     assert first == "stay with fsdp: its step takes 1.01, 2BW takes 1.53 even without a bubble"
     with pytest.raises(BadInput, match="results"):
         advise.main(words | {"rival.fsdp": "1.6"})
+
+
+TIME = st.sampled_from([1e-9, 1.0, 3.0, 1e9]) | st.floats(1e-9, 1e9)
+
+
+@settings(max_examples=60)
+@given(
+    words=st.dictionaries(
+        st.sampled_from(["forward", "backward", "update", "communication", "step_time"]), TIME
+    ),
+    measured=st.dictionaries(st.sampled_from(["time_2bw", "rival.fsdp"]), TIME),
+)
+@example({"forward": 1e-9, "update": 1e9, "step_time": 1e9}, {"time_2bw": 1e-9})
+def test_times_of_any_size_are_compared_or_refused(
+    words: dict[str, float], measured: dict[str, float]
+) -> None:
+    """No quotient of two of them is infinite or no number."""
+    given_words = {key: repr(time) for key, time in {**words, **measured}.items()}
+    with suppress(BadInput):
+        times, own_times = advise._measured(given_words)
+        timed = timing(advise._costs(given_words, 2, 4), 4, measured=times, own_times=own_times)
+        assert all(0 < ratio.value < math.inf for ratio in timed.ratios.values())
+        assert all("nan" not in line for line in (*timed.limits, *timed.shares))
+
+
+@pytest.mark.parametrize("times", [{"measured": {"fsdp": [0.0]}}, {"own_times": [math.nan]}])
+def test_times_that_are_none_are_refused_in_python_too(times: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match="must be times from 1e-09"):
+        timing(equal_stages(2), 4, **times)

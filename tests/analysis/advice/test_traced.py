@@ -65,6 +65,20 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
             traced_costs(place, 2, 2)
 
 
+def test_a_trace_in_which_no_time_passes_is_refused(tmp_path: Path) -> None:
+    """Of this library and of torch's profiler: a clock that stands, or steps without kernels."""
+    still = [[Span(kind, rank, 0, 0, 5.0, 5.0) for kind in "FBU"] for rank in (0, 1)]
+    write_trace(tmp_path / "trace.json", still, 2)
+    steps = [event("user_annotation", f"ProfilerStep#{step}", 1.0, 1.0) for step in (0, 1)]
+    (tmp_path / "ranks").mkdir()
+    for rank in (0, 1):
+        path = tmp_path / "ranks" / f"{rank}.json"
+        path.write_text(json.dumps({"traceEvents": steps}))
+    for place in (tmp_path / "trace.json", tmp_path / "ranks"):
+        with pytest.raises(BadInput, match=r"trace=.*must be the trace\.json of a true pipeline"):
+            traced_costs(place, 2, 2)
+
+
 def test_a_time_that_is_no_number_is_refused(tmp_path: Path) -> None:
     event = {"ph": "X", "pid": 0, "tid": 0, "cat": "F", "dur": float("nan"), "args": {"stage": 0}}
     (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": [event]}))

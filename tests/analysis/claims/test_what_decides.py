@@ -1,12 +1,14 @@
 """What may decide a claim: pairs of the paper's own trials, and nothing that noise would show."""
 
 import json
+from math import inf
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from pipegap.analysis.claims import Outcome
+from pipegap.analysis.claims.claim import OF_CODE
 from pipegap.analysis.claims.measure import Column, more
 from tests.support.claim_stores import (
     COOLED,
@@ -157,3 +159,39 @@ def test_a_gap_that_was_not_measured_decides_nothing() -> None:
     measured = pd.DataFrame(rows, columns=columns)
     judgement = more("muon", Column("none", measured[:0]), Column("two", measured))
     assert judgement.flaw
+
+
+@pytest.mark.parametrize(
+    ("at_best", "at_other", "outcome", "numbers"),
+    [
+        ([0.1, 0.11, 0.12], [0.9, 0.9, 0.9], YES, [0.115, 0.315]),
+        ([0.1, 0.11, 0.12], [0.9, inf, 0.9], YES, [0.115, 0.315]),
+        ([inf, inf, inf], [0.1, 0.11, 0.12], NO, [inf, 0.315]),
+        ([0.1, inf, 0.12], [0.1, 0.11, 0.12], OPEN, []),
+    ],
+    ids=["none", "at the other point", "everywhere at the best", "in part at the best"],
+)
+def test_the_best_point_is_not_left_out_because_the_arm_diverged_there(
+    at_best: list[float], at_other: list[float], outcome: Outcome, numbers: list[float]
+) -> None:
+    """The optimizer that is to lose less has two points; sync is better at the first one."""
+    rows = [
+        ("muon", point, seed, value, level + 0.01 * seed)
+        for point, level, values in (("a", 2.0, at_best), ("b", 2.5, at_other))
+        for seed, value in enumerate(values)
+    ]
+    rows += [("adamw", "c", seed, value, 2.0) for seed, value in enumerate((0.3, 0.31, 0.32))]
+    table = pd.DataFrame(
+        rows, columns=["optimizer", "point", "seed", "value", "final_val_loss_sync"]
+    )
+    columns = (Column(name, table[table["optimizer"] == name]) for name in ("muon", "adamw"))
+    comparison = more("muon less than adamw", *columns)
+    if outcome == OPEN:
+        assert "1 of 3 diverged" in comparison.flaw
+        return
+    assert not comparison.flaw
+    code = int(comparison.rule.decide(comparison.values, 0.95))
+    assert OF_CODE[code] == outcome
+    assert [number.mean for number in comparison.numbers if "minus" not in number.name] == (
+        pytest.approx(numbers)
+    )

@@ -19,7 +19,16 @@ from pipegap.analysis.report.report import report
 from pipegap.sweeps.__main__ import main as sweeps
 from pipegap.sweeps.request.command_line import parse_request
 from tests.support.pages import Made, own, page
-from tests.support.synthetic_store import LOSSES, config, ids, put, record, write, write_arms
+from tests.support.synthetic_store import (
+    LOSSES,
+    config,
+    ids,
+    put,
+    record,
+    result,
+    write,
+    write_arms,
+)
 
 pytestmark = pytest.mark.usefixtures("few_figures")
 
@@ -270,3 +279,32 @@ def test_each_command_of_the_page_runs_as_it_is_printed(
         capsys.readouterr()
         sweeps([*words_of(trial["command"]), "dry_run=true"])
         assert capsys.readouterr().out.startswith("1 trials selected"), trial_id
+
+
+@pytest.mark.usefixtures("without_figures")
+@pytest.mark.parametrize("decided", ["tiny", "135m"])
+def test_the_part_that_is_answered_first_does_not_depend_on_what_it_says(
+    tmp_path: Path, decided: str
+) -> None:
+    """Of two scales with pairs, of which the delayed runs of one alone end surely higher."""
+    store = tmp_path / "results"
+    for scale, size in (("tiny", 450_000), ("135m", 90_000)):
+        before = {*ids(store)} if (store / "trials").exists() else set()
+        for arm, spread in (("sync", 0.01), ("delay", 0.01 if scale == decided else -0.5)):
+            for seed in range(3):
+                trial = config(arm, seed=seed)
+                trial["model"]["hidden_size"] = size // 1000
+                loss = 1.0 + spread * seed + 0.4 * (arm == "delay")
+                write(store, trial, result(trial, loss, num_parameters=size))
+            settings = {"num_updates": 425}
+            if arm == "delay":
+                for seed in range(3):
+                    trial = config(arm, seed=seed) | settings
+                    trial["model"]["hidden_size"] = size // 1000
+                    loss = 1.4 + spread * seed
+                    write(store, trial, result(trial, loss, num_parameters=size))
+        record(store, "main", scale, sorted({*ids(store)} - before))
+    text = page(store, tmp_path / "out")
+    first = text.split('id="answer"')[1].split("</section>")[0]
+    assert "450k" in first
+    assert "90k" not in first

@@ -61,3 +61,16 @@ def test_an_interval_covers(law: str, lengths: str, n: int, tax: float) -> None:
         wrong = len(known) - sum(known)
         assert wrong <= 0.05 * len(known) + 3 * np.sqrt(0.05 * 0.95 * len(known))
         assert known or tax > 1.3
+
+
+@pytest.mark.parametrize(
+    ("lengths", "tax"),
+    [("the main job", 0.95), ("the main job", 0.98), ("a quarter more", 1.6)],
+)
+def test_a_tax_beyond_all_lengths_is_seldom_told(lengths: str, tax: float) -> None:
+    """That it is told at all depends on the losses: of the intervals that are, 72 to 93 % cover."""
+    taxes = [estimate("power with a floor", lengths, tax, 3, 0.01, seed) for seed in range(300)]
+    covers = [at.tax_low <= tax <= at.tax_high for at in taxes if at.tax_n > 1]
+    assert len(covers) / len(taxes) <= 1 / 3
+    assert covers.count(False) / len(taxes) <= 0.05
+    assert sum(covers) / len(covers) > 0.72 - 3 * np.sqrt(0.72 * 0.28 / len(covers))

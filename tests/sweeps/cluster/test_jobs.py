@@ -1,8 +1,11 @@
 """Following a job: its log, its end, and the exit code that scripts read."""
 
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +14,7 @@ from ray.job_submission import JobStatus
 
 from pipegap.sweeps.cluster import jobs
 from pipegap.sweeps.commands import jobs as command
-from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.errors import BadInput, Unavailable
 
 
 class Client:
@@ -93,3 +96,60 @@ def test_an_address_that_is_no_jobs_api_ends_in_a_line(
         monkeypatch.setenv("RAY_API_SERVER_ADDRESS", address)
         with pytest.raises(BadInput, match=f"address={address}: must be a cluster's Jobs API"):
             jobs.jobs_of("").__enter__()
+
+
+class Head:
+    """Stands for the client of a head that answers `answers` one after the other to a job."""
+
+    def __init__(self, *answers: str) -> None:
+        self._answers, self.jobs = iter(answers), list[str]()
+
+    def list_jobs(self) -> list[Any]:
+        return [
+            SimpleNamespace(submission_id=job, metadata={"sweep": "main"}, start_time=0)
+            for job in self.jobs
+        ]
+
+    def submit_job(self, entrypoint: str, submission_id: str, **_: object) -> None:
+        if answer := next(self._answers, ""):
+            raise RuntimeError(answer)
+        self.jobs.append(submission_id)
+
+
+STARTS = "Request failed with status code 500: Traceback\n  File x\nException: no agent yet\n."
+
+
+def test_a_head_whose_agent_starts_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(jobs, "POLL_EVERY", 0.0)
+    head: Any = Head(STARTS, STARTS)
+    job_id = jobs.submit(head, "main", ["sweep=main"], again=False)
+    assert head.jobs == [job_id]
+    waits = "waits for the cluster's head, which does not take jobs yet"
+    assert capsys.readouterr().out.splitlines() == [waits, f"job {job_id}: submitted"]
+
+
+@pytest.mark.parametrize("answer", [STARTS, "Request failed with status code 400: no agent yet"])
+def test_what_a_head_refuses_is_a_line(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "AGENT_WITHIN", -1.0)
+    monkeypatch.setattr(jobs, "_client", lambda where: Head(answer))
+    said = r"the cluster at http://head answers with status \d00: .*no agent yet"
+    with pytest.raises(Unavailable, match=said) as refused, jobs.jobs_of("http://head") as client:
+        jobs.submit(client, "main", ["sweep=main"], again=False)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_job_runs_by_the_interpreter_of_ray_whatever_the_path_has() -> None:
+    """This process has imported Ray, as the one has which starts a job."""
+    command = f"{jobs.INTERPRETER} -c 'import sys; print(sys.executable)'"
+    done = subprocess.run(
+        command,
+        shell=True,
+        env={"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert Path(done.stdout.strip()).samefile(sys.executable)
+    assert Path(done.stdout.strip()).parent.parent.samefile(sys.prefix)

@@ -1,8 +1,10 @@
 """What is posted of a sweep, once each, and that nothing else depends on it."""
 
+import os
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -104,6 +106,81 @@ def test_a_dead_server_costs_a_warning(
     assert server.kinds() == ["failed"]
 
 
+@pytest.mark.parametrize("is_quick", [True, False])
+def test_at_the_end_all_is_told_at_once(is_quick: bool, tmp_path: Path, server: Webhook) -> None:
+    """Also what came within the minute of its kind, whether the report takes long or not."""
+    now = at(tmp_path)
+    with Notices(server.url, now, every=3600) as ends:
+        ends("a", "adamw delay", Status.FAILED, "KeyError: 'a'", 0.1)
+        until(lambda: bool(server.posts))
+        ends("b", "muon delay", Status.FAILED, "KeyError: 'b'", 0.2)
+        ends.end(now, stopped=False, has_run=True)
+        if not is_quick:
+            until(lambda: len(server.posts) == 2)
+            assert server.posts[1]["lines"] == [
+                "b muon delay failed: KeyError: 'b'",
+                "ended: 3 waiting",
+            ]
+        ends("c", "soap delay", Status.FAILED, "KeyError: 'c'", 0.3)
+    told = [line for post in server.posts for line in post["lines"]]
+    failed = [f"{name} delay failed: KeyError" for name in ("a adamw", "b muon", "c soap")]
+    assert [line.partition(": '")[0] for line in told if "failed" in line] == failed
+    assert told.count("ended: 3 waiting") == 1
+
+
+def test_a_text_is_never_longer_than_a_server_takes(tmp_path: Path, server: Webhook) -> None:
+    """However many trials fail, for reasons however long; it says how the sweep ended."""
+    now = at(tmp_path)
+    with Notices(server.url, now, every=3600) as ends:
+        ends.title = "a sweep, " * 400
+        for number in range(40):
+            ends(f"{number:016x}", f"muon seed={number}", Status.FAILED, "E: " + "x" * 9000, 0.1)
+        ends.end(now, stopped=True, has_run=True)
+    *_, last = server.posts
+    assert last["kind"] == "stopped"
+    assert last["lines"][-1] == "stopped: 3 waiting"
+    assert [post["kind"] for post in server.posts if len(post["text"]) > 2000] == []
+    shown = sum("failed: E: x" in line for post in server.posts for line in post["lines"])
+    more = [
+        int(line.split()[1]) for post in server.posts for line in post["lines"] if "more" in line
+    ]
+    assert shown + sum(more) == 40
+    keys = (tmp_path / "sweeps" / "told.jsonl").read_text().split("\n")
+    assert len([key for key in keys if key.startswith('"failed ')]) == 40
+
+
+DAMAGE = {
+    "other JSON": b'[]\n{"a": 1}\n12\nnull',
+    "bytes": b'\xff\xfe"x"\0\0',
+    "deep": b"[" * 100_000,
+    "a folder": None,
+    "a pipe": None,
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_list_of_what_was_told_ends_no_sweep(
+    kind: str, tmp_path: Path, server: Webhook, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What can be read of it counts."""
+    now, path = at(tmp_path), tmp_path / "sweeps" / "told.jsonl"
+    path.parent.mkdir()
+    warns = pytest.warns(UserWarning, match=f"{path} is no file: what was told is told again")
+    if kind == "a folder":
+        path.mkdir()
+    elif kind == "a pipe":
+        os.mkfifo(path)
+    else:
+        path.write_bytes(DAMAGE[kind] + b'\n"failed a"\n')
+        warns = nullcontext()
+    with warns, Notices(server.url, now) as notices:
+        notices.tell("failed", "failed a", "a failed")
+        notices.tell("failed", "failed b", "b failed")
+    told = ["b failed"] if path.is_file() else ["a failed", "b failed"]
+    assert [line for post in server.posts for line in post["lines"]] == told
+    assert not capsys.readouterr().err
+
+
 def test_an_error_after_the_end_is_told_with_it(tmp_path: Path, server: Webhook) -> None:
     def fails(now: Round) -> None:
         with Notices(server.url, now) as notices:
@@ -136,7 +213,14 @@ def test_what_is_a_url_is_taken(url: str) -> None:
 
 
 NO_HOST = ["hooks.slack.com/x", "ftp://a/b", "https:///x", "http://[::1/x", "http://[z]/", "ü"]
-NO_HOST += ["https://a/ b", "http://a:b/", "http://a:99999/", "http://a..b/", f"http://{'a' * 64}/"]
+NO_HOST += [
+    f"http://a/{'a' * 10_000}",
+    "https://a/ b",
+    "http://a:b/",
+    "http://a:99999/",
+    "http://a..b/",
+    f"http://{'a' * 64}/",
+]
 
 
 @pytest.mark.parametrize("url", NO_HOST)
@@ -154,18 +238,27 @@ def test_a_job_of_ray_does_not_carry_it(capsys: pytest.CaptureFixture[str]) -> N
     assert SECRET not in str(parse_request([*SWEEP, f"notify=http://a/{SECRET}"]))
 
 
-def test_it_is_in_no_list_of_processes() -> None:
-    """From the command line it moves into the environment of the same process."""
+@pytest.mark.parametrize("by_word", [True, False])
+@pytest.mark.parametrize("flags", [[], ["-P"]])
+def test_no_other_process_can_read_it(by_word: bool, flags: list[str]) -> None:
+    """The command begins anew, and finds modules as before."""
     url = f"http://a/{SECRET}"
-    done = python("-c", TAKES, "sweep=main", f"notify={url}")
-    assert done.stdout.splitlines() == [str((url, ["sweep=main"])), "[]"], done.stderr
+    environment = {**os.environ, **({} if by_word else {"PIPEGAP_NOTIFY": url})}
+    words = ["sweep=main", *([f"notify={url}"] if by_word else []), "seeds=[0]"]
+    done = python(*flags, "-c", TAKES, *words, env=environment)
+    assert done.stdout.splitlines() == [
+        str((url, ["sweep=main", "seeds=[0]"])),
+        f"{bool(flags)} False",
+    ], done.stderr
 
 
 TAKES = r"""
-import sys
+import os, sys
 from pathlib import Path
+os.environ["PYTHONSAFEPATH"] = "1"  # as `pipegap` does
 from pipegap.sweeps.request.command_line import take_url
-print(take_url(sys.argv[1:]))
-command = Path("/proc/self/cmdline").read_text().split("\0")
-print([word for word in command if word.startswith("notify=")])
+url, words = take_url(sys.argv[1:])
+print((url, words))
+seen = Path("/proc/self/cmdline").read_text() + Path("/proc/self/environ").read_text()
+print(bool(sys.flags.safe_path), url in seen)
 """

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import psutil
 import pytest
 import ray
+from ray._private.runtime_env import uv_runtime_env_hook
 from ray._private.utils import publish_error_to_driver
 
 from pipegap.sweeps.__main__ import main
@@ -34,6 +35,14 @@ from tests.support.webhook import SECRET
 
 T = TypeVar("T")
 ANNOUNCED = Path("/tmp/ray/ray_current_cluster")
+RUNTIME_ENV = {"env_vars": {"OMP_NUM_THREADS": "7"}, "py_executable": "/no/such/python"}
+OF_ANOTHER_CLUSTER = {
+    "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": RUNTIME_ENV, "metadata": {}}),
+    "RAY_RUNTIME_ENV_HOOK": "no.such.hook",
+    "RAY_OVERRIDE_RESOURCES": '{"CPU": 0}',
+    "RAY_REDIS_ADDRESS": "127.0.0.1:1",
+    "RAY_GCS_SERVER_PORT": "1",
+}
 pytestmark = [
     pytest.mark.long,
     pytest.mark.filterwarnings("ignore"),  # Ray's own, of this process
@@ -56,14 +65,17 @@ def cluster() -> Iterator[Cluster]:
     """The commands of this file share it: to start Ray takes seconds of several cores.
 
     HOME cannot be written, as in a container that runs as another user. The working folder has
-    files with the names of what a trial imports.
+    files with the names of what a trial imports. The driver is a process of another cluster's job,
+    and was started by uv.
     """
     keys, before = new_keys(), announced()
     session = Path(mkdtemp(prefix="k-", dir="/tmp"))  # short: Ray's sockets lie in it
+    home = {"RAY_TMPDIR": str(session), "HOME": "/proc/nowhere"}
     with pytest.MonkeyPatch.context() as patch, with_figures([]):
         patch.delenv("RAY_ADDRESS", raising=False)
-        for name, value in {**keys, "RAY_TMPDIR": str(session), "HOME": "/proc/nowhere"}.items():
+        for name, value in {**keys, **home, **OF_ANOTHER_CLUSTER}.items():
             patch.setenv(name, value)
+        patch.setattr(uv_runtime_env_hook, "_get_uv_run_cmdline", lambda: ["uv", "run", "python"])
         for name in ("trainer", "numpy", "torch", "yaml"):
             (session / f"{name}.py").write_text("raise ImportError('the file of a user')")
         patch.chdir(session)

@@ -17,6 +17,7 @@ from pipegap.analysis.statistics.text import gap_table
 from pipegap.analysis.table.load import load
 from pipegap.sweeps.cluster.notices import Ends
 from pipegap.sweeps.request.expand import Expected, Trial
+from pipegap.sweeps.view import display
 from pipegap.sweeps.view.display import Display
 from pipegap.sweeps.view.progress import COLD, Progress, State, read_state
 from pipegap.sweeps.view.render import SHARE, GapTable, Throttled, render
@@ -170,11 +171,13 @@ class Screen:
         results: Path,
         terminal: bool,
         width: int = 100,
+        expected: Expected | None = None,
     ) -> None:
         self.file = io.StringIO()
         console = Console(file=self.file, force_terminal=terminal, width=width)
+        store = FileStore(results)
         self.display = Display(
-            "name", planned, todo, FileStore(results), lambda: False, Ends(), console
+            "name", planned, todo, store, lambda: False, Ends(), console, expected
         )
 
     @property
@@ -216,6 +219,35 @@ def test_lines_where_there_is_no_terminal(corpus: Path, tmp_path: Path) -> None:
     assert screen.file.getvalue().splitlines() == [
         f"1/2 completed {one.plan.trial_id} adamw sync seed 0, about 12 s left"
     ]
+
+
+def test_a_long_silence_is_broken_by_what_the_sweep_waits_for(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And that trials are slow is said once."""
+    monkeypatch.setattr(display, "Throttled", lambda work, every: work)
+    one, two = planned = trials(corpus, tmp_path, 2)
+    expected = Expected({trial.trial_id: 24.0 for trial in planned}, compiler=0.0)
+    screen = Screen(planned, planned, tmp_path, terminal=False, expected=expected)
+    with screen.display:
+        screen.display.on_step_end(0, [])
+        assert not screen.text
+        monkeypatch.setattr(display, "SILENT", 0.0)
+        screen.display.on_step_end(0, [])
+        screen.start(one)
+        screen.start(two)
+        screen.row(one, update=0, wall_seconds=9.0, status=Status.RUNNING)
+        monkeypatch.setattr(display, "SILENT", 600.0)
+        for seconds in (59.0, 72.0, 73.0):  # 6 s of the plan
+            screen.row(two, update=2, wall_seconds=seconds, status=Status.RUNNING)
+            assert ("trials take" in screen.text) == (seconds > 60)
+    silent, waits, slow = screen.text.splitlines()
+    none = "none runs, 2 wait until Ray has the cores or GPUs of one free"
+    assert silent == f"no trial has ended for 0 s: {none}"
+    furthest = f"2 run, the furthest, {one.name}, is at update 1 of 12"
+    assert waits == f"no trial has ended for 0 s: {furthest}"
+    assert slow.startswith("trials take ")
+    assert "RAY_worker_niceness=0" in slow
 
 
 def test_a_log_says_why_a_trial_failed_and_breaks_no_line(corpus: Path, tmp_path: Path) -> None:

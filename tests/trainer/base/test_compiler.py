@@ -8,10 +8,27 @@ from pathlib import Path
 
 import pytest
 
+from pipegap.trainer.base.cli import STOPS
 from pipegap.trainer.base.errors import Stopped
 from pipegap.trainer.base.scratch import compiling
-from tests.support.processes import holding
+from tests.support.processes import holding, python
 
+GROUP = """
+import os, signal, subprocess, sys
+from types import SimpleNamespace
+from pipegap.trainer.base.cli import stopping
+from pipegap.trainer.base.scratch import compiling
+said_by_torch = SimpleNamespace(cache_dir=lambda: os.environ["TORCHINDUCTOR_CACHE_DIR"])
+sys.modules["torch._inductor.runtime.cache_dir_utils"] = said_by_torch
+os.setpgid(0, 0)
+with stopping("stops") as asked_to_stop, compiling():
+    compiler = subprocess.Popen(["sh", "-c", "echo runs; read line; exit 7"], stdin=-1, stdout=-1)
+    compiler.stdout.readline()
+    os.killpg(0, int(sys.argv[1]))
+    compiler.communicate(b"go on")
+    print(compiler.returncode, asked_to_stop())
+os.kill(os.getpid(), int(sys.argv[1]))
+"""
 MARKED = """
 import os, sys, time
 from types import SimpleNamespace
@@ -29,6 +46,14 @@ with compiling():
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     return tmp_path
+
+
+@pytest.mark.parametrize("number", STOPS)
+def test_a_signal_for_the_whole_group_asks_and_lets_a_compiler_end(number: int) -> None:
+    """After that it acts as usual."""
+    done = python("-c", GROUP, str(int(number)))
+    assert done.stdout == "7 True\n", done.stderr
+    assert done.returncode == -number
 
 
 def names(folder: Path) -> set[str]:
@@ -58,14 +83,19 @@ def test_what_a_killed_process_wrote_in_place_is_deleted(
     assert names(folder) == {"old.so", "new.py"}
 
 
-@pytest.mark.parametrize(("error", "kept"), [(Stopped(1), {"a.so"}), (ValueError(), set())])
+@pytest.mark.parametrize(
+    ("error", "cause", "kept"),
+    [(Stopped(1), None, {"a.so"}), (Stopped(1), ValueError(), set()), (ValueError(), None, set())],
+)
 def test_a_process_that_stops_when_asked_leaves_whole_files(
-    folder: Path, error: Exception, kept: set[str]
+    folder: Path, error: Exception, cause: Exception | None, kept: set[str]
 ) -> None:
+    """Not one that stops since something failed."""
+
     def write() -> None:
         with compiling():
             (folder / "a.so").touch()
-            raise error
+            raise error from cause
 
     with pytest.raises(type(error)):
         write()

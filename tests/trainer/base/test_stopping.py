@@ -16,6 +16,7 @@ from pipegap.trainer.__main__ import main
 from pipegap.trainer.base.cli import end_with, stopping
 from pipegap.trainer.base.errors import Stopped
 from pipegap.trainer.folder import lease
+from pipegap.trainer.folder.result import Row
 from pipegap.trainer.trial import run_trial
 from tests.support import small
 from tests.support.processes import alive, children
@@ -159,6 +160,29 @@ def test_ctrl_c_outside_of_a_command_s_own_care_is_a_line(
         end_with(interrupted)
     assert ended.value.code == 130
     assert capsys.readouterr().err == "interrupted: the same command goes on\n"
+
+
+@pytest.mark.parametrize("update", [3, 8])
+def test_what_fails_after_a_wish_to_stop_is_a_stop(update: int, tmp_path: Path) -> None:
+    """As if a signal for the whole group had ended a process that works for the trial."""
+    config = small.config(tmp_path, "pipeline=pipedream_2bw", "correction=error_feedback")
+    expected = run_trial({**config, "out": str(tmp_path / "whole")})
+    killed = {**config, "out": str(tmp_path / "killed")}
+    rows_so_far: list[Row] = []
+
+    def report(row: Row) -> None:
+        rows_so_far.append(row)
+        if row["update"] == update:
+            raise RuntimeError("g++ was terminated")
+
+    saved = update // 5 * 5
+    with pytest.raises(Stopped, match=f"after update {saved}:"):
+        run_trial(killed, report, lambda: len(rows_so_far) > update)
+    assert not (tmp_path / "killed" / "result.json").exists()
+    attempt = json.loads(lease.attempts(tmp_path / "killed")[-1].read_text())
+    assert attempt["ended"] == "Stopped"
+    assert untimed(run_trial(killed)) == untimed(expected)
+    assert rows(tmp_path / "killed") == rows(tmp_path / "whole")
 
 
 def test_stopped_after_every_update_it_ends_the_same(tmp_path: Path) -> None:

@@ -3,11 +3,18 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
+import torch
+import yaml
 
-from pipegap.trainer.__main__ import main
+from pipegap.sweeps.__main__ import main as sweeps
+from pipegap.trainer.__main__ import _require_no_code, main
+from pipegap.trainer.base.build import is_own, published
+from pipegap.trainer.config.names import GROUPS, yamls
+from pipegap.trainer.delayed import DelayedOptimizer, record
 from tests.support import small
 
 FACTORIES = """\
@@ -135,3 +142,53 @@ def test_a_config_of_others_imports_nothing_of_its_own(
     assert main([*words, f"code={tmp_path}"]) == 0
     assert (tmp_path / "ran").exists()
     assert json.loads(capsys.readouterr().out)["code"] == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("group", "node"),
+    [
+        ("data", {"_target_": "pipegap.trainer.base.children.mapped"}),
+        ("optimizer", {"_target_": "trainer.base.scratch.scratch", "base": "/tmp"}),
+        ("lr_schedule", {"_target_": "trainer.optimizers.adamw"}),  # a choice of another group
+        ("pipeline", {"_target_": "trainer.schedules.sync", "more": {"_target_": "trainer.x"}}),
+    ],
+)
+def test_a_config_of_others_calls_nothing_of_pipegap_that_is_no_choice(
+    group: str, node: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = small.config(tmp_path) | {"choices": None, group: node}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["--cfg", "--config", str(tmp_path / "config.json")]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"pipegap trial: {group}.")
+    assert "must be that of a choice of pipegap's" in printed.err
+    assert (printed.err.count("\n"), printed.out) == (1, "")
+
+
+def test_every_choice_can_be_run_from_a_config_of_others() -> None:
+    for group in GROUPS:
+        for path in yamls(group):
+            address = str((yaml.safe_load(path.read_text("utf-8")) or {}).get("_target_"))
+            for spelt in {address, published(address), f"pipegap.{published(address)}"}:
+                if is_own(spelt):
+                    _require_no_code({group: {"_target_": spelt}})
+
+
+def test_a_trial_of_a_loop_of_one_s_own_is_run_by_that_loop(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By `rerun` and by `--config`: a line that says which loop."""
+    adamw = torch.optim.AdamW(torch.nn.Linear(2, 1).parameters())
+    words = {"model": "mine", "data": "ours", "optimizer": "adamw", "seed": 3, "batch_size": 1}
+    delayed = DelayedOptimizer(adamw, 1, 0.0)
+    with (
+        pytest.raises(KeyError),
+        record(tmp_path, delayed, {**words, "seq_len": 4, "num_updates": 2}),
+    ):
+        raise KeyError("a failed trial")
+    says = "was recorded by a loop of your own (model=mine, data=ours, optimizer=adamw, seed=3)"
+    assert sweeps(["rerun", f"results={tmp_path}", "status=failed", "dry_run=true"]) == 1
+    assert says in capsys.readouterr().err
+    [config] = tmp_path.glob("trials/*/config.json")
+    assert main(["--config", str(config)]) == 2
+    assert says in capsys.readouterr().err

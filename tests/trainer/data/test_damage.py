@@ -1,7 +1,8 @@
 """Damaged, foreign or half-written data is refused before training, with the way out."""
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +10,13 @@ import pytest
 
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.data import __main__ as cli
+from pipegap.trainer.data import prepare as preparation
+from pipegap.trainer.data import readers
 from pipegap.trainer.data.prepare import prepare
 from pipegap.trainer.data.shards import Prepared
-from pipegap.trainer.data.tokenizers import Bytes
+from pipegap.trainer.data.tokenizers import Bytes, Document
 from tests.support.documents import ABOUT, TEXTS, prepared
+from tests.support.processes import never_waiting
 
 
 @pytest.mark.parametrize("damage", ["truncate", "alter", "remove", "manifest"])
@@ -112,3 +116,47 @@ def test_the_manifest_of_a_whole_corpus_names_no_limit(tmp_path: Path) -> None:
     """So that its hash, which names the data of a trial, stays what it was before limits."""
     prepared(tmp_path / "d")
     assert "num_tokens" not in json.loads((tmp_path / "d" / "manifest.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "damage", ["a list", "other keys", "a number", "a pipe", "cut tokens", "below 0"]
+)
+def test_a_damaged_record_of_a_preparation_gives_the_same_data_or_a_refusal(
+    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparation, "SAVE_EVERY", -1)
+    monkeypatch.setattr(readers, "DOCUMENTS_AT_ONCE", 10)
+
+    encode = Bytes.encode
+
+    def dying(encoder: Bytes, texts: Sequence[str]) -> list[Document]:
+        if TEXTS[45] in texts:
+            raise KeyboardInterrupt
+        return encode(encoder, texts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Bytes, "encode", dying)
+        with pytest.raises(KeyboardInterrupt):
+            prepared(tmp_path / "d")
+    record = tmp_path / "d.partial" / preparation.PROGRESS
+    content = json.loads(record.read_text())
+    if damage == "a pipe":
+        record.unlink()
+        os.mkfifo(record)
+    elif damage == "cut tokens":
+        (record.parent / "train-00000.tokens").write_bytes(b"\1\0")
+    elif damage == "below 0":
+        content["train"]["length"] = -5
+        record.write_text(json.dumps(content))
+    else:
+        other = {
+            "a list": [content],
+            "other keys": {key: content[key] for key in ("asked", "state")},
+            "a number": 3,
+        }
+        record.write_text(json.dumps(other[damage]))
+    with never_waiting():
+        if damage in ("cut tokens", "below 0"):
+            refuses(lambda: prepared(tmp_path / "d"), f"progress.json says: delete {record.parent}")
+        else:
+            assert prepared(tmp_path / "d").hash == prepared(tmp_path / "whole").hash

@@ -215,18 +215,21 @@ RUNNERS = {"emulated": (), "pipelined": GANG}
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("act", ["taken over by another process", "deleted while its trial ran"])
 def test_the_loser_says_one_line_and_fails(
-    runner: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runner: str, act: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "trial"
     words = (*RUNNERS[runner], "num_updates=4000", "eval_every=4000", f"out={out}")
 
-    def take_over() -> None:
+    def lose() -> None:
         metrics = out / "metrics.jsonl"
         wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 10)
-        attempt_path(out, 2).touch()
+        if act.startswith("deleted"):
+            out.rename(tmp_path / "trash")  # deleted in one step
+        else:
+            attempt_path(out, 2).touch()
 
-    assert main_while(small.overrides(tmp_path, *words), take_over) == 1
-    error = capsys.readouterr().err
-    assert error == f"pipegap trial: {out} was taken over by another process\n"
+    assert main_while(small.overrides(tmp_path, *words), lose) == 1
+    assert capsys.readouterr().err == f"pipegap trial: {out} was {act}\n"
     assert not (out / "result.json").exists()

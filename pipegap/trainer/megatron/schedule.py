@@ -1,0 +1,391 @@
+"""`Megatron2BW`: PipeDream-2BW without a flush, for pipelines of Megatron Core.
+
+The order of passes, the messages and the trace are those of `Schedule2BW` (its module draws them in
+time). What differs: gradients lie in the one buffer of Megatron's DDP. Backwards of a rank are in
+order, so when the last one of a batch is made, Megatron sums the gradient over replicas, and it is
+taken out of the buffer before the next backward, which is one of the next batch. Then `step` clips
+it, when all stages have theirs, and Megatron's own optimizer makes the update.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from inspect import signature
+from itertools import pairwise
+from math import isfinite
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import schedules
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.utils import get_attr_wrapped_model, get_model_config, get_model_type
+from torch import Tensor
+
+from pipegap.trainer.corrections.none import NoCorrection
+from pipegap.trainer.delayed.arm import correction_node, require_options
+from pipegap.trainer.executors.gradients import Diverged
+from pipegap.trainer.megatron.optimizers import CorrectedSteps, chain
+from pipegap.trainer.megatron.refusals import require_usable
+from pipegap.trainer.megatron.stage import MegatronStage, TwoSets, WaitingGradient
+from pipegap.trainer.schedules.recipes import pipedream_2bw
+from pipegap.trainer.torch_pipelining.passes import BACKWARD, FORWARD, Passes
+from pipegap.trainer.torch_pipelining.refusals import require
+from pipegap.trainer.torch_pipelining.sums import way_back
+
+STATE = "schedule_2bw"
+"""The entry of the optimizer's state."""
+
+
+class Megatron2BW:
+    """Trains as Megatron's 1F1B does, but without its bubble: gradients are one update old.
+
+    W(t+1) = W(t) − u_t − λ (u_t − u_{t−1}), where u_t is the whole change that `optimizer` makes of
+    W(t), from the gradient of batch t at W(max(0, t − 1)), and λ is `error_feedback`, the paper's 1
+    by default: the update of a trial with `pipeline=pipedream_2bw` (docs/semantics.md).
+
+    `model` is the one chunk of this rank's stage in Megatron's DDP, or a list of it, and
+    `optimizer` what get_megatron_optimizer made of it. Call `forward_backward` in place of what
+    get_forward_backward_func returned, and `step` in place of `optimizer.step`. Evaluate and save
+    in `with drained():`. From now on `optimizer.sharded_state_dict` has the state of the schedule
+    too, and `zero_grad_buffer` of the model does nothing: half of a gradient may be in the buffer.
+
+    - `correction`, a class of `trainer.corrections` (or `functools.partial` of one and its options)
+      with `num_updates`: in place of Error Feedback. It computes on fp32 weights as they are
+      sharded, so what it asks of a whole weight it asks of this rank's part.
+    - `synchronous_start`: how many updates are made without a delay, at first.
+    - `trace`: whether every pass is timed, for `write_trace`.
+
+    All ranks construct it together. Raises BadInput, a ValueError, on every rank alike and in one
+    line that names the argument, for what cannot be used.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any,
+        error_feedback: float = 1.0,
+        *,
+        correction: Callable[..., NoCorrection] | None = None,
+        num_updates: int | None = None,
+        synchronous_start: int = 0,
+        trace: bool = False,
+    ) -> None:
+        require_options("weights", None, correction, num_updates)
+        node = correction_node(error_feedback, correction)
+        require_usable(model, optimizer)
+        [self.model] = model if isinstance(model, Sequence) else [model]
+        self.optimizer, self.config = optimizer, get_model_config(self.model)
+        self.num_taken = 0  # batches that `forward_backward` took, so the number of the next one
+        self.num_made = 0  # updates
+        self._inner = chain(optimizer)
+        self._start, self._trace = synchronous_start, trace
+        self._weights = TwoSets(self.model, self._inner, synchronous_start)
+        is_late = lambda: self.num_made - self._weights.version(self.num_made)  # noqa: E731
+        self._corrected = [
+            None if inner.optimizer is None else CorrectedSteps(inner, node, num_updates, is_late)
+            for inner in self._inner
+        ]
+        self._stage = MegatronStage(self.model)
+        self._passes: Any = None  # made with the first batch
+        self._sizes: dict[str, Any] = {}  # of the first batch
+        self._in_flight: deque[tuple[Tensor | None, Tensor]] = deque()
+        # Of each batch whose gradient is whole, a gradient per inner optimizer.
+        self._whole: deque[list[WaitingGradient]] = deque()
+        self._norm: float | None = None  # of the last update
+        self._is_reported = True  # whether `step` returned True for it
+        self._drains = [0]  # batches before which the pipeline was drained
+        self._failed = ""  # what stopped a batch halfway
+        self._share_embeddings()
+        self._extend_checkpoints()
+        # A timer would wait for all ranks where one of them ends a batch, and so for ever.
+        self.config.barrier_with_L1_time = optimizer.config.barrier_with_L1_time = False
+        self._zero_buffer, self.model.zero_grad_buffer = self.model.zero_grad_buffer, _nothing
+
+    def _share_embeddings(self) -> None:
+        """Takes the sum over the copies of a tied weight out of Megatron's `finalize_model_grads`,
+        where the last stage would wait for the first one's gradient."""
+        stage = self._stage
+        module = get_attr_wrapped_model(self.model, "pre_process", return_model_obj=True)
+        is_tied = module.share_embeddings_and_output_weights and stage.num_stages > 1
+        is_end = stage.is_first or stage.is_last
+        self._tied = module.shared_embedding_or_output_weight() if is_tied and is_end else None
+        self._ends = parallel_state.get_embedding_group(check_initialized=False)
+        self._groups = ProcessGroupCollection.use_mpu_process_groups()
+        self._groups.embd = SimpleNamespace(size=lambda: 1)
+        self._norm_at = max(stage.lead, way_back(stage.num_stages) if is_tied else 0)
+
+    def forward_backward(
+        self,
+        *,
+        forward_step_func: Callable[..., Any],
+        data_iterator: Any,
+        model: Any = None,
+        num_microbatches: int,
+        seq_length: int,
+        micro_batch_size: int,
+        decoder_seq_length: int | None = None,
+        forward_only: bool = False,
+        **options: Any,
+    ) -> list[Any]:
+        """Trains on a batch, or evaluates one, and returns what its losses return for the log.
+
+        It takes the arguments of Megatron's function. `forward_only`, in `drained()`, is Megatron's
+        own. After an exception that other ranks may not have met, each later call raises
+        RuntimeError; after a refusal, a BadInput, nothing has happened.
+        """
+        self._require_whole()
+        step = {"forward_step_func": forward_step_func, "data_iterator": data_iterator}
+        sizes = {
+            "num_microbatches": num_microbatches,
+            "seq_length": seq_length,
+            "micro_batch_size": micro_batch_size,
+            "decoder_seq_length": decoder_seq_length,
+        }
+        if forward_only:
+            self._require_drained()
+            run = schedules.get_forward_backward_func()
+            return run(**step, **sizes, model=self.model, forward_only=True, **options)
+        self._begin(sizes, options)
+        logged: list[Any] = []
+        batch, size = self.num_taken, parallel_state.get_context_parallel_world_size()
+
+        def forward(batch: int, i: int) -> None:
+            if i == self._norm_at and self.num_made < batch:
+                self._begin_norm()
+            received = self._stage.take(FORWARD)
+            output, _ = schedules.forward_step(
+                **step,
+                model=self.model,
+                num_microbatches=num_microbatches,
+                input_tensor=received,
+                forward_data_store=logged,
+                config=self.config,
+                cp_group_size=size,
+                is_first_microbatch=i == 0,
+                current_microbatch=i,
+                is_last_stage=self._stage.is_last,
+            )
+            self._send(FORWARD, i, output)
+            schedules.deallocate_output_tensor(output, self.config.deallocate_pipeline_outputs)
+            self._in_flight.append((received, output))
+
+        with self._noted():
+            self.num_taken += 1
+            self._passes.run(self._drains[-1], self.num_taken, self._backward, forward)
+            if batch < self._start:
+                self._finish_batches()
+            else:
+                self._post_next()
+        return logged
+
+    def _begin(self, sizes: dict[str, Any], options: dict[str, Any]) -> None:
+        """Refuses what cannot be, and makes passes and messages with the first batch."""
+        collection = options.pop("pg_collection", None)
+        allowed = "must have the groups with which the model was made"
+        is_own = collection is None or collection.pp is self._stage.group
+        require(is_own, "pg_collection", collection, allowed)
+        options.pop("p2p_communicator", None)  # messages are sent in groups of their own
+        for name, value in options.items():
+            allowed = "is an option of Megatron's that 2BW does not have"
+            require(value in (None, False), name, value, allowed)
+        if self.num_made < self.num_taken - 1 or self._is_synchronous_update():
+            raise RuntimeError("call step() after each forward_backward(): an update is left")
+        for name, first in self._sizes.items():
+            allowed = f"must stay {first}: microbatches of two batches are in flight"
+            require(sizes[name] == first, name, sizes[name], allowed)
+        if self._passes is not None:
+            return
+        finalize, allowed = self.config.finalize_model_grads_func, "is required: it sums gradients"
+        require(finalize is not None, "finalize_model_grads_func", None, allowed)
+        num, stage = sizes["num_microbatches"], self._stage
+        allowed = f"must be at least {stage.num_stages - 1}, one for each later stage"
+        require(num >= stage.num_stages - 1, "num_microbatches", num, allowed)
+        shape = {name: size for name, size in sizes.items() if name != "num_microbatches"}
+        groups = {"tp_group": self._groups.tp, "cp_group": self._groups.cp}
+        [shape] = schedules.get_tensor_shapes(**shape, config=self.config, **groups)
+        stage.allocate(shape, self.config.pipeline_dtype)
+        self._passes = Passes(stage, num, stage.lead, self._weights, self._trace)
+        self._sizes = sizes
+
+    def _backward(self, batch: int, i: int) -> None:
+        is_last = i == self._sizes["num_microbatches"] - 1
+        received, output = self._in_flight.popleft()
+        call = schedules.backward_step
+        kind = [get_model_type(self.model)] * ("model_type" in signature(call).parameters)
+        with nullcontext() if is_last else (self.config.no_sync_func or nullcontext)():
+            gradient = call(received, output, self._stage.take(BACKWARD), *kind, self.config)
+        self._send(BACKWARD, i, gradient)
+        if is_last:
+            self._complete()
+
+    def _send(self, kind: str, i: int, tensor: Tensor) -> None:
+        self._stage.leaving = tensor
+        self._passes.neighbours.send(kind, i)
+        self._stage.leaving = None
+
+    def _post_next(self) -> None:
+        """Posts the receive of the first backward of the next call, whose message is on its way: so
+        no rank's message waits for a call that may come after a wait for all ranks."""
+        first, m = self._drains[-1], self._sizes["num_microbatches"]
+        number = (self.num_taken - first) * m - self._stage.lead
+        if self._in_flight and not self._stage.is_last:
+            self._passes.post([(BACKWARD, first + number // m, number % m)])
+
+    def _complete(self) -> None:
+        """A batch has its gradient: sums it over replicas, and takes it out of the buffer."""
+        self._weights.release()
+        with self._weights.without_gathers():
+            self.config.finalize_model_grads_func([self.model], None, self._groups)
+        self.optimizer.prepare_grads()
+        tied = self._tied, self._ends
+        self._whole.append([WaitingGradient(inner, *tied) for inner in self._inner])
+        self.optimizer.zero_grad()
+        self._zero_buffer()
+
+    def _begin_norm(self) -> None:
+        """Starts to add up the norm of the oldest gradient, once, when the weights are its W(t)."""
+        for gradient, corrected in zip(self._whole[0], self._corrected, strict=True):
+            gradient.begin_norm(corrected)
+
+    def step(self) -> tuple[bool, float | None, None]:
+        """Makes the update of the batch before, and returns what Megatron's `optimizer.step` does:
+        whether there was an update, the norm of its gradient over all stages, and None.
+
+        False at the first call, so Megatron leaves its scheduler alone. An update that `drained`
+        made counts at the next call: the scheduler steps once per update, before the next one.
+
+        Raises Diverged, on every rank alike, if the gradient is not finite; its update is not made.
+        """
+        self._require_whole()
+        if self.num_made < self.num_taken - 1 or self._is_synchronous_update():
+            with self._noted():
+                self._make_update()
+        was_reported, self._is_reported = self._is_reported, True
+        return (False, None, None) if was_reported else (True, self._norm, None)
+
+    def _is_synchronous_update(self) -> bool:
+        return self.num_made < self.num_taken <= self._start
+
+    @torch.no_grad()
+    def _make_update(self) -> None:
+        batch, timed = self.num_made, self._passes.timed
+        self._begin_norm()
+        gradients = self._whole.popleft()
+        self._norm = timed("wait U", batch, 0, lambda: sum(g.square() for g in gradients) ** 0.5)
+        if not isfinite(self._norm):
+            raise Diverged(batch)
+        timed("U", batch, 0, self._update, gradients)
+        self.num_made += 1
+        self._is_reported = False
+
+    def _update(self, gradients: Sequence["WaitingGradient"]) -> None:
+        for gradient in gradients:
+            gradient.give_back(self._norm)
+        self._weights.gather()  # two updates in a row, before a drain
+        with self._weights.update(self.num_made + 1):
+            self.optimizer.step_with_ready_grads()
+        self.optimizer.zero_grad()
+
+    @contextmanager
+    def drained(self) -> Iterator[Any]:
+        """Finishes every batch and update in flight; yields the model, with the newest weights.
+
+        It takes the time of a bubble and changes no number of the training.
+        """
+        self._require_whole()
+        if self.num_made < self.num_taken - 1 or self._is_synchronous_update():
+            raise RuntimeError("call step() after forward_backward(), before a drain")
+        if self.num_made < self.num_taken:
+            with self._noted(), self._passes.between_drains():
+                self._finish_batches()
+                self._make_update()
+        self._weights.gather()
+        yield self.model
+
+    def _finish_batches(self) -> None:
+        with torch.enable_grad():
+            self._passes.run(self._drains[-1], self.num_taken, self._backward)
+        self._passes.neighbours.flush()
+        self._drains.append(self.num_taken)
+
+    def _extend_checkpoints(self) -> None:
+        """Adds what the next batches need to the optimizer's sharded state: the number of updates,
+        and the weights that the next batch reads, sharded as Megatron shards those of the model."""
+        sharded, load = self.optimizer.sharded_state_dict, self.optimizer.load_state_dict
+
+        def sharded_state_dict(*args: Any, **options: Any) -> dict[str, Any]:
+            self._require_drained()
+            late = self._weights.older().module.sharded_state_dict(prefix="late.")
+            for value in late.values():  # of a parameter, which is about to show other weights
+                if isinstance(getattr(value, "data", None), Tensor):
+                    value.data = value.data.detach()
+            self._weights.release()
+            state = {"late": late, "num_updates": self.num_made, "is_reported": self._is_reported}
+            return {**sharded(*args, **options), STATE: state}
+
+        def load_state_dict(state_dict: dict[str, Any]) -> None:
+            state = state_dict.pop(STATE, None)
+            allowed = "is not of 2BW: make Megatron2BW after it is loaded"
+            require(state is not None, "checkpoint", [*state_dict], allowed)
+            load(state_dict)
+            self._load(**state)
+
+        self.optimizer.sharded_state_dict = sharded_state_dict
+        self.optimizer.load_state_dict = load_state_dict
+
+    def _load(self, late: dict[str, Any], num_updates: int, is_reported: bool) -> None:
+        if self.num_taken:
+            raise RuntimeError("load a checkpoint before the first batch")
+        # Copies: Megatron loads into the tensors that it finds, and they lie in one of the sets.
+        late = {k.removeprefix("late."): _copied(value) for k, value in late.items()}
+        self.num_taken = self.num_made = num_updates
+        self._is_reported, self._drains = is_reported, [num_updates]
+        self._weights.gather()
+        if num_updates % 2:
+            self._weights.move(1, torch.float32, torch.bfloat16)
+        self._weights.older().module.load_state_dict(late)
+        self._weights.release()
+
+    def write_trace(self, folder: Path) -> None:
+        """Writes, in `drained()`, trace.json for Perfetto and timeline.svg, as `Schedule2BW` does.
+        All ranks of the pipeline call it, and the first one writes. Raises BadInput without
+        `trace=True`."""
+        self._require_drained()
+        start = min(self._start, self.num_made)
+        shape = {
+            "num_stages": self._stage.num_stages,
+            "num_microbatches": self._sizes["num_microbatches"],
+        }
+        phases: dict[str, Any] = {"synchronous_start": start, "synchronous_cooldown": 0}
+        self._passes.write_trace(
+            folder, pipedream_2bw(self.num_made, **shape, **phases), [*pairwise(self._drains)]
+        )
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._failed = f"batch {self.num_taken - 1} stopped halfway, by {type(error).__name__}"
+            raise
+
+    def _require_whole(self) -> None:
+        if self._failed:
+            mend = "make the model and the pipeline anew, from a checkpoint"
+            raise RuntimeError(f"{self._failed}, and other ranks may have gone on: {mend}")
+
+    def _require_drained(self) -> None:
+        self._require_whole()
+        if self.num_made < self.num_taken:
+            raise RuntimeError("evaluate, save and load inside `with pipeline.drained():`")
+
+
+def _nothing() -> None:
+    """In place of the model's `zero_grad_buffer`, which loops call where half of a gradient is."""
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
