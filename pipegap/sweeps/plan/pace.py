@@ -20,15 +20,10 @@ from pipegap.sweeps.plan.devices import (
     occupied,
 )
 from pipegap.sweeps.request.expand import Expected, Trial
-<<<<<<< HEAD
 from pipegap.trainer.base.build import published
 from pipegap.trainer.base.former import YOUNGER
 from pipegap.trainer.config.names import without_younger
-=======
-from pipegap.trainer.base.build import label
-from pipegap.trainer.config.names import YOUNGER, without_younger
 from pipegap.trainer.folder import lease
->>>>>>> main
 from pipegap.trainer.folder.wellformed import CONFIG, read
 from pipegap.trainer.store.snapshot import Snapshot
 

@@ -12,14 +12,10 @@ from typing import Any, NamedTuple, TypeGuard
 
 import yaml
 
-<<<<<<< HEAD
 from pipegap.trainer.base.build import Node, is_own, label, published
-from pipegap.trainer.base.former import YOUNGER
-=======
-from pipegap.trainer.base import former
-from pipegap.trainer.base.build import Node, label, published
 from pipegap.trainer.base.errors import BadInput
->>>>>>> main
+from pipegap.trainer.base.former import CHOICES as FORMER_CHOICES
+from pipegap.trainer.base.former import YOUNGER
 from pipegap.trainer.base.places import CONF
 
 HEADER = re.compile("# (name|arm|theory):(.*)")
@@ -129,7 +125,7 @@ def _name(group: str, node: Node, recorded: str | None) -> str:
 
 def is_offered(group: str, address: str) -> bool:
     """Whether this address is that of a choice in conf/, or of one that earlier versions had."""
-    is_former = f"{group}={label({'_target_': address})}" in former.CHOICES
+    is_former = f"{group}={label({'_target_': address})}" in FORMER_CHOICES
     return is_former or bool(_alike(group, published(address)))
 
 
@@ -187,8 +183,6 @@ def _values(node: Node) -> Node:
     }
 
 
-<<<<<<< HEAD
-=======
 OWN_LOOP = "trainer.delayed.loop."
 """How the addresses begin of what a loop of one's own trained, which `record` gives to its words:
 nothing lies there."""
@@ -205,29 +199,6 @@ def refuse_own_loop(config: Mapping[str, Any]) -> None:
         raise BadInput("model", address, f"{allowed}: that loop runs it again, pipegap cannot")
 
 
-YOUNGER: Mapping[str, Any] = MappingProxyType(
-    {
-        "code": None,
-        "diagnostics": None,
-        "eval_tokens": None,
-        "eval_dtype": "float32",
-        "deterministic": True,
-        "from_pretrained": None,
-        "save_last": 0,
-        **{key: usual for key, (usual, *_) in former.KEYS.items()},
-        "model.loss_chunk": None,
-        "model.fused_delta_rule": False,
-        "optimizer.orthogonalisation": "newton_schulz",
-        "optimizer.cautious_decay": False,
-        "pipeline.slack": False,
-        "pipeline.recompute": False,
-        "data.end_of_document": None,
-    }
-)
-"""Key → the value at which a trial does what trials did before there was the key."""
-
-
->>>>>>> main
 def without_younger(config: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of the config without each key that has its value of YOUNGER: no hash depends on it.
 

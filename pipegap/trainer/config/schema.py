@@ -23,11 +23,7 @@ from pipegap.trainer.base.former import YOUNGER, is_dropped, refuse_dropped_choi
 from pipegap.trainer.base.places import require_folder
 from pipegap.trainer.base.ranges import Count, Few, Place, Rows, Seed
 from pipegap.trainer.config.combinations import check_combinations
-<<<<<<< HEAD
-from pipegap.trainer.config.names import GROUPS, names
-=======
-from pipegap.trainer.config.names import GROUPS, YOUNGER, names, refuse_own_loop
->>>>>>> main
+from pipegap.trainer.config.names import GROUPS, names, refuse_own_loop
 
 Choice = dict[str, Any]
 BF16_PRODUCTS = ("avx512_bf16", "amx_bf16")

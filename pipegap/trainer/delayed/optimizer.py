@@ -114,15 +114,10 @@ class DelayedOptimizer(Around):
         self.correction = arm.correction_node(error_feedback, correction)
         self.num_updates, self._clip_norm = num_updates, clip_norm
         self._schedule = arm.schedule_of(self.pipeline, num_updates)
-<<<<<<< HEAD
-        made = self._make_correction([delay])
-        self.looks_ahead = made.looks_ahead
+        blank = self._make_correction([delay])
+        self.looks_ahead = blank.looks_ahead
         """Whether the correction acts without a delay, too."""
         self._is_plain = delay == 0 and not self.looks_ahead
-=======
-        blank = self._make_correction([delay])
-        self._is_plain = delay == 0 and not blank.looks_ahead
->>>>>>> main
         if self._is_plain:  # nothing to correct, so nothing to remember
             self.correction = arm.correction_node(0, None)
             blank = self._make_correction([delay])
