@@ -3,7 +3,8 @@
 
     torchrun --nproc-per-node N -m tests.support.megatron_run FOLDER PLAN
 
-PLAN is JSON: names of functions below, each with a list of arguments of `Setting`. What they return
+PLAN is JSON, or a name in PLANS: names of functions below, each with a list of arguments of
+`Setting`. Without Transformer Engine, which `te` asks for, it needs no GPU. What functions return
 is written to FOLDER/N.json by their names. `loops` leaves the plain loops in FOLDER/loops.pt.
 """
 
@@ -581,5 +582,14 @@ def main(folder: Path, plan: dict[str, Any]) -> None:
     dist.destroy_process_group()
 
 
+ON_GPU = [["te+bf16+ef+control", 2], ["te+bf16+dist+drain+ef+control", 2]]
+PLANS: dict[str, dict[str, Any]] = {
+    "oracles": {"loops": ON_GPU, "numbers": ON_GPU},
+    "time": {"timed": [["te+bf16+dist+overlap+gather+fused+free", 2]]},
+}
+"""For the first GPU: docs/megatron.md."""
+
 if __name__ == "__main__":  # Megatron's writer of checkpoints spawns
-    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    folder = Path(sys.argv[1])
+    folder.mkdir(exist_ok=True)
+    main(folder, PLANS.get(sys.argv[2]) or json.loads(sys.argv[2]))

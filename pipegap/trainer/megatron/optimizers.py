@@ -45,7 +45,7 @@ class CorrectedSteps:
         self, inner: Any, correction: Node, num_updates: int | None, delay: Callable[[], int]
     ) -> None:
         self.inner, self.optimizer, self.delay = inner, inner.optimizer, delay
-        self.weights: list[Tensor] = inner.get_parameters()
+        self.weights: list[Any] = inner.get_parameters()
         make = partial(build, correction, num_updates or MAX_COUNT)
         sample = make([1])
         for reads in ("reads_ahead", "looks_ahead"):

@@ -74,13 +74,14 @@ STEPPED = "FP32Optimizer", "Float16OptimizerWithFloat16Params", "DistributedOpti
 
 def require_usable(model: Any, optimizer: Any) -> None:
     """Raises BadInput, on all ranks alike, for the first thing that one of them cannot do."""
+    refusal: tuple[Any, ...] = ()
     try:
-        error = _require_usable(model, optimizer)
-    except BadInput as refused:
-        error = refused.args
-    for args in of_every_rank(error):
-        if args is not None:
-            raise BadInput(*args)
+        _require_usable(model, optimizer)
+    except BadInput as error:
+        refusal = error.args
+    for arguments in of_every_rank(refusal):
+        if arguments:
+            raise BadInput(*arguments)
 
 
 def _require_usable(model: Any, optimizer: Any) -> None:

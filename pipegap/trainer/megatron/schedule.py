@@ -82,13 +82,13 @@ class Megatron2BW:
         self.num_made = 0  # updates
         self._inner = chain(optimizer)
         self._start, self._trace = synchronous_start, trace
-        self._weights = TwoSets(self.model, self._inner, synchronous_start)
+        self._weights: Any = TwoSets(self.model, self._inner, synchronous_start)
         is_late = lambda: self.num_made - self._weights.version(self.num_made)  # noqa: E731
         self._corrected = [
             None if inner.optimizer is None else CorrectedSteps(inner, node, num_updates, is_late)
             for inner in self._inner
         ]
-        self._stage = MegatronStage(self.model)
+        self._stage: Any = MegatronStage(self.model)
         self._passes: Any = None  # made with the first batch
         self._sizes: dict[str, Any] = {}  # of the first batch
         self._in_flight: deque[tuple[Tensor | None, Tensor]] = deque()

@@ -186,7 +186,7 @@ def _stepped(inner: Any, weight: Tensor) -> Tensor | None:
     """What an optimizer of Megatron's steps for a weight of the model, if it has some of it."""
     if at := getattr(inner, "model_param_group_index_map", {}).get(weight):
         group, number = at
-        return inner.optimizer.param_groups[group]["params"][number]  # type: ignore[no-any-return]
+        return inner.optimizer.param_groups[group]["params"][number]
     return getattr(weight, "main_param", weight)
 
 

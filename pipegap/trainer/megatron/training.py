@@ -31,12 +31,13 @@ class _Loop:
     """A training loop, which makes its optimizer when it begins."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self.options, self.pipeline = options, None
+        self.options = options
+        self.pipeline: Any = None
 
     def optimizer(self, make: Callable[..., Any]) -> Callable[..., Any]:
         def get_optimizer(config: Any, model: Any, *args: Any, **options: Any) -> Any:
             optimizer = make(config, model, *args, **options)
-            self.pipeline: Any = Megatron2BW(model, optimizer, **self.options)
+            self.pipeline = Megatron2BW(model, optimizer, **self.options)
             optimizer.step = self.pipeline.step
             return optimizer
 

@@ -95,7 +95,7 @@ class Passes:
             self.are_known |= stage.num_stages > 1
 
     def post(self, passes: Sequence[Pass]) -> None:
-        """Posts the receives of these passes, in their order."""
+        """Posts what passes to come receive, once."""
         for each in passes:
             kind, _, i = each
             if kind in self.neighbours.receives and each not in self.posted:
