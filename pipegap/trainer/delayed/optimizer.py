@@ -47,12 +47,12 @@ COUNTED = ("num_taken", "largest_delay")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def _untraced(method: Method) -> Method:
+def untraced(method: Method) -> Method:
     """Makes torch.compile run a method as it is: a trace would lose attributes that it sets, and
     then no gradient would be late, or no update be made."""
-    reason = "DelayedOptimizer has no graph: compile the step of the optimizer that it wraps"
-    untraced: Method = torch.compiler.disable(method, reason=reason)
-    return untraced
+    reason = "a late update has no graph: compile the model, or the step of the inner optimizer"
+    disabled: Method = torch.compiler.disable(method, reason=reason)
+    return disabled
 
 
 class DelayedOptimizer(Around):
@@ -137,7 +137,7 @@ class DelayedOptimizer(Around):
         """
         return self._take(closure)
 
-    @_untraced
+    @untraced
     def _take(self, closure: Callable[[], Any] | None) -> Any:
         progress = self._progress
         optimizer = progress.optimizer
@@ -164,7 +164,7 @@ class DelayedOptimizer(Around):
         progress.num_taken += 1
         return result
 
-    @_untraced
+    @untraced
     def eval(self) -> None:
         """Puts the weights to evaluate, of W(t + 1), into the model; see `train`.
 
@@ -185,7 +185,7 @@ class DelayedOptimizer(Around):
         keeper.show(weights)
         progress.is_shown = True
 
-    @_untraced
+    @untraced
     def train(self) -> None:
         """Puts back the weights that the next forward and backward are to read, to the bit."""
         progress = self._progress
@@ -213,7 +213,7 @@ class DelayedOptimizer(Around):
         keeper = self._progress.keeper
         return 0 if keeper is None else len(keeper.waiting.options)
 
-    @_untraced
+    @untraced
     def finish(self) -> None:
         """Makes the updates that wait and puts W(T) into the model, at the end of the training.
 

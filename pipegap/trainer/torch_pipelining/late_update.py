@@ -56,6 +56,7 @@ class LateUpdate:
         self._norm: Tensor | None = None  # of the batch whose `update` runs
         self._begun = -1  # the last batch whose norm
         self._has_begun = self._has_looked = False  # with batches; at gradients around an update
+        self._has_gradient = False  # that any batch left to a weight
         self.loaded: Mapping[str, Any] | None = None
         """What `state` returned, until a batch needs it: weights may be loaded after it."""
 
@@ -135,6 +136,10 @@ class LateUpdate:
         self._norm = norm
         weights, delays = self.versions.newest, self.versions.delays(batch)
         self.versions.move_gradients(batch)
+        self._has_gradient |= any(weight.grad is not None for weight in weights)
+        if any(delays) and not self._has_gradient:
+            allowed = "must leave gradients to update(): what steps in the backward is never late"
+            refusals.require(False, "optimizer", "no weight has a gradient", allowed)
         kept = self.versions.make_room(batch)
         step = partial(self._step, update)
         ahead = corrected_update(step, self._correction, weights, delays, kept=kept)

@@ -32,6 +32,7 @@ from typing_extensions import override
 
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.delayed.arm import correction_node, require_options
+from pipegap.trainer.delayed.optimizer import untraced
 from pipegap.trainer.schedules.recipes import pipedream_2bw
 from pipegap.trainer.torch_pipelining import refusals
 from pipegap.trainer.torch_pipelining.late_update import LateUpdate
@@ -122,6 +123,10 @@ class Schedule2BW(Schedule1F1B):
         After an exception the same batch may be tried again if it did nothing yet; else each later
         call raises RuntimeError.
         """
+        return self._untraced_step(*args, **options)
+
+    @untraced
+    def _untraced_step(self, *args: Any, **options: Any) -> Any:
         self._require_whole()
         refusals.require_options(Schedule1F1B.step, options, refusals.OF_STEP)
         taken = self.num_taken
