@@ -70,6 +70,8 @@ def versions(trials: pd.DataFrame) -> dict[str, str]:
     return {f"{group}.{rest}": rest for group, _, rest in names if group == VERSIONS}
 
 
+SHARDS = "data.shards"
+"""The key of the folder for tokens of one's own text, a place on one machine: no name shows it."""
 BESIDE = "beside"
 """Column of a report: whether another trial of the store ran beside a trial (`pairs.overhead`)."""
 
@@ -91,7 +93,18 @@ def is_of_point(key: str) -> bool:
 def point_columns(flat_config: Mapping[str, Any], data_hash: str | None) -> dict[str, str]:
     """Return `settings_key`, a digest of the settings, and `point`: the digest, a hyphen, and the
     start of the data's hash (0 where it is not known)."""
-    config = without_younger(flat_config)
+    return _point(without_younger(flat_config), data_hash)
+
+
+def loop_point_columns(flat_config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, str]:
+    """Return the same of a recorded loop, whose choices are their names: every word counts, and
+    None is as if there was no word."""
+    words = {key: value for key, value in flat_config.items() if not key.endswith("._target_")}
+    named = {group: names[group] for group in SHARED_GROUPS}
+    return _point({k: v for k, v in words.items() if v is not None} | named, None)
+
+
+def _point(config: Mapping[str, Any], data_hash: str | None) -> dict[str, str]:
     shared = {key: value for key, value in config.items() if is_of_point(key)}
     digest = hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:12]
     return {"settings_key": digest, "point": f"{digest}-{(data_hash or '0')[:8]}"}

@@ -19,6 +19,46 @@ GROUPS = ("model", "data", "optimizer", "pipeline", "correction", "lr_schedule")
 """What is chosen of a trial; the folders of conf/ that hold its choices."""
 
 
+LOOP = "trainer.delayed.loop"
+"""Where the choices of a recorded loop of one's own have their `_target_`. Nothing is there: only
+the loop can make the trial."""
+WORDS = "words"
+"""The key of a recorded loop's config that holds the words of the loop's own."""
+DEFINED = (
+    *GROUPS,
+    *("seed", "batch_size", "seq_len", "num_updates", "clip_norm"),
+    *("choices", "results", "out"),
+)
+"""Keys of a recorded loop's config that have a meaning; those of its choices lie in their groups.
+Any other key is a word of the loop's own: 0.2 wrote these words beside the keys of this tuple, so
+that a word could be taken for a key of a trial."""
+COMPUTED_WITH = ("optimizer.lr", "optimizer.momentum", "optimizer.weight_decay", "clip_norm")
+"""Keys that tables compute with, if a recorded loop has them."""
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether a word is a number, which a bool is not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_of_loop(config: Mapping[str, Any]) -> bool:
+    """Whether `pipegap.trainer.delayed.record` made the config, of a loop of one's own."""
+    return str(config["model"]["_target_"]).startswith(f"{LOOP}.")
+
+
+def own_words(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the words of a recorded loop's own, wherever its config holds them."""
+    own = {key: value for key, value in config.items() if key not in DEFINED}
+    nested = own.pop(WORDS, {})
+    return own | (nested if isinstance(nested, dict) else {WORDS: nested})
+
+
+@cache
+def trial_keys() -> frozenset[str]:
+    """Return the keys of a trial's config: conf/config.yaml has them all."""
+    return frozenset(yaml.safe_load((CONF / "config.yaml").read_text("utf-8")))
+
+
 def names(config: Mapping[str, Any]) -> dict[str, str]:
     """Group → name of its choice, for every choice in a config.
 
