@@ -141,6 +141,12 @@ def _presets(group: str) -> dict[str, Node]:
     return {path.stem: yaml.safe_load(path.read_text("utf-8")) or {} for path in yamls(group)}
 
 
+@cache
+def of_any_path(group: str) -> frozenset[str]:
+    """Return the names of a group's choices that can be chosen with any path, and not without."""
+    return frozenset(name for name, node in _presets(group).items() if node.get("path") == "???")
+
+
 def _values(node: Node) -> Node:
     """The keys of `node` without `_target_`.
 
