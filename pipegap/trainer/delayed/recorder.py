@@ -255,8 +255,8 @@ def _checked(word: str, value: object) -> Word:
     if not (isinstance(word, str) and _is_printed(word)) or key == "_target_":
         raise BadInput(name, value, "must be called by printable text, such as dropout")
     if group != word and (group not in NAMES or not key):
-        other = word.strip(".").replace(".", "_")
-        allowed = f"must be a word of its own ({other}), or begin with one of {', '.join(NAMES)}"
+        begins, other = ", ".join(NAMES), word.strip(".").replace(".", "_")
+        allowed = f"must be a word of its own, or begin with one of {begins}: write {other}"
         raise BadInput(name, value, allowed)
     plain = _plain(name, value)
     if word in COMPUTED_WITH and plain is not None and not is_number(plain):
