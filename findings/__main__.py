@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from pipegap.analysis import load
 from pipegap.analysis.report.report import PATHS
+from pipegap.analysis.table.load import as_csv, load
 from pipegap.sweeps.request.files import known
 from pipegap.trainer.base.atomic import write_atomically
 from pipegap.trainer.base.cli import (
@@ -109,7 +109,7 @@ def publish(
     path = findings / study / f"{table or f'trials_{scale}'}.csv"
     _check(trials, path)
     shown = trials.drop(columns=PATHS, errors="ignore").sort_values("trial_id")
-    write_atomically(path, shown.to_csv(index=False).encode())
+    write_atomically(path, as_csv(shown).encode())
     return f"{path.relative_to(findings.parent)}: {len(shown)} trials{_mixed(shown)}"
 
 

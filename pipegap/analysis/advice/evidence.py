@@ -12,6 +12,7 @@ from pipegap.analysis.statistics.intervals import Interval
 from pipegap.analysis.statistics.pairs import ENOUGH_UPDATES, VARIANT, results
 from pipegap.analysis.statistics.tax import Finals, Tax
 from pipegap.analysis.table import names
+from pipegap.analysis.table.points import data_names
 from pipegap.analysis.table.tasks import Family, families, kinds, tokens_asked, updates_asked
 from pipegap.trainer.base.status import FINAL, Status
 
@@ -118,7 +119,7 @@ def evidence(
     num_settings = whole.groupby("tokens").size()
     best = whole.drop_duplicates("tokens").sort_values("tokens", ascending=False)
     family = families(trials)
-    task = _tasks(trials).reindex(points.index)
+    task = _tasks(trials[trials["point"].isin(points.index)]).reindex(points.index)
     others = {*task[points["kind"] != largest]}
     return [
         replace(
@@ -135,7 +136,9 @@ def _tasks(trials: pd.DataFrame) -> pd.Series:
     """For each point model, size and data in words, and what else tells it from other tasks."""
     known, kind = trials.drop_duplicates("point").set_index("point"), kinds(trials)
     size = known["num_parameters"].map(names.parameters)
-    words = known["model"].astype(str) + " (" + size + " parameters), " + known["data"].astype(str)
+    words = (
+        known["model"].astype(str) + " (" + size + " parameters), " + data_names(known).astype(str)
+    )
     shared = words.groupby(words).transform(lambda of: len({kind[point] for point in of.index}))
     more = pd.Series(kind).reindex(words.index)
     return words.mask((shared > 1) & (more != ""), words + ", " + more)
@@ -184,7 +187,7 @@ def _at(
     compared = ["sync", *(gap.arm for gap in gaps)]
     sync = here[here["arm"] == "sync"].drop_duplicates("seed")
     return Evidence(
-        setting=own.words,
+        setting=own.label,
         keys=own.keys,
         updates=int(done.loc[done["point"] == point, "length"].iloc[0]),
         loss_sync=float(sync["final_val_loss"].mean()),

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from pipegap.analysis.table import names
-from pipegap.analysis.table.points import READ_AS, by_point, in_words, varied
+from pipegap.analysis.table.points import READ_AS, by_point, in_words, labelled
 from pipegap.analysis.table.tasks import updates_asked
 from pipegap.trainer.base.cli import duration
 from pipegap.trainer.base.errors import some
@@ -161,7 +161,7 @@ def settings_by_trial(trials: pd.DataFrame, specs: Iterable[Mapping[str, Any]]) 
     datasets = (rows for spec in specs for rows in spec["datasets"].values())
     shown = {row["trial_id"] for rows in datasets for row in rows if "trial_id" in row}
     of_trials = trials[trials["trial_id"].isin(shown)]
-    differing = by_point(varied(trials).values(), dict)
+    differing = by_point(labelled(trials), dict)
     points = of_trials.drop_duplicates("point").set_index("point")
     always = {key: READ_AS.get(key, key) for key in ALWAYS if key in points}
     words = {

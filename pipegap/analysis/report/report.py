@@ -35,6 +35,7 @@ from pipegap.analysis.report.page.listing import listed
 from pipegap.analysis.report.page.page import Chapter, Opening, Page, html, with_lead
 from pipegap.analysis.statistics.text import gap_table, printed_gaps, taxes_text
 from pipegap.analysis.table import names
+from pipegap.analysis.table.load import as_csv
 from pipegap.analysis.table.metrics import DamagedRows
 from pipegap.analysis.table.points import BESIDE, settings
 from pipegap.analysis.table.stores import stored
@@ -236,7 +237,8 @@ def _write_tables(tables: Mapping[str, pd.DataFrame], remarks: Sequence[str], ou
     more = f"\n\n{num_left} more rows: gaps.csv" if num_left > 0 else ""
     (out / "gaps.md").write_text(f"{table}{more}\n\n{LEGEND}\n\n{lines}", "utf-8")
     for name, content in tables.items():
-        content.to_csv(out / f"{name}.csv", index=False)
+        text = as_csv(content) if name == "trials" else content.to_csv(index=False)
+        (out / f"{name}.csv").write_text(text, "utf-8", newline="")
 
 
 def _listed(trials: pd.DataFrame, made: pd.DataFrame) -> pd.DataFrame:

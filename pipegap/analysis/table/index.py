@@ -23,6 +23,7 @@ from pyarrow import parquet
 from pipegap.analysis.table import points, rows, schema
 from pipegap.analysis.table.rows import Row, row
 from pipegap.trainer.base import build, former
+from pipegap.trainer.base.places import CONF
 from pipegap.trainer.config import identity, names
 from pipegap.trainer.config.names import GROUPS, yamls
 from pipegap.trainer.folder import wellformed
@@ -229,9 +230,8 @@ def write_index(path: Path, entries: Mapping[str, Entry]) -> None:
 
 @cache
 def _made_by() -> bytes:
-    """Return a digest of the code that makes rows, and of the choices that name trials."""
+    """Return a digest of the code that makes rows, of the choices that name trials, and of keys."""
     sources = "".join(inspect.getsource(module) for module in MAKERS)
-    sources += "".join(
-        path.name + path.read_text("utf-8") for group in GROUPS for path in yamls(group)
-    )
+    files = [CONF / "config.yaml", *(path for group in GROUPS for path in yamls(group))]
+    sources += "".join(path.name + path.read_text("utf-8") for path in files)
     return hashlib.sha256(sources.encode()).hexdigest().encode()

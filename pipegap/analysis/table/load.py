@@ -8,6 +8,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -157,14 +158,34 @@ def _rows(path: Path) -> Iterator[Row]:
             yield row
 
 
+def as_csv(trials: pd.DataFrame) -> str:
+    """Return the table as a CSV that `load` reads as the same values.
+
+    A text that would be read as something else, such as "1.10", is written as JSON writes it.
+    """
+    written = {
+        name: trials[name].astype(object).map(partial(_written, _dtype_of(name)))
+        for name in map(str, trials)
+        if trials[name].dtype in ("string", "object")
+    }
+    return trials.assign(**written).to_csv(index=False)
+
+
+def _written(dtype: str, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    # A field of a CSV can hold the end of a line, and not every character that is not printed.
+    is_read_as_it_is = value.replace("\n", "").isprintable() and _parsed(dtype, value) == value
+    return value if is_read_as_it_is else json.dumps(value)
+
+
 def _value(name: str, text: str, where: str) -> Any:
     """Return the value that `text` stands for in the column `name`; None if it is empty.
 
     Raises ValueError if no value of the column is written so.
     """
-    dtype = TRIAL[name][0] if name in TRIAL else NUMBERS.get(name, "")
     try:
-        value = _parsed(dtype if group_of(name) != VERSIONS else "string", text)
+        value = _parsed(_dtype_of(name), text)
     except (ValueError, OverflowError):
         raise ValueError(f"{where} has {name}={short(text)}") from None
     if name == "status" and value not in STATUSES:
@@ -172,21 +193,40 @@ def _value(name: str, text: str, where: str) -> Any:
     return value
 
 
+def _dtype_of(name: str) -> str:
+    """Return the dtype of a column whose values have one; the empty string of any other."""
+    if group_of(name) == VERSIONS:
+        return "string"
+    return TRIAL[name][0] if name in TRIAL else NUMBERS.get(name, "")
+
+
 def _parsed(dtype: str, text: str) -> Any:
-    """Return the value in a column of this `dtype`, which is empty for those outside the schema."""
+    """Return the value in a column of this `dtype`, which is empty for those outside the schema.
+
+    In these, a number is what is written as `as_csv` writes it: "1.10" and "58899e0" are texts.
+    """
     if not text:
         return None
-    if dtype == "string":
-        return text
     if dtype.startswith("datetime"):
         return pd.Timestamp(text).value
-    try:
-        value = WORDS[text] if text in WORDS else json.loads(text)
-    except (ValueError, RecursionError):
-        value = text
-    is_number = type(value) in (int, float)
-    if is_number and not (abs(value) < 2**63 and math.isfinite(value)):
-        value = text
-    if dtype in KINDS and type(value) not in KINDS[dtype]:
-        raise ValueError
-    return value if is_number or isinstance(value, bool) or dtype in KINDS else text
+    if text in WORDS and dtype != "string":
+        value = WORDS[text]
+    else:
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = text
+    if dtype in KINDS:
+        if type(value) not in KINDS[dtype] or not _is_finite(value):
+            raise ValueError
+        return value
+    if isinstance(value, str) or (isinstance(value, bool) and text in WORDS):
+        return value
+    is_number = isinstance(value, int | float) and _is_finite(value) and str(value) == text
+    return value if is_number and dtype != "string" else text
+
+
+def _is_finite(value: object) -> bool:
+    """Return whether a column can hold the value, if it is a number."""
+    is_long = isinstance(value, int) and not abs(value) < 2**63
+    return not is_long and not (isinstance(value, float) and not math.isfinite(value))

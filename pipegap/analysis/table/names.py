@@ -11,7 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from pipegap.analysis.table.points import by_point, varied
+from pipegap.analysis.table.points import by_point, labelled
+from pipegap.analysis.table.points import in_words as exactly
 from pipegap.trainer.config.names import declared, spaced
 
 
@@ -165,8 +166,14 @@ def in_words(known: pd.Series | Mapping[str, Any]) -> str:
 
 
 def settings(trials: pd.DataFrame) -> dict[str, str]:
-    """Return for each point, in words, the keys that differ among the points of its optimizer."""
-    return by_point(varied(trials).values(), in_words)
+    """Return for each point, in words, the keys that differ among the points of its optimizer;
+    where two points would have the same words, as of 0.1 and 0.1000001, the keys as they are."""
+    words: dict[str, str] = {}
+    for table in labelled(trials):
+        of_table = by_point([table], in_words)
+        is_told = len({*of_table.values()}) == len(of_table)
+        words |= of_table if is_told else by_point([table], exactly)
+    return words
 
 
 def arms(trials: pd.DataFrame) -> dict[str, str]:

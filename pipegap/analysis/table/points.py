@@ -4,22 +4,23 @@ tables is made once."""
 import hashlib
 import json
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache, wraps
 from typing import Any, TypeVar
 
 import pandas as pd
 
 from pipegap.analysis.table.schema import TRIAL
-from pipegap.trainer.base.status import Status
+from pipegap.trainer.base.status import FINAL, Status
 from pipegap.trainer.config.identity import CHANGES_NO_NUMBER
-from pipegap.trainer.config.names import GROUPS, without_younger
+from pipegap.trainer.config.names import GROUPS, of_any_path, without_younger
 
 T = TypeVar("T")
 
 ARM_GROUPS = ("pipeline", "correction")
 SHARED_GROUPS = tuple(group for group in GROUPS if group not in ARM_GROUPS)
-READ_AS = {"num_updates_asked": "num_updates", "data_hash": "data.path"}
+READ_AS = {"num_updates_asked": "num_updates"}
 """Columns that tell points apart → the keys of the config that a reader knows them by."""
 CHOICES = ("model", "lr_schedule")
 """Choices that may have the same keys and still be others: their names tell them apart."""
@@ -70,6 +71,8 @@ def versions(trials: pd.DataFrame) -> dict[str, str]:
     return {f"{group}.{rest}": rest for group, _, rest in names if group == VERSIONS}
 
 
+SHARDS = "data.shards"
+"""The key of the folder for tokens of one's own text, a place on one machine: no name shows it."""
 BESIDE = "beside"
 """Column of a report: whether another trial of the store ran beside a trial (`pairs.overhead`)."""
 
@@ -91,7 +94,18 @@ def is_of_point(key: str) -> bool:
 def point_columns(flat_config: Mapping[str, Any], data_hash: str | None) -> dict[str, str]:
     """Return `settings_key`, a digest of the settings, and `point`: the digest, a hyphen, and the
     start of the data's hash (0 where it is not known)."""
-    config = without_younger(flat_config)
+    return _point(without_younger(flat_config), data_hash)
+
+
+def loop_point_columns(flat_config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, str]:
+    """Return the same of a recorded loop, whose choices are their names: every word counts, and
+    None is as if there was no word."""
+    words = {key: value for key, value in flat_config.items() if not key.endswith("._target_")}
+    named = {group: names[group] for group in SHARED_GROUPS}
+    return _point({k: v for k, v in words.items() if v is not None} | named, None)
+
+
+def _point(config: Mapping[str, Any], data_hash: str | None) -> dict[str, str]:
     shared = {key: value for key, value in config.items() if is_of_point(key)}
     digest = hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:12]
     return {"settings_key": digest, "point": f"{digest}-{(data_hash or '0')[:8]}"}
@@ -119,45 +133,121 @@ def _usual(trials: pd.DataFrame, group: str) -> pd.Series:
 def varied(trials: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return for each optimizer a table of its points (index) and the keys that differ (columns).
 
-    A key that the name of a choice tells already is left out.
+    No two rows are the same. A key that the name of a choice tells already is left out.
     """
-    in_config = [key for key in map(str, trials) if is_of_point(key) and key not in TRIAL]
-    keys = [*(key for key in in_config if group_of(key) != VERSIONS), *READ_AS, *CHOICES]
-    # An unfinished trial has not recorded its data: its point is not known in full.
-    known = (
-        trials[trials["status"] != Status.UNFINISHED].drop_duplicates("point").set_index("point")
-    )
     return {
-        str(optimizer): group[[READ_AS.get(key, key) for key in _distinguishing(group, keys)]]
-        for optimizer, group in known.groupby("optimizer")
+        str(optimizer): _telling_apart(points)
+        for optimizer, points in _points(trials).groupby("optimizer")
     }
 
 
-def _distinguishing(points: pd.DataFrame, keys: Sequence[str]) -> list[str]:
-    """Return the keys that tell points apart.
+@remembered
+def labelled(trials: pd.DataFrame) -> list[pd.DataFrame]:
+    """Return tables of points like those of `varied`, as people read them; no two rows are alike.
 
-    Of several models these are their names, and settings that differ between points of one name.
+    Points that have a pair show the keys that differ among these. Points without a pair, such as
+    that of a trial by which somebody tried something, show all keys of `varied` in a table beside.
+    Data is called by its name, or by the last part of its path.
     """
-    differing = [key for key in keys if _differs(points[key])]
-    by_name = {choice: points.groupby(choice) for choice in CHOICES if choice in differing}
-    return [
+    has_pair = _with_pair(trials)
+    tables = []
+    for _, points in _points(trials).groupby("optimizer"):
+        paired = points[points.index.isin(has_pair)]
+        others = _telling_apart(points).drop(index=paired.index)
+        tables += [_called(table, points) for table in (_telling_apart(paired), others)]
+    return tables
+
+
+def _points(trials: pd.DataFrame) -> pd.DataFrame:
+    """Return one trial of each point, by the point.
+
+    An unfinished trial has not recorded its data: its point is not known in full.
+    """
+    done = trials[trials["status"] != Status.UNFINISHED]
+    return done.drop_duplicates("point").set_index("point")
+
+
+def _with_pair(trials: pd.DataFrame) -> set[str]:
+    """Return the points at which sync and another arm have a result of the same seed."""
+    done = trials.loc[trials["status"].isin(FINAL), ["point", "seed", "arm"]]
+    is_sync = done["arm"] == "sync"
+    return {*done[is_sync].merge(done[~is_sync], on=["point", "seed"])["point"]}
+
+
+def _telling_apart(points: pd.DataFrame) -> pd.DataFrame:
+    """Return the columns that tell the points of one optimizer apart, called as their keys.
+
+    Of several models these are their names, and settings that differ between points of one name. If
+    two points have the same keys, as those of a class that moved to another file, `point` is a
+    column.
+    """
+    in_config = [key for key in map(str, points) if is_of_point(key) and key not in TRIAL]
+    keys = [key for key in in_config if group_of(key) != VERSIONS and key != SHARDS]
+    data = _telling_data(points)
+    differing = [key for key in (*keys, *READ_AS) if _differs(points[key])]
+    differing += [data] if data else []
+    differing += [choice for choice in CHOICES if _differs(points[choice])]
+    by_name = {name: points.groupby(name) for name in (*CHOICES, "data") if name in differing}
+    kept = [
         key
         for key in differing
-        if (choice := group_of(key)) == key
-        or choice not in by_name
-        or any(_differs(same[key]) for _, same in by_name[choice])
+        if (name := group_of(key)) == key
+        or name not in by_name
+        or any(_differs(same[key]) for _, same in by_name[name])
     ]
+    table = points[kept].rename(columns=READ_AS)
+    rows = [*map(tuple, table.apply(texts).to_numpy())]
+    return table if len({*rows}) == len(rows) else table.assign(point=table.index)
+
+
+def _telling_data(points: pd.DataFrame) -> str | None:
+    """Return the first column that tells the data of points apart; None if they have the same data.
+
+    The data of a recorded loop is known by its name alone.
+    """
+    data = points["data_hash"].fillna(points["data"])
+    if not _differs(data):
+        return None
+    columns = ("data", "data.path", "data_hash")
+    return next(
+        key for key in columns if data.groupby(points[key], dropna=False).nunique().max() == 1
+    )
+
+
+def _called(table: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
+    """Return the table with data as people call it, where that tells as much."""
+    called = {"data": data_names(points), "data.path": _last_parts(points)}
+    return table.assign(
+        **{
+            key: names[table.index]
+            for key, names in called.items()
+            if key in table and names[table.index].nunique() == table[key].nunique()
+        }
+    )
+
+
+def data_names(trials: pd.DataFrame) -> pd.Series:
+    """Return what people call the data of each trial: the last part of its path if it is a choice
+    that has no path of its own, such as `text`, else the name of the choice."""
+    return trials["data"].mask(trials["data"].isin(of_any_path("data")), _last_parts(trials))
+
+
+def _last_parts(trials: pd.DataFrame) -> pd.Series:
+    return trials["data.path"].astype("string").str.rstrip("/").str.rpartition("/")[2]
 
 
 def _differs(values: pd.Series) -> bool:
     """Return whether there are several values. What is missing is one value: None and NaN stand
     beside each other where several tables were put together."""
+    if values.dtype == object:  # pandas takes 1 for True
+        values = texts(values)
     return int(values.nunique()) + int(values.isna().any()) > 1
 
 
 def settings(trials: pd.DataFrame) -> dict[str, str]:
-    """Return for each point, as key=value, the keys that differ among its optimizer's points."""
-    return by_point(varied(trials).values(), in_words)
+    """Return for each point, as key=value, the keys that differ among its optimizer's points: no
+    two points of an optimizer have the same text (`labelled`)."""
+    return by_point(labelled(trials), in_words)
 
 
 def by_point(tables: Iterable[pd.DataFrame], of_row: Callable[[pd.Series], T]) -> dict[str, T]:
@@ -165,13 +255,32 @@ def by_point(tables: Iterable[pd.DataFrame], of_row: Callable[[pd.Series], T]) -
     return {str(point): of_row(row) for table in tables for point, row in table.iterrows()}
 
 
-def in_words(known: pd.Series | Mapping[str, Any]) -> str:
+def in_words(keys: pd.Series | Mapping[str, Any]) -> str:
     """Return `optimizer.lr=0.002, batch_size=16` for a row of `varied`, for example.
 
-    What is missing is None, however a column holds it.
+    Other values are other texts, but for 1 and 1.0. What is missing is None, however a column holds
+    it.
     """
-    return ", ".join(f"{key}={_or_none(value)}" for key, value in known.items())
+    return ", ".join(f"{key}={_text(value)}" for key, value in keys.items())
 
 
-def _or_none(value: Any) -> Any:
-    return None if pd.api.types.is_scalar(value) and pd.isna(value) else value
+def texts(values: pd.Series) -> pd.Series:
+    """Return the values as `in_words` writes them."""
+    return values.astype(object).map(_text)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value if _is_plain(value) else json.dumps(value, ensure_ascii=False)
+    return str(None if pd.api.types.is_scalar(value) and pd.isna(value) else value)
+
+
+def _is_plain(text: str) -> bool:
+    """Return whether a text is no other value's, and ends where it seems to end."""
+    with suppress(ValueError):
+        float(text)
+        return False
+    with suppress(ValueError):
+        return isinstance(json.loads(text), list)  # the list itself, as a column holds it
+    is_whole = text.isprintable() and text.strip() == text != ""
+    return is_whole and text not in ("None", "True", "False") and not {",", '"'} & {*text}

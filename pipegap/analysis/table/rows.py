@@ -9,12 +9,32 @@ from collections.abc import Mapping
 from keyword import iskeyword
 from typing import Any
 
-from pipegap.analysis.table.points import VERSIONS, flatten, point_columns
+from pipegap.analysis.table.points import (
+    BESIDE,
+    SHARDS,
+    VERSIONS,
+    flatten,
+    group_of,
+    loop_point_columns,
+    point_columns,
+)
 from pipegap.analysis.table.schema import TRIAL
 from pipegap.trainer.base.build import is_own
 from pipegap.trainer.base.former import LOOKED_AHEAD, YOUNGER
 from pipegap.trainer.base.status import Status
-from pipegap.trainer.config.names import declared, kind, names
+from pipegap.trainer.config.names import (
+    COMPUTED_WITH,
+    DEFINED,
+    GROUPS,
+    WORDS,
+    declared,
+    is_number,
+    is_of_loop,
+    kind,
+    names,
+    own_words,
+    trial_keys,
+)
 from pipegap.trainer.folder.wellformed import OF_RESULT
 
 Row = dict[str, Any]
@@ -31,6 +51,10 @@ PRINCIPAL = ("coefficient", "delay")
 OF_BOTH = ("seed", "num_updates")
 """Keys of a config that are columns although a result has them; no other takes the place of what a
 trial made."""
+TAKEN = frozenset((*TRIAL, *GROUPS, *trial_keys(), BESIDE, VERSIONS, WORDS))
+"""Columns, or what they begin with, that mean something else than a word of a recorded loop."""
+NO_WORDS = (SHARDS, "data.skip_bad_rows")
+"""The same in the groups of choices: no table compares them."""
 NOT_STALENESS = ("_target_", "num_stages", "num_microbatches", "slack")
 PHASES = {"synchronous_start": "start", "synchronous_cooldown": "cooldown"}
 """Keys of the pipeline → the columns that hold them, and what the name of an arm calls them."""
@@ -42,8 +66,14 @@ def row(trial_id: str, config: Config, result: Config, written_ns: int) -> Row:
     `result` is empty of an unfinished trial; else its file was last changed at `written_ns`, which
     counts for when the trial finished if the result does not say that itself, as older ones.
     """
-    flat = dict(flatten({**YOUNGER, **config, "choices": {}}))
-    flat |= {f"{group}.{SOURCE}": digest for group, digest in result.get("sources", {}).items()}
+    if is_of_loop(config):
+        flat = _of_loop(config)
+        point = loop_point_columns(flat, names(config))
+    else:
+        flat = dict(flatten({**YOUNGER, **config, "choices": {}}))
+        digests = result.get("sources", {}).items()
+        flat |= {f"{group}.{SOURCE}": digest for group, digest in digests}
+        point = point_columns(flat, result.get("data_hash"))
     return {
         "trial_id": trial_id,
         "status": Status.UNFINISHED,
@@ -58,9 +88,36 @@ def row(trial_id: str, config: Config, result: Config, written_ns: int) -> Row:
         **{key: value for key, value in result.items() if key in OF_RESULT & TRIAL.keys()},
         **dict(flatten(result.get("versions", {}), f"{VERSIONS}.")),
         **arm_columns(config, result),
-        **point_columns(flat, result.get("data_hash")),
+        **point,
         "finished_at": _finished_ns(result, written_ns) if result else None,
     }
+
+
+def _of_loop(config: Config) -> dict[str, Any]:
+    """Return the leaves of a recorded loop's config by their columns, 1.0 as 1.
+
+    A word that is called like a column of another meaning is `words.` and its name.
+    """
+    groups = {key: config[key] for key in DEFINED if key in config and key != "choices"}
+    leaves = dict(flatten(groups))
+    own = dict(flatten(own_words(config)))
+    nameless = {key for key in own if group_of(key) in TAKEN}
+    nameless |= {key for key in NO_WORDS if key in leaves}
+    nameless |= {key for key in COMPUTED_WITH if not is_number(leaves.get(key, 0))}
+    columns = {
+        f"{WORDS}.{key}" if key in nameless else key: _as_one(value)
+        for key, value in (leaves | own).items()
+        if value is not None
+    }
+    return {"tokens_per_parameter": None, "clip_norm": None, **columns}
+
+
+def _as_one(value: Any) -> Any:
+    """Return a value in which a whole number is an int, as far as floats hold every int."""
+    if isinstance(value, list):
+        return [_as_one(part) for part in value]
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
+    return int(value) if is_whole else value
 
 
 def _finished_ns(result: Config, written_ns: int) -> int:

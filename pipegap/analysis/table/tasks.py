@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from pipegap.analysis.table.points import by_point, group_of, in_words, varied
+from pipegap.analysis.table.points import by_point, group_of, in_words, labelled, varied
 
 TUNED = (
     *("optimizer", "lr_schedule", "batch_size", "clip_norm", "clip_scope"),
@@ -15,6 +15,8 @@ TUNED = (
 LENGTH = ("num_updates", "tokens_per_parameter")
 """The keys that say how long a trial trains."""
 DECAY = "optimizer.weight_decay"
+NO_KEYS = ("data_hash", "point")
+"""Columns that may tell points apart, and are no keys of the config."""
 
 
 def updates_asked(trials: pd.DataFrame) -> pd.Series:
@@ -44,26 +46,31 @@ def tasks(trials: pd.DataFrame) -> dict[str, str]:
         is_varied = tokens[group.index].nunique(dropna=False) > 1
         return _fixed(group).assign(**{"tokens": tokens} if is_varied else {})
 
-    return by_point(map(settings, varied(trials).values()), in_words)
+    return by_point(map(settings, labelled(trials)), in_words)
 
 
 def kinds(trials: pd.DataFrame) -> dict[str, str]:
     """Return for each point its task in words, but for how long it trains."""
-    return by_point(map(_fixed, varied(trials).values()), in_words)
+    return by_point(map(_fixed, labelled(trials)), in_words)
 
 
 class Family(NamedTuple):
     """What a point shares with the points that differ from it in their length alone."""
 
     words: str
+    label: str
+    """The words for people: those of the keys that differ among points that have a pair."""
     keys: Mapping[str, Any]
     """What the points share, by key of the config; None is null."""
 
 
 def families(trials: pd.DataFrame) -> dict[str, Family]:
     """Return for each point its family; points of one family have the same words."""
+    labels = by_point(map(_without_length, labelled(trials)), in_words)
     tables = map(_without_length, varied(trials).values())
-    return by_point(tables, lambda row: Family(in_words(row), _as_config(row)))
+    return by_point(
+        tables, lambda row: Family(in_words(row), labels[str(row.name)], _as_config(row))
+    )
 
 
 def families_by_decay(trials: pd.DataFrame) -> dict[str, str]:
@@ -82,7 +89,11 @@ def families_by_decay(trials: pd.DataFrame) -> dict[str, str]:
 
 
 def _as_config(row: pd.Series) -> dict[str, Any]:
-    return {str(key): None if pd.isna(value) else value for key, value in row.to_dict().items()}
+    return {
+        str(key): None if pd.isna(value) else value
+        for key, value in row.to_dict().items()
+        if key not in NO_KEYS
+    }
 
 
 def _fixed(group: pd.DataFrame) -> pd.DataFrame:

@@ -29,7 +29,7 @@ from pipegap.trainer.base.build import build, is_own, locate, published
 from pipegap.trainer.base.code import code_digest, is_in, use_code
 from pipegap.trainer.base.places import CODE_ROOT
 from pipegap.trainer.base.ranges import MAX_COUNT
-from pipegap.trainer.config.names import is_choice, without_younger
+from pipegap.trainer.config.names import WORDS, is_choice, is_of_loop, own_words, without_younger
 from pipegap.trainer.models.checkpoint_files import weights_digest
 
 TRAINER_VERSION = 2
@@ -60,7 +60,7 @@ COMMIT = "PIPEGAP_COMMIT"
 
 def version_of(config: Mapping[str, Any]) -> int:
     """Return the version of the trainer that the numbers of a trial belong to."""
-    if "compile" not in config:  # of a loop that is not ours: `trainer.delayed.recorder`
+    if is_of_loop(config):
         return TRAINER_VERSION
     is_compiled, model = config["compile"] == "update", config["model"]
     default = getattr(locate(model["_target_"]), "tied_embeddings", True)
@@ -79,7 +79,28 @@ def _clips_by_stage(config: Mapping[str, Any]) -> bool:
 
 def trial_id(config: Mapping[str, Any], data_hash: str | None) -> str:
     """Return 16 hexadecimal digits, a hash of resolved config, data and trainer's version."""
-    kept = json.loads(json.dumps(without_younger(config)))
+    kept = _of_loop(config) if is_of_loop(config) else _of_trial(config)
+    made_by = {"config": kept, "data_hash": data_hash, "trainer_version": version_of(config)}
+    if foreign := sources(config):
+        made_by["sources"] = foreign
+    canonical = json.dumps(made_by, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def _of_loop(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the id of a recorded loop hashes: every word, since none changes no number.
+
+    The words of the loop's own count beside the keys, where 0.2 wrote them.
+    """
+    left_out = ("choices", "results", "out", WORDS)
+    kept = {key: value for key, value in config.items() if key not in left_out} | own_words(config)
+    kept["data"] = {key: value for key, value in kept["data"].items() if key != "path"}
+    return kept
+
+
+def _of_trial(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the id of a trial hashes: what may change a number."""
+    kept: dict[str, Any] = json.loads(json.dumps(without_younger(config)))
     for key in CHANGES_NO_NUMBER:
         *path, last = key.split(".")
         node = kept
@@ -96,11 +117,7 @@ def trial_id(config: Mapping[str, Any], data_hash: str | None) -> str:
         kept["resume_from"] = re.sub(r"^(checkpoint-\d+)-\d+(?=-)", r"\1", name)
     if kept.get("from_pretrained"):
         kept["from_pretrained"] = weights_digest(kept["from_pretrained"])
-    made_by = {"config": kept, "data_hash": data_hash, "trainer_version": version_of(config)}
-    if foreign := sources(config):
-        made_by["sources"] = foreign
-    canonical = json.dumps(made_by, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+    return kept
 
 
 def sources(config: Mapping[str, Any]) -> dict[str, str]:

@@ -83,6 +83,46 @@ def spaced(name: str, space: str = " ") -> str:
     return HUMP.sub("_", name).lower().replace("_", space)
 
 
+LOOP = "trainer.delayed.loop"
+"""Where the choices of a recorded loop of one's own have their `_target_`. Nothing is there: only
+the loop can make the trial."""
+WORDS = "words"
+"""The key of a recorded loop's config that holds the words of the loop's own."""
+DEFINED = (
+    *GROUPS,
+    *("seed", "batch_size", "seq_len", "num_updates", "clip_norm"),
+    *("choices", "results", "out"),
+)
+"""Keys of a recorded loop's config that have a meaning; those of its choices lie in their groups.
+Any other key is a word of the loop's own: 0.2 wrote these words beside the keys of this tuple, so
+that a word could be taken for a key of a trial."""
+COMPUTED_WITH = ("optimizer.lr", "optimizer.momentum", "optimizer.weight_decay", "clip_norm")
+"""Keys that tables compute with, if a recorded loop has them."""
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether a word is a number, which a bool is not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_of_loop(config: Mapping[str, Any]) -> bool:
+    """Whether `pipegap.trainer.delayed.record` made the config, of a loop of one's own."""
+    return str(config["model"]["_target_"]).startswith(f"{LOOP}.")
+
+
+def own_words(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the words of a recorded loop's own, wherever its config holds them."""
+    own = {key: value for key, value in config.items() if key not in DEFINED}
+    nested = own.pop(WORDS, {})
+    return own | (nested if isinstance(nested, dict) else {WORDS: nested})
+
+
+@cache
+def trial_keys() -> frozenset[str]:
+    """Return the keys of a trial's config: conf/config.yaml has them all."""
+    return frozenset(yaml.safe_load((CONF / "config.yaml").read_text("utf-8")))
+
+
 def names(config: Mapping[str, Any]) -> dict[str, str]:
     """Group → name of its choice, for every choice in a config.
 
@@ -171,6 +211,12 @@ def _presets(group: str) -> dict[str, Node]:
     return {path.stem: yaml.safe_load(path.read_text("utf-8")) or {} for path in yamls(group)}
 
 
+@cache
+def of_any_path(group: str) -> frozenset[str]:
+    """Return the names of a group's choices that can be chosen with any path, and not without."""
+    return frozenset(name for name, node in _presets(group).items() if node.get("path") == "???")
+
+
 def _values(node: Node) -> Node:
     """The keys of `node` without `_target_`.
 
@@ -183,15 +229,10 @@ def _values(node: Node) -> Node:
     }
 
 
-OWN_LOOP = "trainer.delayed.loop."
-"""How the addresses begin of what a loop of one's own trained, which `record` gives to its words:
-nothing lies there."""
-
-
 def refuse_own_loop(config: Mapping[str, Any]) -> None:
     """Raises BadInput for the config of a trial that a loop of one's own made."""
     address = str(config["model"].get("_target_")) if isinstance(config.get("model"), dict) else ""
-    if address.startswith(OWN_LOOP):
+    if address.startswith(f"{LOOP}."):
         recorded = config.get("choices")
         pairs = recorded.items() if isinstance(recorded, dict) else ()
         chosen = ", ".join(f"{group}={name}" for group, name in pairs)

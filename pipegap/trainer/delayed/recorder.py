@@ -1,12 +1,14 @@
 """Records a loop of one's own as a trial of a store, so that `pipegap report` shows its gap."""
 
+import json
 import math
 import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch.distributed as dist
 
@@ -14,7 +16,7 @@ from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.resources import device_name, peak_memory_bytes
 from pipegap.trainer.base.status import Status
 from pipegap.trainer.config.identity import made_by, provenance, trial_id
-from pipegap.trainer.config.names import OWN_LOOP
+from pipegap.trainer.config.names import COMPUTED_WITH, LOOP, WORDS, is_number
 from pipegap.trainer.delayed.arm import Node
 from pipegap.trainer.delayed.optimizer import DelayedOptimizer
 from pipegap.trainer.executors.gradients import Diverged
@@ -22,11 +24,17 @@ from pipegap.trainer.folder import wellformed
 from pipegap.trainer.folder.record import ReadOnlyFolder, TrialFolder
 from pipegap.trainer.folder.result import Row, trial_folder
 
-Word = str | int | float | bool | None
+Word = Any
+"""Text, a number, a bool or None; numbers also of numpy and torch; lists and dicts of these."""
 NAMES = ("model", "data", "optimizer", "lr_schedule")
 """Words that are names of the loop's own choices; the last may be left out."""
 NUMBERS = ("seed", "batch_size", "seq_len", "num_updates")
-"""Where such names have their `_target_`. Nothing is there: only the loop can make the trial."""
+OF_ARM = {"arm", "pipeline", *signature(DelayedOptimizer).parameters} - {
+    *NAMES,
+    *NUMBERS,
+    "clip_norm",
+}
+"""What the `DelayedOptimizer` says: as words they would tell the trials of a pair apart."""
 
 
 class Recorder:
@@ -41,14 +49,16 @@ class Recorder:
         self._num_recorded, self._first = delayed.num_taken, delayed.num_taken
         self._val_loss: float | None = None
 
-    def update(self, train_loss: float, val_loss: float | None = None) -> None:
+    def update(self, train_loss: SupportsFloat, val_loss: SupportsFloat | None = None) -> None:
         """Records the last `step`: the loss of its batch, in nats per token, and, where the newest
-        weights were evaluated, their validation loss.
+        weights were evaluated, their validation loss. A loss is a number, or a tensor of one.
 
         A loss that is not finite ends the `with` block: the training diverged, which is its result.
-        Raises RuntimeError unless it is called once after each step, and ValueError for the result
-        of weights that older gradients wait for.
+        Raises RuntimeError unless it is called once after each step, ValueError for the result of
+        weights that older gradients wait for, and BadInput for a loss that is no number.
         """
+        train_loss = _as_float("train_loss", train_loss)
+        val_loss = None if val_loss is None else _as_float("val_loss", val_loss)
         batch = self._delayed.num_taken - 1
         if batch != self._num_recorded:
             raise RuntimeError(f"update() recorded {self._num_recorded} steps of {batch + 1}")
@@ -63,17 +73,23 @@ class Recorder:
         now = time.monotonic()
         row = {
             "update": batch,
-            "train_loss": None if is_bad else float(train_loss),
-            "lr": float(self._delayed.param_groups[0]["lr"]),
+            "train_loss": None if is_bad else train_loss,
+            "lr": self._rate(),
             "tokens_per_second": self._tokens(1) / max(now - self._last_tick, 1e-9),
             "wall_seconds": self._seconds_before + now - self._started,
         }
         self._last_tick = now
         if val_loss is not None:
-            row["val_loss"] = None if is_bad else float(val_loss)
+            row["val_loss"] = None if is_bad else val_loss
         self.folder.append(row)
         if is_bad:
             raise Diverged(batch)
+
+    def _rate(self) -> float | None:
+        """Return the learning rate of the first group; None of an optimizer that sets its own, such
+        as Adafactor."""
+        rate = self._delayed.param_groups[0].get("lr")
+        return None if rate is None else float(rate)
 
     def _tokens(self, num_updates: int) -> int:
         return num_updates * self._config["batch_size"] * self._config["seq_len"]
@@ -126,10 +142,13 @@ def record(
     """Records a training in the store `results` as the trial that `words` name.
 
     `words` must have the names `model`, `data` and `optimizer` and the numbers `seed`,
-    `batch_size` (sequences per update), `seq_len` (tokens per sequence) and `num_updates`. Others
-    are yours: `optimizer.lr`, `clip_norm`, `lr_schedule`. The words and the delay of `delayed` make
-    the trial's id, and trainings are compared whose words differ in nothing but the seed: so change
-    a word when you change your code. Use `delay=0` for the synchronous training.
+    `batch_size` (sequences per update), `seq_len` (tokens per sequence) and `num_updates`. Tables
+    know `lr_schedule` (a name), `clip_norm`, and the `lr`, `momentum` and `weight_decay` of
+    `optimizer.` too. Every other word is yours and counts: text, a number, a bool, or lists and
+    dicts of these; None is as if the word was not there. A word may begin with `model.`, `data.`,
+    `optimizer.` or `lr_schedule.`. The words and the delay of `delayed` make the trial's id, and
+    trainings are compared whose words differ in nothing but the seed: so change a word when you
+    change your code. Use `delay=0` for the synchronous training.
 
     Call `update` of what it yields once after each step. A training that ends before `num_updates`
     has no result and goes on when it is recorded again, from the checkpoint that `delayed` was
@@ -140,6 +159,7 @@ def record(
     rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
     identity = trial_id(config, None)
     folder = (ReadOnlyFolder if rank else TrialFolder)(trial_folder(config, identity), identity)
+    _require_same_names(folder.path, config)
     if folder.result() is not None:
         allowed = f"is finished with these words: see {folder.path}"
         raise BadInput("words.seed", words["seed"], allowed)
@@ -156,40 +176,114 @@ def record(
             raise
 
 
+def _as_float(name: str, loss: object) -> float:
+    """Return a loss as a float. Raises BadInput for what is no number, or several."""
+    try:
+        if isinstance(loss, SupportsFloat):  # which a text is not
+            return float(loss)
+    except (TypeError, ValueError, RuntimeError):  # an array or a tensor of several
+        pass
+    allowed = "must be one number: of several evaluation sets give that of one, or a mean"
+    raise BadInput(name, loss, allowed)
+
+
+def _require_same_names(folder: Path, config: Node) -> None:
+    """Raises BadInput if the trial is there under other names: an id takes a dot for `_`."""
+    try:
+        recorded = wellformed.read(folder / "config.json", wellformed.CONFIG).get("choices")
+    except (FileNotFoundError, wellformed.Damaged):
+        return
+    for name, own in config["choices"].items():
+        if recorded and recorded[name] != own:
+            allowed = f"is too much like {recorded[name]}, which {folder} has: write another name"
+            raise BadInput(f"words.{name}", own, allowed)
+
+
 def _config(results: str, delayed: DelayedOptimizer, words: Mapping[str, Word]) -> Node:
     """The words as a trial's config, with the pipeline and the correction of `delayed`."""
-    known = {"lr_schedule": "own", **words}
+    plain = {word: _checked(word, value) for word, value in words.items()}
+    if plain.get("lr_schedule") is None:
+        plain["lr_schedule"] = "own"
     for name in (*NAMES, *NUMBERS):
-        kind = str if name in NAMES else int
-        if not isinstance(known.get(name), kind) or isinstance(known[name], bool):
-            allowed = f"must be {'a name' if kind is str else 'an int'}"
-            raise BadInput(f"words.{name}", known.get(name, "missing"), allowed)
-    if delayed.num_updates not in (None, known["num_updates"]):
+        value = plain.get(name, "missing")
+        if name in NAMES and not (isinstance(plain.get(name), str) and _is_printed(value)):
+            raise BadInput(f"words.{name}", value, "must be a name")
+        if name in NUMBERS and (not is_number(value) or value % 1):
+            raise BadInput(f"words.{name}", value, "must be an int")
+    for word in plain:
+        if "." in word and (inner := [other for other in plain if other.startswith(f"{word}.")]):
+            raise BadInput(
+                f"words.{inner[0]}", plain[inner[0]], f"is a part of {word}: write it once"
+            )
+    numbers = {name: int(plain[name]) for name in NUMBERS}
+    if delayed.num_updates not in (None, numbers["num_updates"]):
         allowed = f"must be num_updates={delayed.num_updates} of the DelayedOptimizer"
-        raise BadInput("words.num_updates", known["num_updates"], allowed)
+        raise BadInput("words.num_updates", numbers["num_updates"], allowed)
+    own: dict[str, Word] = {}
     config: Node = {
-        "choices": {name: known[name] for name in NAMES},
-        **{name: {"_target_": f"{OWN_LOOP}{str(known[name]).replace('.', '_')}"} for name in NAMES},
+        "choices": {name: plain[name] for name in NAMES},
+        **{name: {"_target_": f"{LOOP}.{plain[name].replace('.', '_')}"} for name in NAMES},
+        **numbers,
         "pipeline": delayed.pipeline,
         "correction": delayed.correction,
         "tokens_per_parameter": None,
-        "clip_norm": None,
+        "clip_norm": plain.pop("clip_norm", None),
         "resume_from": None,
         "results": results,
         "out": None,
+        WORDS: own,
     }
-    config["data"]["path"] = known["data"]
-    for word, value in known.items():
+    config["data"]["path"] = plain["data"]
+    for word, value in plain.items():
         group, _, key = word.partition(".")
-        if key and group in NAMES and key not in ("_target_", "path"):
+        if key and word != "data.path":  # which has the name of the data, as it may have no place
             config[group][key] = value
-        elif key or word in ("choices", "pipeline", "correction", "results", "out"):
-            allowed = f"must be a word of its own, or begin with one of {', '.join(NAMES)}"
-            raise BadInput(f"words.{word}", value, allowed)
-        elif word not in NAMES:
-            config[word] = value
+        elif word not in (*NAMES, *NUMBERS):
+            own[word] = value
     try:
         wellformed.check(config, wellformed.CONFIG)
     except ValueError as error:
         raise BadInput("words", dict(words), str(error)) from None
     return config
+
+
+def _checked(word: str, value: object) -> Word:
+    """Return the value of a word as JSON holds it; raises BadInput for what cannot be a word."""
+    name, (group, _, key) = f"words.{word}", str(word).partition(".")
+    if word in OF_ARM:
+        allowed = "is not a word: the DelayedOptimizer says it, and a pair has the same words"
+        raise BadInput(name, value, allowed)
+    if not (isinstance(word, str) and _is_printed(word)) or key == "_target_":
+        raise BadInput(name, value, "must be called by printable text, such as dropout")
+    if group != word and (group not in NAMES or not key):
+        begins, other = ", ".join(NAMES), word.strip(".").replace(".", "_")
+        allowed = f"must be a word of its own, or begin with one of {begins}: write {other}"
+        raise BadInput(name, value, allowed)
+    plain = _plain(name, value)
+    if word in COMPUTED_WITH and plain is not None and not is_number(plain):
+        raise BadInput(name, value, "must be a number or None, which tables compute with")
+    return plain
+
+
+def _plain(name: str, value: object) -> Word:
+    """Return a value as JSON holds it: one of numpy or torch as a number of Python."""
+    if isinstance(value, Mapping):
+        if unusable := [key for key in value if not isinstance(key, str) or not key.isidentifier()]:
+            raise BadInput(f"{name}.{unusable[0]}", value[unusable[0]], "must be called by a name")
+        return {key: _plain(f"{name}.{key}", part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(name, part) for part in value]
+    if getattr(value, "ndim", None) == 0:  # a number of numpy, or a tensor
+        value = value.item()  # type: ignore[attr-defined]
+    if not isinstance(value, str | int | float | None):
+        allowed = f"must be text, a number, a bool, None, or lists and dicts of these: str({name})"
+        raise BadInput(name, value, allowed)
+    plain: Word = json.loads(json.dumps(value))  # a member of an enum, too
+    if is_number(plain) and not abs(plain) < 2**63:  # no NaN either
+        raise BadInput(name, value, "must be finite and below 2 ** 63: write it as text")
+    return plain
+
+
+def _is_printed(text: str) -> bool:
+    """Whether a text can be a name: it is seen as it is."""
+    return text.isprintable() and text.strip() == text != ""
