@@ -182,8 +182,8 @@ def timing(
 ) -> Timing:
     """Simulate 2BW and its rivals; a measured time replaces that of a rival of the same name, and
     what other measured ones keep is not known. Raises BadInput for a time that is none."""
-    times = {"time_2bw": own_times, "costs": costs.work}
-    for key, of_key in {**(measured or {}), **times}.items():
+    given_times = {"time_2bw": own_times, "costs": costs.work}
+    for key, of_key in {**(measured or {}), **given_times}.items():
         if not all(SHORTEST <= time <= LONGEST for time in of_key):
             allowed = f"must be times from {SHORTEST:g} to {LONGEST:g}"
             raise BadInput(key, ",".join(f"{time:g}" for time in of_key), allowed)

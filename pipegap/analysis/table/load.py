@@ -209,6 +209,7 @@ def _parsed(dtype: str, text: str) -> Any:
         return None
     if dtype.startswith("datetime"):
         return pd.Timestamp(text).value
+    value: Any
     if text in WORDS and dtype != "string":
         value = WORDS[text]
     else:

@@ -268,8 +268,12 @@ def device_of(config: Config) -> Device:
 def core(rates: Rates, compiles: bool | str) -> Device:
     """Return what trials reach on a core with these rates."""
     shares = COMPILED if compiles == "update" else PLAIN
-    products = {dtype: shares.products * rate for dtype, rate in rates.products.items()}
-    attention = {dtype: shares.attention[dtype] * rate for dtype, rate in rates.products.items()}
+    products: dict[str, float] = {
+        dtype: shares.products * rate for dtype, rate in rates.products.items()
+    }
+    attention: dict[str, float] = {
+        dtype: shares.attention[dtype] * rate for dtype, rate in rates.products.items()
+    }
     host = shares.operations * rates.operation
     return Device(CORE, products, attention, shares.bytes * rates.bytes, host)
 

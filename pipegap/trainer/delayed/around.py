@@ -310,7 +310,7 @@ def _copied(packed: Mapping[str, Any]) -> dict[str, Any]:
                 return transform_subclass(leaf, lambda _, part: copy(part))
             return leaf
 
-    return tree_map(copy, dict(packed))  # type: ignore[no-any-return]
+    return tree_map(copy, dict(packed))
 
 
 def without_delayed(packed: Mapping[str, Any]) -> Mapping[str, Any]:

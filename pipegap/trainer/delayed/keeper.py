@@ -132,8 +132,8 @@ class KeptGradients(Keeper):
 
     @override
     def forget(self, numbers: Collection[int]) -> None:
-        for tensors in (self.weights, self._hidden):
-            _delete(tensors, numbers)
+        _delete(self.weights, numbers)
+        _delete(self._hidden, numbers)
         pairs = [(gradient, [*gradient.tensors], written) for gradient, written in self._waiting]
         for _, tensors, _ in pairs:
             _delete(tensors, numbers)
@@ -230,7 +230,9 @@ class KeptWeights(Keeper):
 
     @override
     def forget(self, numbers: Collection[int]) -> None:
-        for tensors in (self.weights, self._written, *self._sets()):
+        _delete(self.weights, numbers)
+        _delete(self._written, numbers)
+        for tensors in self._sets():
             _delete(tensors, numbers)
 
     def _sets(self) -> list[list[Tensor]]:
