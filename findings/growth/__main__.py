@@ -16,14 +16,20 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from findings.front import filled
-from findings.study import PICTURE, TABLE, losses, markdown
+from findings.study import PICTURE, losses, markdown
 from pipegap.analysis import load
 from pipegap.analysis.figures.figure import Chart, Figure, plot, whole
 from pipegap.analysis.figures.files import picture, with_font
 from pipegap.analysis.figures.multiples import titled
-from pipegap.analysis.figures.scales import gap_axis
+from pipegap.analysis.figures.scales import NUMBER, gap_axis
 from pipegap.analysis.figures.style import legend, optimizer_styles, rounded
-from pipegap.analysis.statistics.intervals import CONFIDENCE, Interval, Values, mean_interval
+from pipegap.analysis.statistics.intervals import (
+    CONFIDENCE,
+    Interval,
+    Values,
+    excludes_zero,
+    mean_interval,
+)
 from pipegap.analysis.statistics.tax import PAPER, reported_taxes, token_tax
 from pipegap.analysis.statistics.text import tax_text
 from pipegap.analysis.table import names
@@ -159,17 +165,33 @@ Rungs = Mapping[tuple[int, int], Mapping[str, pd.DataFrame]]
 """By parameters and updates, and by optimizer: losses, a row per seed, a column per arm."""
 
 
+def published(folder: Path = FOLDER) -> pd.DataFrame:
+    """The trials of all tables, one per machine, with the name of theirs in `table`."""
+    tables = [load(path).assign(table=path.name) for path in sorted(folder.glob("trials_*.csv"))]
+    return pd.concat(tables, ignore_index=True)
+
+
 def rungs(trials: pd.DataFrame) -> Rungs:
-    """The losses of each rung that SEEDS names, from the smallest on."""
-    by_rung = trials.groupby(["num_parameters", "num_updates_asked"])
-    found = {
-        (int(size), int(updates)): {
-            optimizer: by_arm.reindex(columns=ARMS).dropna()
-            for optimizer, by_arm in losses(of).items()
-        }
-        for (size, updates), of in by_rung
-    }
-    return {key: found[key] for key in SEEDS if key in found}
+    """The losses of each rung that SEEDS names, from the smallest on, at each seed of which one
+    table has all arms; the first of several such tables counts."""
+    found: dict[tuple[int, int], dict[str, pd.DataFrame]] = {}
+    for size, updates in SEEDS:
+        of_rung = trials[
+            (trials["num_parameters"] == size) & (trials["num_updates_asked"] == updates)
+        ]
+        for optimizer, rows in of_rung.groupby("optimizer"):
+            found.setdefault((size, updates), {})[str(optimizer)] = _of_tables(rows)
+    return found
+
+
+def _of_tables(trials: pd.DataFrame) -> pd.DataFrame:
+    whole = [
+        by_arm.reindex(columns=ARMS).dropna()
+        for _, of_table in trials.groupby("table")
+        for by_arm in losses(of_table).values()
+    ]
+    seeds = pd.concat(whole) if whole else pd.DataFrame(columns=ARMS)
+    return seeds[~seeds.index.duplicated()].sort_index()
 
 
 def is_whole(of_all: Rungs, key: tuple[int, int], optimizer: str) -> bool:
@@ -234,7 +256,8 @@ def gap_rows(trials: pd.DataFrame, of_all: Rungs) -> Iterator[list[str]]:
                 *(f"{rate:g}", f"{of['sync'].mean():.4f}", *gaps, removed),
                 f"{len(of)} of {SEEDS[size, updates].get(optimizer, len(of))}",
             ]
-    for (who, optimizer), of in reported().groupby(["who", "optimizer"], sort=False):
+    for _, of in reported().groupby(["who", "optimizer"], sort=False):
+        who, optimizer = of[["who", "optimizer"]].iloc[0]
         by_arm = of.set_index("arm")
         gaps = [
             f"{by_arm['gap'][a]:+.3f}" if a in by_arm.index else "" for a in ("delay", "delay_ef")
@@ -291,12 +314,13 @@ def trend_rows(of_all: Rungs) -> Iterator[list[str]]:
 
 def length_rows(of_all: Rungs) -> Iterator[list[str]]:
     """What three times the updates change at a size, and the token tax there."""
-    yield ["parameters", "optimizer", "arm", "gap at 15,000 minus at 5,000", "token tax at 5,000"]
+    heads = ["parameters", "optimizer", "arm", "gap at 15,000 minus at 5,000", "verdict"]
+    yield [*heads, "token tax at 5,000"]
     for size in sorted({size for size, updates in SEEDS if updates == LONG}):
         for optimizer in SEEDS[size, LONG]:
             keys = [(size, updates) for updates in (SHORT, LONG)]
             if not all(is_whole(of_all, key, optimizer) for key in keys):
-                yield [f"{size:,}", names.optimizer(optimizer), "", WAITS, ""]
+                yield [f"{size:,}", names.optimizer(optimizer), "", "", WAITS, ""]
                 continue
             short, long = (of_all[key][optimizer] for key in keys)
             for arm in ("delay", "delay_ef"):
@@ -311,8 +335,11 @@ def length_rows(of_all: Rungs) -> Iterator[list[str]]:
                 tax = token_tax(sync, delayed, SHORT)
                 told = tax_text(tax._asdict()) or tax.tax_why
                 ends = mean_interval(change.dropna().to_numpy())
-                called = names.REPORTED_ARMS[arm]
-                yield [f"{size:,}", names.optimizer(optimizer), called, _text(ends), told]
+                word = NOT_ENOUGH
+                if excludes_zero(ends):
+                    word = "**grows**" if ends[0] > 0 else "**falls**"
+                row = [f"{size:,}", names.optimizer(optimizer), names.REPORTED_ARMS[arm]]
+                yield [*row, _text(ends), word, told]
 
 
 def standard_errors(of_all: Rungs) -> Mapping[str, float]:
@@ -330,12 +357,13 @@ def standard_errors(of_all: Rungs) -> Mapping[str, float]:
 def result(trials: pd.DataFrame) -> str:
     """The tables between the marks of the page."""
     of_all = rungs(trials)
+    tables = ", ".join(f"[{name}]({name})" for name in sorted({*trials["table"]}))
     errors = ", ".join(
         f"{names.optimizer(optimizer)} {error:.4f}"
         for optimizer, error in standard_errors(of_all).items()
     )
     parts = [
-        f"{len(trials)} trials, those that tuned among them: [{TABLE}]({TABLE}). Gaps are "
+        f"{len(trials)} trials, those that tuned among them: {tables}. Gaps are "
         "differences of final losses, paired by seed, in nats\nper byte, with 95 % intervals; "
         "those of others are in nats per token. The largest standard error of a gap:\n"
         f"{errors or WAITS}.",
@@ -351,6 +379,10 @@ def result(trials: pd.DataFrame) -> str:
     return names.minus("\n\n".join(parts))
 
 
+BESIDE = {"adamw": 0.93, "soap": 1.07}
+"""Where optimizers stand beside each other in the figure, in parameters."""
+
+
 def figure_data(trials: pd.DataFrame) -> pd.DataFrame:
     """One row per rung, optimizer and arm, and per gap that others reported, in nats per byte."""
     rows = []
@@ -364,6 +396,8 @@ def figure_data(trials: pd.DataFrame) -> pd.DataFrame:
     others = reported().assign(mean=reported()["gap"] / BYTES_PER_TOKEN, low=np.nan, high=np.nan)
     table = pd.concat([pd.DataFrame(rows), others], ignore_index=True)
     table["series"] = table["optimizer"].map(names.optimizer)
+    table["is_ours"] = ~table["who"].isin(reported()["who"])
+    table["place"] = table["size"] * [BESIDE.get(name, 1.0) for name in table["optimizer"]]
     return table
 
 
@@ -379,22 +413,23 @@ def charts(data: pd.DataFrame) -> list[Chart]:
         ),
         legend=alt.Legend(columns=2),
     )
-    x = alt.X("size:Q", title="parameters", scale=alt.Scale(type="log", domain=[8e4, 6e8]))
+    axis = alt.Axis(values=[10.0**power for power in range(5, 9)], labelExpr=NUMBER)
+    scale = alt.Scale(type="log", domain=[8e4, 6e8])
+    x = alt.X("place:Q", title="parameters", scale=scale, axis=axis)
     panels: list[Chart] = []
     for arm, rows in data.groupby("arm", sort=False):
         ends = pd.concat([data[name] for name in ("mean", "low", "high")])
         y = gap_axis(alt.Y("mean:Q"), ends, symlog=True)
         y["title"] = ["gap to sync (nats per byte)", *y["title"][1:]]  # several lines
-        columns = ["series", "who", "size", "mean", "low", "high"]
+        columns = ["series", "who", "is_ours", "place", "mean", "low", "high"]
         base = alt.Chart(rounded(rows, columns)).encode(x=x, color=look.color)
-        own = alt.FieldOneOfPredicate("who", [w for w in data["who"].unique() if "updates" in w])
         bars = base.transform_filter("isValid(datum.low)").mark_rule()
         bars = bars.encode(
             y=alt.Y("low:Q", scale=y["scale"], axis=y["axis"], title=y["title"]), y2="high:Q"
         )
         line = base.transform_filter(f"datum.who == '{SHORT:,} updates'").mark_line(strokeWidth=1)
-        dots = base.transform_filter(own).mark_point(filled=True, size=60, opacity=1)
-        hollow = base.transform_filter({"not": own}).mark_point(size=70, opacity=1)
+        dots = base.transform_filter("datum.is_ours").mark_point(filled=True, size=60, opacity=1)
+        hollow = base.transform_filter("!datum.is_ours").mark_point(size=70, opacity=1)
         layers = [bars, line.encode(y=y), *(m.encode(y=y, shape=shape) for m in (dots, hollow))]
         zero = alt.Chart(pd.DataFrame({"mean": [0.0]})).mark_rule(color="#888888").encode(y=y)
         panels.append(alt.layer(zero, *layers, title=titled(names.REPORTED_ARMS[str(arm)])))
@@ -417,7 +452,7 @@ GROWTH = Figure(
 def write(folder: Path = FOLDER) -> None:
     """Writes the picture, and the part of the page between its marks."""
     warnings.simplefilter("ignore", UserWarning)
-    trials, page = load(folder / TABLE), folder / "README.md"
+    trials, page = published(folder), folder / "README.md"
     write_atomically(page, filled(page.read_text(), {"result": result(trials)}).encode())
     drawn = whole(plot(GROWTH, figure_data(trials)))
     write_atomically(folder / PICTURE, with_font(picture(drawn)).encode())

@@ -1,10 +1,12 @@
 #!/bin/sh
-# Runs the ladder into the store $1, from the smallest rung up; the same command goes on where it was
-# stopped. One core at the lowest priority; CORE names another one, or several: CORE=0,1.
+# Runs the ladder into the store $1, from the smallest rung up, or from the rung $2 (1 to 6); the same
+# command goes on where it was stopped. One core at the lowest priority; CORE=0,1 takes two.
 set -eu
-store=$1
+store=$1 first=${2:-1} number=0
 
 rung() {  # the words in which it differs from model=nano at the scale tiny
+    number=$((number + 1))
+    [ "$number" -ge "$first" ] || return 0
     RAY_worker_niceness=19 nice -n 19 taskset -c "${CORE:-0}" \
         pipegap sweep sweep=growth scale=tiny results="$store" "$@"
 }
