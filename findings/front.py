@@ -35,7 +35,9 @@ ROOT = FINDINGS.parent
 README, NOTEBOOK = ROOT / "README.md", ROOT / "docs" / "gaps.ipynb"
 JOB, PICTURE = FINDINGS / "main" / "job.csv", FINDINGS / "main" / "final_losses.svg"
 LOOK_AHEAD = FINDINGS / "look_ahead_fair"
-SWEEPS, PAPER = ROOT / "docs" / "sweeps.md", ("135m", "360m", "2b", "10b")
+SWEEPS = ROOT / "docs" / "sweeps.md"
+PRICED = (*(("main", scale) for scale in ("135m", "360m", "2b", "10b")), ("growth", "135m"))
+"""Sweeps and scales."""
 WIDTH = 120
 """Columns of the prose."""
 TIMEOUT = 300
@@ -115,17 +117,17 @@ def front_page(text: str) -> str:
     return filled(text, {"answer": answer(), "table": table()})
 
 
-def gpu_hours(scales: Sequence[str] = PAPER) -> str:
-    """What the sweep `main` takes at each scale of the paper, by assumed rates, as a table."""
+def gpu_hours(priced: Sequence[tuple[str, str]] = PRICED) -> str:
+    """What sweeps take at scales of the paper, by assumed rates, as a table."""
     rows = []
-    for scale in scales:
+    for sweep, scale in priced:
         store = str(ROOT / "nowhere")
-        request = parse_request(["sweep=main", f"scale={scale}", f"results={store}"])
+        request = parse_request([f"sweep={sweep}", f"scale={scale}", f"results={store}"])
         now = Round.first(request, FileStore(request.results))
         [cost] = costs(now, now.todo)
         hours = [f"{seconds / 3600:,.0f}" for seconds in (cost.total, cost.total / len(now.todo))]
-        rows.append((f"`{scale}`", str(len(now.todo)), *hours))
-    heads = ("scale", "trials", "GPU-hours", "of a trial, on the mean")
+        rows.append((f"`{sweep}`", f"`{scale}`", str(len(now.todo)), *hours))
+    heads = ("sweep", "scale", "trials", "GPU-hours", "of a trial, on the mean")
     return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ("---",) * len(heads), *rows))
 
 

@@ -30,7 +30,7 @@ def test_the_picture_is_what_the_trials_say() -> None:
 def test_the_hours_of_the_paper_s_scales_are_those_of_a_plan() -> None:
     """One of them, by its row; the others take a while."""
     text = front.SWEEPS.read_text()
-    row = front.gpu_hours(["135m"]).splitlines()[-1]
+    row = front.gpu_hours([("main", "135m")]).splitlines()[-1]
     assert f"\n{row}\n" in text, "make docs"
 
 

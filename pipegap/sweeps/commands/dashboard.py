@@ -46,7 +46,7 @@ def _swept(sweep: Sweep) -> list[str]:
     words = [
         word for axis, values in sweep.grid.items() for v in values for word in overrides(axis, v)
     ]
-    keys = [*(word.split("=")[0] for word in words), *sweep.tune]
+    keys = [*(word.split("=")[0] for word in words), *sweep.tune, *sweep.tuning.inverse]
     keys += sweep.search.space if sweep.search else []
     return [f"choice.{key}" if (CONF / key).is_dir() else key for key in keys]
 

@@ -1,12 +1,13 @@
 """Chooses settings for each point of a sweep, by tuning or by a search, before its arms run there.
 
-Tuning trains the sync arm alone, with the sweep's first seed, at every combination of the factors
-on the values that the point has. The combination with the lowest final validation loss wins; a
-diverged trial is worse than any other. If the best value of a key is the first or the last one of
-its grid, the grid is extended by one value at the same ratio, until the best value lies inside.
-Where every combination diverged, the grid is extended downwards. With `shared: X` only the points
-of the optimizer X are tuned, and the other points take the values chosen there (the paper's
-protocol), except points that set a tuned key themselves.
+Tuning trains the sync arm alone, with the sweep's first seed or with a seed that compares nothing, at
+every combination of the factors on the values that the point has; the keys of `tuning.inverse` are
+divided by the factors. The combination with the lowest final validation loss wins; a diverged trial
+is worse than any other. If the best value of a key is the first or the last one of its grid, the
+grid is extended by one value at the same ratio, until the best value lies inside. Where every
+combination diverged, the grid is extended downwards. With `shared: X` only the points of the
+optimizer X are tuned, and the other points take the values chosen there (the paper's protocol),
+except points that set a tuned key themselves.
 
 A search has a sampler and a budget. Every arm trains each setting that the sampler proposes, at the
 seeds reserved for choosing, so that every pair is complete: Optuna gets the mean final loss over
@@ -118,9 +119,9 @@ def _ends(sweep: Sweep, point: GridPoint) -> list[dict[str, Any]]:
         return _corners(_space_at(point, sweep.search))
     if not sweep.tune:
         return []
-    start, ends = _start(sweep, point), [_outermost(factors) for factors in sweep.tune.values()]
-    corners = [_times(factors, start) for factors in product(*ends)]
-    return [dict(zip(sweep.tune, values, strict=True)) for values in corners]
+    start = _start(sweep.tune, point)
+    ends = [_outermost(factors) for factors in sweep.tune.values()]
+    return [_setting(sweep, point, _times(factors, start)) for factors in product(*ends)]
 
 
 def choose(sweep: Sweep, choices: Sequence[Choice], seen: Snapshot) -> list[Choice]:
@@ -167,14 +168,14 @@ def tune(sweep: Sweep, point: GridPoint, seen: Snapshot) -> Choice:
     if not sweep.tune:
         return Choice(point, settled=True, arms=point.trials(sweep.seeds))
     sync = replace(point, configs={"sync": point.configs["sync"]})
-    start, sizes = _start(sweep, point), [len(factors) for factors in sweep.tune.values()]
+    start, sizes = _start(sweep.tune, point), [len(factors) for factors in sweep.tune.values()]
+    seeds = sweep.seeds[:1] if sweep.tuning.seed is None else [sweep.tuning.seed]
     tried: dict[Values, TriedSetting] = {}
     losses: Losses = {}
     todo = [_times(factors, start) for factors in product(*sweep.tune.values())]
     while todo:
         for values in todo:
-            by_key = dict(zip(sweep.tune, values, strict=True))
-            tried[values] = try_at(sync, by_key, sweep.seeds[:1], seen)
+            tried[values] = try_at(sync, _setting(sweep, point, values), seeds, seen)
         losses = {values: (setting.losses or {}).get("sync") for values, setting in tried.items()}
         todo = beyond(losses, sizes)
     settled = None not in losses.values()
@@ -234,12 +235,20 @@ def _times(factors: Iterable[float], start: Values) -> Values:
     return tuple(factor * value for factor, value in zip(factors, start, strict=True))
 
 
-def _start(sweep: Sweep, point: GridPoint) -> Values:
-    """Return the values of the tuned keys in the point's sync arm.
+def _setting(sweep: Sweep, point: GridPoint, values: Values) -> dict[str, float]:
+    """Return the tuned keys at these values, and the keys that are held inverse to them."""
+    factor = math.prod(values) / math.prod(_start(sweep.tune, point))
+    inverse = sweep.tuning.inverse
+    held = {key: value / factor for key, value in zip(inverse, _start(inverse, point), strict=True)}
+    return {**dict(zip(sweep.tune, values, strict=True)), **held}
+
+
+def _start(keys: Iterable[str], point: GridPoint) -> Values:
+    """Return the values of these keys in the point's sync arm.
 
     Raises BadInput for a value that is no number, or 0, of which every multiple is 0.
     """
-    start = {key: value_of(point.configs["sync"], key) for key in sweep.tune}
+    start = {key: value_of(point.configs["sync"], key) for key in keys}
     for key, own in start.items():
         if isinstance(own, bool) or not isinstance(own, int | float) or own == 0:
             allowed = f"must be a number other than 0 in the config ({own})"

@@ -18,6 +18,8 @@ from pipegap.trainer.store.records import Record, asked_by, of_sweep
 
 RULES = {"seeds", "tune", "shared", "search", "early_stop", "advice"}
 """Keys of a sweep that ask for trials beside those of its points."""
+LATER = {"tuning"}
+"""Such keys that are younger than the hashes in stores: left out while they say nothing."""
 
 
 @dataclass(frozen=True)
@@ -74,5 +76,6 @@ def _hash(sweep: Sweep, swept: Sequence[GridPoint]) -> str:
     if any(trial.plan.data_hash is None for trial in trials):
         return ""
     ids = sorted(trial.trial_id for trial in trials)
-    whole = json.dumps([ids, sweep.model_dump(include=RULES)], sort_keys=True)
+    rules = sweep.model_dump(include=RULES) | sweep.model_dump(include=LATER, exclude_defaults=True)
+    whole = json.dumps([ids, rules], sort_keys=True)
     return hashlib.sha256(whole.encode()).hexdigest()[:16]

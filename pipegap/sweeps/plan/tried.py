@@ -51,7 +51,8 @@ def write(sweep: Sweep, choices: Sequence[Choice], out: Path) -> Iterator[str]:
         keys, arms, name, what = [*search.space], [*sweep.arms], "searched.csv", "setting"
         head = ["point", "proposed", *keys, *(f"loss {arm}" for arm in arms), "best of"]
     elif sweep.tune:
-        keys, arms, name, what = [*sweep.tune], ["sync"], "tuned.csv", f"value of {_keys(sweep)}"
+        keys, arms = [*sweep.tune, *sweep.tuning.inverse], ["sync"]
+        name, what = "tuned.csv", f"value of {_keys(sweep)}"
         head = ["point", *keys, "loss", "chosen"]
     else:
         return
@@ -101,10 +102,16 @@ def _search_lines(sweep: Sweep, search: Search, choice: Choice) -> Iterator[str]
 
 def _how_tuned(sweep: Sweep) -> str:
     where = "each point" if sweep.shared is None else f"{sweep.shared}, and shared by all others,"
+    seed, held = sweep.tuning.seed, " and ".join(sweep.tuning.inverse)
+    by = (
+        f"{_keys_are(sweep)} chosen for {where} by the lowest final validation loss of its sync arm"
+    )
+    product = f"; {held} is divided by the same factor" if held else ""
+    if seed is not None:
+        return f"{by} at seed {seed}, which compares nothing{product}"
     return (
-        f"{_keys_are(sweep)} chosen for {where} by the lowest final validation loss of its sync "
-        f"arm at seed {sweep.seeds[0]} alone. That trial is compared below too: the choice favours "
-        "sync at that seed"
+        f"{by} at seed {sweep.seeds[0]} alone{product}. That trial is compared below too: the "
+        "choice favours sync at that seed"
     )
 
 

@@ -193,7 +193,8 @@ def _at_scale(sweep: Sweep, scale: str, first: Sequence[str], words: Sequence[st
 def changed(sweep: Sweep, words: Sequence[str]) -> Sweep:
     """Return the sweep changed by the words of a command line, or of its file for a scale.
 
-    `seeds=[…]`, `grid.KEY=[…]`, `tune.KEY=[…]`, `shared=…` and `advice.KEY=…` replace its own.
+    `seeds=[…]`, `grid.KEY=[…]`, `tune.KEY=[…]`, `tuning.KEY=…`, `shared=…` and `advice.KEY=…`
+    replace its own.
     `advice=null`, `shared=null` and `tune=null` leave these out. `search=NAME` and `search.KEY=…`
     search instead. Every other word is appended to `base`, and so applies to every trial.
 
@@ -208,8 +209,8 @@ def changed(sweep: Sweep, words: Sequence[str]) -> Sweep:
         if key in ("seeds", "shared", "advice"):
             content[key] = parse(key, value, value)
         elif word == "tune=null":
-            content["tune"] = {}
-        elif group in ("grid", "tune") and inner:
+            content |= {"tune": {}, "tuning": {}}
+        elif group in ("grid", "tune", "tuning") and inner:
             content[group][inner] = parse(key, value, value)
         elif group == "advice" and inner:
             content[group] = {**(content[group] or {}), inner: parse(key, value, value)}
@@ -251,7 +252,7 @@ def _with_search(content: dict[str, Any], words: Sequence[str]) -> dict[str, Any
         search["space"] = {key: axis for key, axis in space.items() if axis is not None or not axes}
         searched_keys = {*search["space"]}
     grid = {key: axis for key, axis in content["grid"].items() if key not in searched_keys}
-    return {**content, SEARCH: search, "tune": {}, "shared": None, "grid": grid}
+    return {**content, SEARCH: search, "tune": {}, "tuning": {}, "shared": None, "grid": grid}
 
 
 def parse_gpus(given: str) -> float:

@@ -145,6 +145,17 @@ class Search(BaseModel):
     space: Annotated[dict[str, Annotated[Any, PlainValidator(_axis)]], Len(1, MAX_SETTINGS)]
 
 
+class Tuning(BaseModel):
+    """How the values of `tune` are tried: at `seed`, which compares nothing (None: the sweep's
+    first), with the keys of `inverse` divided by the factor, so that their product with the tuned
+    values stays (see plan/choosing.py)."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    seed: Seed | None = None
+    inverse: list[str] = []
+
+
 class EarlyStop(BaseModel):
     """`margin`: nats per token that a point's sync loss may end above the best one."""
 
@@ -174,11 +185,11 @@ class Sweep(BaseModel):
     A value of the grid that is a mapping stands for several overrides that change together.
     `scales`: name of a scale → words as on a command line (see command_line.py). `tune`: keys →
     factors on their values, which are chosen for each point before the arms run, or, with `shared`,
-    for those of that optimizer (see plan/choosing.py). `search`: settings that a sampler proposes,
-    instead (see `Search`). `early_stop` leaves out points whose sync arm ends far above the best
-    one. The sweep ends in the answer to the question `advice`. For people: `question`, with which
-    its report begins, `verdict`, which is printed with it, and `paper`, the figures and tables that
-    ask the same.
+    for those of that optimizer; `tuning` says how (see plan/choosing.py). `search`: settings that a
+    sampler proposes, instead (see `Search`). `early_stop` leaves out points whose sync arm ends far
+    above the best one. The sweep ends in the answer to the question `advice`. For people:
+    `question`, with which its report begins, `verdict`, which is printed with it, and `paper`, the
+    figures and tables that ask the same.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -189,6 +200,7 @@ class Sweep(BaseModel):
     arms: Annotated[dict[str, Overrides], Len(1)]
     seeds: Annotated[list[Seed], Len(1)]
     tune: dict[str, Annotated[list[Factor], Len(2)]] = {}
+    tuning: Tuning = Tuning()
     shared: str | None = None
     search: Search | None = None
     early_stop: EarlyStop | None = None
@@ -247,6 +259,7 @@ def _refusal(error: ValidationError) -> BadInput:
         "early_stop": EarlyStop,
         "advice": AdviceQuestion,
         "search": Search,
+        "tuning": Tuning,
     }
     schema = inner.get(str(first["loc"][0]), Sweep) if len(first["loc"]) > 1 else Sweep
     return BadInput(key, given, in_words(first, schema))
@@ -295,6 +308,19 @@ def _check_tune(sweep: Sweep) -> None:
             raise BadInput(f"sweep.tune.{key}", factors, "must be factors in ascending order")
         if key in sweep.grid:
             raise BadInput("sweep.tune", key, "must not be an axis of the grid too")
+    _check_tuning(sweep)
+
+
+def _check_tuning(sweep: Sweep) -> None:
+    if sweep.tuning != Tuning() and not sweep.tune:
+        given = sweep.tuning.model_dump(exclude_defaults=True)
+        raise BadInput("sweep.tuning", given, "says how to tune: needs sweep.tune")
+    if sweep.tuning.seed in sweep.seeds:
+        allowed = "must not be a seed of the sweep: what is chosen is compared on those"
+        raise BadInput("sweep.tuning.seed", sweep.tuning.seed, allowed)
+    if twice := sorted({*sweep.tuning.inverse} & {*sweep.tune, *sweep.grid}):
+        allowed = "must be set in one place: sweep.tune or sweep.grid sets it too"
+        raise BadInput("sweep.tuning.inverse", twice[0], allowed)
 
 
 def _check_shared(sweep: Sweep, shared: str) -> None:

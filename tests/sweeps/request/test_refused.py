@@ -103,6 +103,10 @@ ADDED = {
     "tune: {clip_norm: [2, 1]}": "sweep.tune.clip_norm … ascending",
     "tune: {clip_norm: [0, 1]}": "sweep.tune.clip_norm.0=0 … a number from 1e-06 to 1e+06",
     "tune: {optimizer.lr: [1, 2]}": "sweep.tune=optimizer.lr … axis",
+    "tuning: {seed: 9}": "sweep.tuning … needs sweep.tune",
+    "tune: {clip_norm: [1, 2]}\ntuning: {seed: 1}": "sweep.tuning.seed=1 … compared on those",
+    "tune: {clip_norm: [1, 2]}\ntuning: {seeds: [9]}": "sweep.tuning.seeds … known: seed, inverse",
+    "tune: {clip_norm: [1, 2]}\ntuning: {inverse: [clip_norm]}": "inverse=clip_norm … one place",
     "advice: {stages: 4, microbatches: 8, arms: [late]}": "arms=late … among delay, delay_ef",
     "advice: {stages: 4, microbatches: 2, arms: [delay]}": "microbatches=2 … stages - 1 = 3",
 }

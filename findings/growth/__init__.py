@@ -1,0 +1,1 @@
+"""The study of growth: its page from its table."""
