@@ -1,10 +1,10 @@
 """Chooses settings for each point of a sweep, by tuning or by a search, before its arms run there.
 
-Tuning trains the sync arm alone, with the sweep's first seed or with a seed that compares nothing, at
-every combination of the factors on the values that the point has; the keys of `tuning.inverse` are
-divided by the factors. The combination with the lowest final validation loss wins; a diverged trial
-is worse than any other. If the best value of a key is the first or the last one of its grid, the
-grid is extended by one value at the same ratio, until the best value lies inside. Where every
+Tuning trains the sync arm alone, with the sweep's first seed or with a seed that compares nothing,
+at every combination of the factors on the values that the point has; the keys of `tuning.inverse`
+are divided by the factors. The combination with the lowest final validation loss wins; a diverged
+trial is worse than any other. If the best value of a key is the first or the last one of its grid,
+the grid is extended by one value at the same ratio, until the best value lies inside. Where every
 combination diverged, the grid is extended downwards. With `shared: X` only the points of the
 optimizer X are tuned, and the other points take the values chosen there (the paper's protocol),
 except points that set a tuned key themselves.
