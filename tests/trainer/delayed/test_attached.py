@@ -1,5 +1,7 @@
 """What a loop or an optimizer attaches to a weight, a group or itself, beside a naive loop."""
 
+import gc
+import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
@@ -158,3 +160,37 @@ def test_a_loop_sees_what_the_optimizer_sets(keep: str) -> None:
         assert (group["steps"], group["shrink"]) == (made, 0.1 * t)
         assert group["lr"] is rate
         assert rate.item() == 0.5**made
+
+
+@pytest.mark.parametrize(("keep", "delay"), [("weights", 0), ("weights", 2), ("gradients", 2)])
+def test_weights_that_left_count_in_no_clip_and_are_freed(keep: str, delay: int) -> None:
+    """As pruning and densification replace weights: a large gradient stays at the old one."""
+
+    def trained(replaces: bool) -> tuple[DelayedOptimizer, Weights, weakref.ref[nn.Parameter]]:
+        first, second = (nn.Parameter(torch.linspace(-1, 1, 4).double()) for _ in range(2))
+        optimizer = DelayedOptimizer(
+            AdamW([first, second] if replaces else [first], lr=0.05),
+            delay,
+            keep=keep,  # type: ignore[arg-type]
+            clip_norm=0.5,
+        )
+        [group] = optimizer.param_groups
+        weights = [first]
+        for t in range(9):
+            if t == 1 and replaces:
+                del group["params"][1]
+                optimizer.state.pop(second, None)
+            if t == 1:
+                weights.append(nn.Parameter(torch.linspace(0, 1, 3).double()))
+                group["params"].append(weights[-1])
+            for weight in weights:
+                weight.grad = torch.cos(weight.detach() + t)
+            second.grad = torch.full_like(second, 0.0 if t == 0 else 1e3)
+            optimizer.step()
+        optimizer.finish()
+        return optimizer, weights, weakref.ref(second)
+
+    (optimizer, ours, dropped), (_, right, _) = trained(True), trained(False)
+    gc.collect()
+    assert all(map(torch.equal, ours, right))
+    assert dropped() is None, f"{optimizer} holds it"

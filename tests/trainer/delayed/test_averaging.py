@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -12,6 +13,7 @@ import schedulefree
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.delayed import DelayedOptimizer
@@ -215,3 +217,32 @@ def test_feedback_is_refused(name: str) -> None:
     inner = OPTIMIZERS[name][0](toy.modules()[0].parameters())
     with pytest.raises(BadInput, match="must be 0 with an optimizer that averages"):
         DelayedOptimizer(inner)
+
+
+@pytest.mark.parametrize("keep", ["weights", "gradients"])
+def test_an_average_of_the_loops_own_is_of_the_newest_weights_within_newest(keep: str) -> None:
+    """In torch's order, right after the step, it is of weights that are τ updates older."""
+    delay = 2
+    averages = {}
+    for order in ("newest", "torch's"):
+        module = toy.modules()[0]
+        versions = [[weight.detach().clone() for weight in module.parameters()]]
+        optimizer = DelayedOptimizer(
+            torch.optim.AdamW(module.parameters(), lr=0.02), delay, keep=keep  # type: ignore[arg-type]
+        )
+        averaged = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+        for t in range(T):
+            gradients(module, t)
+            optimizer.step()
+            with optimizer.newest():
+                versions.append([weight.detach().clone() for weight in module.parameters()])
+            with optimizer.newest() if order == "newest" else nullcontext():
+                averaged.update_parameters(module)
+        averages[order] = [*averaged.module.parameters()]
+        shift = delay if order != "newest" and keep == "weights" else 0
+        expected = [versions[max(0, t - shift)] for t in range(1, T + 1)]
+        right = expected[0]
+        for version in expected[1:]:
+            right = [0.5 * mean + 0.5 * weight for mean, weight in zip(right, version, strict=True)]
+        for ours, theirs in zip(averages[order], right, strict=True):
+            torch.testing.assert_close(ours.detach(), theirs, rtol=1e-12, atol=1e-14)

@@ -2,6 +2,7 @@
 where the weights lie."""
 
 import copy
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from itertools import chain
@@ -290,3 +291,102 @@ def test_a_weight_may_be_named_twice() -> None:
     right = trained(DelayedOptimizer(SGD([once, once.clone().detach()], lr=0.2)), [once])
     for mine, others in zip(ours, right, strict=True):
         torch.testing.assert_close(mine[0], others[0])
+
+
+class StepsInBackward(SGD):
+    """Steps weights in hooks of the backward; what stands for it has one weight of no model, as the
+    layer-wise GaLore of transformers has."""
+
+    def __init__(self, weights: list[nn.Parameter]) -> None:
+        super().__init__([torch.zeros(1, 1)], lr=0.1)
+        for weight in weights:
+            weight.register_post_accumulate_grad_hook(self._step_of)
+
+    @staticmethod
+    @torch.no_grad()
+    def _step_of(weight: Tensor) -> None:
+        weight.sub_(weight.grad, alpha=0.1)  # type: ignore[arg-type]
+        weight.grad = None
+
+
+NEVER_LATE: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
+    "in the backward": StepsInBackward,
+    "of a copy": lambda weights: SGD(copy.deepcopy(weights)),
+}
+
+
+@pytest.mark.parametrize("keep", KEEP)
+@pytest.mark.parametrize("name", NEVER_LATE)
+def test_an_optimizer_whose_weights_get_no_gradient_is_refused(name: str, keep: str) -> None:
+    """At the first late step: its updates would count as late, and none would be."""
+    weights = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))]
+    optimizer = DelayedOptimizer(NEVER_LATE[name](weights), keep=keep)  # type: ignore[arg-type]
+    (weights[0] * weights[1]).sum().backward()
+    optimizer.step()
+    with pytest.raises(BadInput, match="has no weight with a gradient") as caught:
+        for _ in range(2):  # kept gradients are applied a step later
+            (weights[0] * weights[1]).sum().backward()
+            optimizer.step()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_step_without_gradients_is_taken_after_one_with_some() -> None:
+    """A batch may have nothing to learn; and a rank's shard may have no entries."""
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = DelayedOptimizer(SGD([weight], lr=0.1))
+    for gradient in (torch.ones(2), None, torch.ones(2)):
+        weight.grad = gradient
+        optimizer.step()
+    assert optimizer.num_taken == 3
+    empty = DelayedOptimizer(SGD([nn.Parameter(torch.ones(0))]))
+    empty.step()
+    empty.step()
+
+
+class SecondDerivatives(SGD):
+    """Derives its gradients again, as AdaHessian does."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        [group] = self.param_groups
+        gradients = [weight.grad for weight in group["params"]]
+        torch.autograd.grad([g.sum() for g in gradients], group["params"])
+        super().step()
+
+
+@pytest.mark.parametrize("keep", KEEP)
+def test_second_derivatives_of_late_gradients_are_refused(keep: str) -> None:
+    """Their graph is of older weights. An optimizer that leaves the graph alone goes on."""
+    for make, delay in ((SecondDerivatives, 0), (SGD, 1), (SecondDerivatives, 1)):
+        weight = nn.Parameter(torch.ones(2))
+        optimizer = DelayedOptimizer(make([weight], lr=0.1), delay, keep=keep)  # type: ignore[arg-type]
+        is_refused = make is SecondDerivatives and delay > 0
+        says = "create_graph=True: must be False with a delay"
+        with pytest.raises(BadInput, match=says) if is_refused else nullcontext():
+            for _ in range(3):
+                loss = weight.pow(4).sum()
+                [weight.grad] = torch.autograd.grad(loss, weight, create_graph=True)
+                optimizer.step()
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_autocast_around_the_whole_loop_keeps_no_old_cast(delay: int) -> None:
+    """Within its context it would read the first cast of each weight for ever."""
+
+    def trained(whole: bool) -> Tensor:
+        torch.manual_seed(0)
+        layer, x = nn.Linear(4, 4), torch.randn(3, 4)
+        optimizer = DelayedOptimizer(SGD(layer.parameters(), lr=0.5), delay)
+        cast = partial(torch.autocast, "cpu", torch.bfloat16)
+        with cast() if whole else nullcontext():
+            for _ in range(4):
+                optimizer.zero_grad()
+                with nullcontext() if whole else cast():
+                    loss = layer(x).square().mean()
+                loss.backward()
+                optimizer.step()
+                with optimizer.newest(), cast():
+                    layer(x)
+        optimizer.finish()
+        return layer.weight.detach()
+
+    assert torch.equal(trained(whole=True), trained(whole=False))

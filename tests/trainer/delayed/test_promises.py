@@ -325,3 +325,70 @@ def test_gradients_stay_as_the_optimizer_leaves_them() -> None:
     held = [weight.grad for weight in own]
     optimizer.step()
     assert all(weight.grad is gradient for weight, gradient in zip(own, held, strict=True))
+
+
+class Imitation:
+    """Stands before an optimizer as an object of a subclass of its class, and has its attributes:
+    reads them from it, as those of Fabric and of lightning do, or has copied them once."""
+
+    def __init__(self, optimizer: Optimizer, *, copies: bool) -> None:
+        self._before = optimizer
+        if copies:
+            vars(self).update(vars(optimizer))
+        self.__class__ = type("Imitation", (Imitation, type(optimizer)), {})
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return self._before
+
+    def step(self, closure: Any = None) -> Any:
+        return self._before.step()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_before"], name)
+
+
+@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize("keep", KEEP)
+def test_a_class_that_imitates_shows_the_newest_weights(keep: str, copies: bool) -> None:
+    """And is refused a step while they are shown; what it counts is the optimizer's."""
+    imitated, plain = weights(), weights()
+    delayed = DelayedOptimizer(AdamW(imitated), keep=keep)  # type: ignore[arg-type]
+    ours: Any = Imitation(delayed, copies=copies)
+    reference = DelayedOptimizer(AdamW(plain), keep=keep)  # type: ignore[arg-type]
+    for t in range(T):
+        steps(ours, imitated, range(t, t + 1))
+        steps(reference, plain, range(t, t + 1))
+        with ours.newest(), reference.newest():
+            assert are_equal(imitated, plain)
+        ours.eval()
+        with pytest.raises(RuntimeError, match=r"call train\(\) before step\(\)"):
+            ours.step()
+        ours.train()
+        assert are_equal(imitated, plain)
+    assert (ours.num_taken, ours.largest_delay) == (T, 1)
+    assert ours.num_waiting == reference.num_waiting
+    ours.finish()
+    reference.finish()
+    assert are_equal(imitated, plain)
+
+
+@pytest.mark.parametrize("whole_loop", [False, True])
+@pytest.mark.parametrize("keep", KEEP)
+def test_torch_compile_loses_no_delay(keep: str, whole_loop: bool) -> None:
+    """Of the step alone, and of a function that has the evaluation too."""
+    trained = weights()
+    optimizer = DelayedOptimizer(SGD(trained, lr=0.1), keep=keep)  # type: ignore[arg-type]
+
+    def one_update() -> None:
+        optimizer.step()
+        with optimizer.newest():
+            pass
+
+    compiled = torch.compile(one_update if whole_loop else optimizer.step, backend="eager")
+    for t in range(T):
+        naive_loop.give(trained, trained, t)
+        compiled()
+    assert (optimizer.num_taken, optimizer.largest_delay) == (T, 1)
+    right = naive_loop.naive(partial(SGD, lr=0.1), 1, 1.0)
+    assert are_equal(newest(optimizer, trained), right)

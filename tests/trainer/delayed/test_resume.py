@@ -9,8 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.optim import SGD, AdamW, Optimizer
 
 from pipegap.trainer.base.errors import BadInput
@@ -235,3 +240,152 @@ def test_a_state_that_is_asked_for_takes_no_step() -> None:
     assert optimizer.num_taken == 1
     optimizer.state[module.weight]["mine"] = 1
     assert optimizer.optimizer.state[module.weight] == {"mine": 1}
+
+
+class FewBits(Tensor):
+    """A tensor of parts that knows few operations, no copy among them, as low-bit states of Adam."""
+
+    codes: Tensor
+
+    @staticmethod
+    def __new__(cls, codes: Tensor) -> "FewBits":
+        made = Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float64)  # type: ignore[attr-defined]
+        made.codes = codes
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["codes"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, parts: Any, *_: object) -> "FewBits":
+        return cls(parts["codes"])
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in (torch.ops.aten.detach.default, torch.ops.aten._to_copy.default):
+            return args[0]
+        raise NotImplementedError(f"FewBits has no {function}")
+
+
+class Uncopied(Tensor):
+    """A tensor without parts that nobody can copy."""
+
+    def __deepcopy__(self, memory: Any) -> "Uncopied":
+        raise NotImplementedError("Uncopied has no copy")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return torch.Tensor.as_subclass, (self.as_subclass(Tensor), Uncopied)
+
+
+class WithMomenta(Optimizer):
+    """Momentum whose state holds `kind`, a class of tensors."""
+
+    def __init__(self, weights: list[nn.Parameter], kind: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(weights, {})
+        self.kind = kind
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for weight in self.param_groups[0]["params"]:
+            momentum = getattr(of := self.state[weight].get("m"), "codes", of)
+            held = torch.zeros_like(weight) if momentum is None else momentum.as_subclass(Tensor)
+            held = held.mul(0.5).add(weight.grad)
+            self.state[weight]["m"] = self.kind(held)
+            weight.sub_(held, alpha=0.1)
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize(
+    "kind", [FewBits, lambda tensor: tensor.as_subclass(Uncopied)], ids=["parts", "whole"]
+)
+def test_a_state_of_tensors_that_cannot_be_copied_is_loaded(
+    kind: Callable[[Tensor], Tensor], delay: int
+) -> None:
+    """The one state serves two optimizers that go on alike, where its parts can be copied."""
+
+    def trained(weights: list[nn.Parameter], optimizer: Any, batches: range) -> list[Tensor]:
+        for t in batches:
+            naive_loop.give(weights, weights, t)
+            optimizer.step()
+        with optimizer.newest():
+            return [weight.detach().clone() for weight in weights]
+
+    weights = naive_loop.weights()
+    first = DelayedOptimizer(WithMomenta(weights, kind), delay)
+    trained(weights, first, range(3))
+    state = {**first.state_dict()}
+    saved = [weight.detach().clone() for weight in weights]
+    right = None
+    for _ in range(2):
+        others = [nn.Parameter(weight.clone()) for weight in saved]
+        second = DelayedOptimizer(WithMomenta(others, kind), delay)
+        second.load_state_dict(state)
+        ours = trained(others, second, range(3, T))
+        right = right or ours
+        assert are_equal(ours, right)
+    assert are_equal(trained(weights, first, range(3, T)), right)  # type: ignore[arg-type]
+
+
+class Sharding(SGD):
+    """Takes from a state what belongs to other ranks, as ZeroRedundancyOptimizer does."""
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        for id_ in list(state_dict["state"])[1:]:
+            state_dict["state"][id_] = None
+        super().load_state_dict(state_dict)
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_an_optimizer_may_empty_the_state_that_it_loads(delay: int) -> None:
+    weights, others = naive_loop.weights(), naive_loop.weights()
+    first = DelayedOptimizer(SGD(weights, momentum=0.9), delay)
+    naive_loop.give(weights, weights, 0)
+    first.step()
+    state = first.state_dict()
+    second = DelayedOptimizer(Sharding(others, momentum=0.9), delay)
+    second.load_state_dict(state)
+    assert all(state["state"].values()), "the caller's own stays as it is"
+    ours, theirs = (optimizer.state for optimizer in (second, first))
+    assert torch.equal(ours[others[0]]["momentum_buffer"], theirs[weights[0]]["momentum_buffer"])
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("delay", [0, 1, 2])
+@pytest.mark.parametrize("frozen_from", [0, 2, 5], ids=["always", "settled", "just now"])
+def test_a_frozen_weight_goes_through_distributed_checkpoints(
+    frozen_from: int, delay: int, tmp_path: Path
+) -> None:
+    """Which drop its state: nothing is lost unless its versions differ yet, and then it is said."""
+
+    def make() -> tuple[nn.Module, DelayedOptimizer]:
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2))
+        return module, DelayedOptimizer(SGD(module.parameters(), lr=0.1), delay)
+
+    def trained(pair: Any, batches: range) -> list[float]:
+        module, optimizer = pair
+        losses = []
+        for t in batches:
+            module[0].requires_grad_(t < frozen_from)
+            optimizer.zero_grad()
+            x = torch.randn(4, 2, generator=torch.Generator().manual_seed(t))
+            loss = (module(x) - x.flip(1)).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    first, second = make(), make()
+    trained(first, range(6))
+    folder = tmp_path / "checkpoint"
+    dcp.save(dict(zip("mo", get_state_dict(*first), strict=True)), checkpoint_id=folder)
+    second[0][0].requires_grad_(False)
+    states = dict(zip("mo", get_state_dict(*second), strict=True))
+    dcp.load(states, checkpoint_id=folder)
+    load = partial(set_state_dict, *second)
+    if delay and frozen_from == 5:
+        with pytest.raises(ValueError, match="lacks the delay of a frozen weight"):
+            load(model_state_dict=states["m"], optim_state_dict=states["o"])
+        return
+    load(model_state_dict=states["m"], optim_state_dict=states["o"])
+    assert trained(second, range(6, 9)) == trained(first, range(6, 9))

@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP1
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -89,14 +90,20 @@ def fsdp(module: nn.Module) -> nn.Module:
     return fully_shard(module, mesh=mesh)
 
 
-WRAPS: dict[str, Wrap] = {"ddp": replicated, "fsdp2": fsdp}
+def fsdp1(module: nn.Module) -> nn.Module:
+    """FullyShardedDataParallel, whose root keeps gathered weights after a forward alone."""
+    return FSDP1(module, use_orig_params=True, device_id=torch.device("cpu"))
+
+
+WRAPS: dict[str, Wrap] = {"ddp": replicated, "fsdp2": fsdp, "fsdp1": fsdp1}
 
 
 def make(wrap: Wrap, keep: str, delay: int) -> tuple[nn.Module, DelayedOptimizer]:
     module = toy.modules(1)[0]
     kind = kinds(module)
     model = wrap(module)
-    named = [(n.removeprefix("module."), p) for n, p in model.named_parameters()]
+    prefix = "_fsdp_wrapped_module." if wrap is fsdp1 else "module."
+    named = [(n.removeprefix(prefix), p) for n, p in model.named_parameters()]
     return model, DelayedOptimizer(ADAMW([(kind[n], p) for n, p in named]), delay, keep=keep)  # type: ignore[arg-type]
 
 
@@ -105,11 +112,34 @@ def train(model: nn.Module, delayed: DelayedOptimizer, batches: range) -> None:
         rows = toy.batch(t).chunk(2)[dist.get_rank()]
         delayed.zero_grad()
         toy.loss(model(rows[:, :-1]), rows[:, 1:]).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        clip = clip_flat if isinstance(model, FSDP1) else nn.utils.clip_grad_norm_
+        clip(model.parameters(), 0.5)
+        if t % 2:  # an evaluation of the weights that this batch was computed on
+            evaluate(model, rows)
         delayed.step()
+        with delayed.newest():
+            evaluate(model, rows)
+
+
+def clip_flat(weights: Iterable[nn.Parameter], max_norm: float) -> None:
+    """What FSDP1's own clip does, which takes no float64."""
+    gradients = [weight.grad for weight in weights if weight.grad is not None]
+    total = torch.stack([gradient.square().sum() for gradient in gradients]).sum()
+    dist.all_reduce(total)
+    for gradient in gradients:
+        gradient.mul_((max_norm / (total.sqrt() + 1e-6)).clamp(max=1.0))
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, rows: Tensor) -> None:
+    """A forward without a backward, after which a wrapper may keep copies of weights."""
+    model(rows[:, :-1])
 
 
 def whole_weights(model: nn.Module) -> list[Tensor]:
+    if isinstance(model, FSDP1):
+        with FSDP1.summon_full_params(model, writeback=False):
+            return [weight.detach().clone() for weight in model.parameters()]
     weights = (weight.detach() for weight in model.parameters())
     return [w.full_tensor() if isinstance(w, DTensor) else w.clone() for w in weights]
 
@@ -128,14 +158,14 @@ def as_rank(
             train(model, delayed, range(num // 2))
             resumed = (
                 resume(model, delayed, make(wrap, keep, delay))
-                if (name, keep) == ("fsdp2", "weights")
+                if (name, keep) in (("fsdp2", "weights"), ("fsdp1", "weights"))
                 else None
             )
             for what, training in {"through": (model, delayed), "resumed": resumed}.items():
                 if training is not None:
                     train(*training, range(num // 2, num))
                     training[1].finish()
-                    if heartbeat.rank == 0 or name == "fsdp2":
+                    if heartbeat.rank == 0 or name != "ddp":
                         weights = whole_weights(training[0])
                     if heartbeat.rank == 0:
                         send((name, keep, delay, what, weights))
@@ -167,7 +197,7 @@ NUM = 6
 def test_two_ranks_equal_one_process() -> None:
     """DDP to the bit: halves are averaged as two microbatches are. FSDP2 sums a norm by shards."""
     messages, _ = sent(as_rank, 2, NUM, timeout=600)
-    assert len(messages) == 5
+    assert len(messages) == 8
     for name, keep, delay, what, weights in messages:
         loop = Loop(ADAMW, keep=keep, delay=delay)
         loop.scheduler.lr_lambdas = [lambda _: 1.0] * 3
