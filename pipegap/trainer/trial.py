@@ -27,6 +27,7 @@ from pipegap.trainer.config.plan import Plan, plan_trial
 from pipegap.trainer.config.work import note_compiled
 from pipegap.trainer.executors.executor import Executor
 from pipegap.trainer.folder import checkpoint
+from pipegap.trainer.folder.lease import newest_number
 from pipegap.trainer.folder.record import ReadOnlyFolder, TrialFolder, tidy
 from pipegap.trainer.folder.result import Row
 from pipegap.trainer.parts import Parts, build_emulated, build_parts, build_pipelined, open_data
@@ -62,6 +63,7 @@ def run_trial(
         tidy(folder.path)
         return done
     folder.require_sound(config)
+    before = newest_number(folder.path)
     try:
         with _failing_as_stopped(job, folder):
             return runners[config["runner"]]()
@@ -69,8 +71,9 @@ def run_trial(
     except (BadInput, Stopped, LeaseLost):
         raise
     except Exception:
-        with suppress(OSError, BadInput):  # a full disk may be the error that is to be recorded
-            record_failure(config, traceback.format_exc())
+        # A full disk may be the error that is to be recorded, and another process run the trial.
+        with suppress(OSError, BadInput, LeaseLost):
+            record_failure(config, traceback.format_exc(), before)
         raise
 
 
@@ -100,11 +103,15 @@ def finished_result(config: Config) -> Row | None:
     return Job(config, plan_trial(config)).folder().result()
 
 
-def record_failure(config: Config, error: str) -> None:
-    """Records the `error` of a trial whose process could not; keeps a finished result."""
+def record_failure(config: Config, error: str, before: int | None = None) -> None:
+    """Records the `error` of a trial whose process could not; keeps a finished result.
+
+    `before`: the number of the newest attempt before the one that failed, if that is known. What it
+    failed of is recorded with that one, and not with an attempt of its own.
+    """
     plan = plan_trial(config)
     folder = Job(config, plan).folder()
-    with folder.claimed(config, made_by(config["device"])):
+    with folder.claimed(config, made_by(config["device"]), before):
         if folder.result() is None:
             device, failed = config["device"], Status.FAILED
             folder.fail(outcome(config, plan, device, failed, plan.num_updates, error=error))

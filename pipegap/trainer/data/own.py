@@ -20,7 +20,16 @@ from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.ranges import Place, Positive
 from pipegap.trainer.data.chosen import chosen
 from pipegap.trainer.data.hub import CACHE, HubDocuments, newest_commit
-from pipegap.trainer.data.paths import Named, digests_of, has_mark, named, sentence, text_hash
+from pipegap.trainer.data.paths import (
+    OPENERS,
+    Named,
+    digests_of,
+    has_mark,
+    kind_of,
+    named,
+    sentence,
+    text_hash,
+)
 from pipegap.trainer.data.prepare import prepare, stated_vocab_size
 from pipegap.trainer.data.readers import READERS, documents
 from pipegap.trainer.data.shards import Dataset, Prepared
@@ -30,7 +39,12 @@ Share = Annotated[float, Interval(gt=0, lt=1)]
 Size = Annotated[int, Gt(0)]
 Recipe = dict[str, Any]
 """What identifies a text, as JSON."""
-KINDS = ", ".join(f"*{suffix}" for suffix in READERS)
+USUAL = {reader: kind for kind, reader in reversed(READERS.items())}
+"""Reader → the usual end of the names of its files."""
+KINDS = (
+    f"{', '.join(f'*{kind}' for kind in READERS if USUAL[READERS[kind]] == kind)}, or text in "
+    f"{', '.join(OPENERS)}; JSON lines are .jsonl"
+)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -175,10 +189,10 @@ class TextFiles(OwnText):
         return Path(self.path).name
 
     def origin(self) -> Recipe | None:
-        """The contents of the files, in order, without their names."""
+        """The contents of the files, in order, without their names and how they are compressed."""
         if not (files := self._named().files):
             return None
-        kinds = [file.suffix.lower() for file in files]
+        kinds = [USUAL[READERS[kind_of(file)]] for file in files]
         return {"kinds": kinds, "files": digests_of(files, text_hash), "text": self.text}
 
     def documents(self) -> Iterable[str]:
@@ -194,7 +208,7 @@ class TextFiles(OwnText):
     def _named(self) -> Named:
         found = named(self.path, READERS)
         for file in found.files:
-            if file.suffix.lower() not in READERS:
+            if kind_of(file) not in READERS:
                 raise BadInput("data.path", file, f"must be one of {KINDS}")
         return found
 

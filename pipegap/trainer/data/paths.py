@@ -3,16 +3,22 @@
 A path that exists is that path, and no pattern. A folder stands for all files below it, those of
 linked folders too; a pattern for the files and folders that match. Names that begin with a dot are
 hidden, and folders whose names begin with `__`, such as `__MACOSX`: only a path that spells them
-out means them. Files come in the order of their paths.
+out means them. Files come in the order of their paths, in which part-2 is before part-10 as it was
+written.
 """
 
+import bz2
+import gzip
 import hashlib
+import lzma
 import os
+import re
+import zlib
 from codecs import BOM_UTF8
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from pipegap.trainer.base.atomic import digests, file_hash
 from pipegap.trainer.base.errors import BadInput, some
@@ -20,6 +26,39 @@ from pipegap.trainer.base.errors import BadInput, some
 Parts = tuple[str, ...]
 """What is left of a pattern below a folder; nothing if the folder matches, with all below it."""
 ANY_FOLDERS = "**"
+
+
+def _zstd(path: Path) -> IO[bytes]:
+    import pyarrow  # slow
+
+    return pyarrow.CompressedInputStream(str(path), "zstd")
+
+
+OPENERS: Mapping[str, Callable[[Path], IO[bytes]]] = {
+    **{".gz": gzip.GzipFile, ".zst": _zstd, ".bz2": bz2.BZ2File, ".xz": lzma.LZMAFile},
+}
+"""The end of a compressed file's name → what opens its content."""
+BLOCK = 2**20
+CUT = (EOFError, zlib.error, lzma.LZMAError)
+"""What is raised, beside OSError, where a compressed file is not whole."""
+
+
+def opened(path: Path) -> IO[bytes]:
+    """The content of a file, which may be compressed."""
+    open_it = OPENERS.get(path.suffix.lower())
+    return path.open("rb") if open_it is None else open_it(path)
+
+
+def kind_of(path: Path) -> str:
+    """The end of a file's name, with what is compressed before how: `.jsonl.gz`."""
+    suffix = path.suffix.lower()
+    return Path(path.stem).suffix.lower() + suffix if suffix in OPENERS else suffix
+
+
+def _as_written(path: Path) -> tuple[list[str | int], str]:
+    """The key of the order of paths: numbers in them count as such."""
+    parts = re.split(r"(\d+)", str(path))
+    return [int(part) if odd % 2 else part for odd, part in enumerate(parts)], str(path)
 
 
 class Named(NamedTuple):
@@ -39,9 +78,9 @@ def named(path: str, kinds: Collection[str] = ()) -> Named:
         return Named([root], [])
     files, left_out = list[Path](), list[Path]()
     for found, counts in _below(root, {pattern}, frozenset()) if os.path.isdir(root) else ():
-        is_of_kind = not kinds or found.suffix.lower() in kinds
+        is_of_kind = not kinds or kind_of(found) in kinds
         (files if counts and is_of_kind else left_out).append(found)
-    return Named(sorted(files, key=str), sorted(left_out, key=str))
+    return Named(sorted(files, key=_as_written), sorted(left_out, key=_as_written))
 
 
 def _split(path: Path) -> tuple[Path, Parts]:
@@ -109,17 +148,32 @@ def digests_of(files: Sequence[Path], of: Callable[[Path], str] = file_hash) -> 
                 raise BadInput("data.path", file, "must be a file of text, or a folder")
         return digests(files, of)
     except OSError as error:
-        allowed = f"must be readable ({error.strerror})"
-        raise BadInput("data.path", error.filename, allowed) from None
+        allowed = f"must be readable ({error.strerror or error})"
+        raise BadInput("data.path", error.filename or files[0].parent, allowed) from None
 
 
 def text_hash(path: Path) -> str:
-    """SHA-256 of a file without the mark of byte order, which is no text."""
-    if not has_mark(path):
-        return file_hash(path)
-    with path.open("rb") as file:
-        file.seek(len(BOM_UTF8))
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """SHA-256 of what a file holds, decompressed, without the mark of byte order, which is no text.
+
+    Raises BadInput for a compressed file that is not whole.
+    """
+    digest = hashlib.sha256()
+    try:
+        with opened(path) as file:
+            if (start := file.read(len(BOM_UTF8))) != BOM_UTF8:
+                digest.update(start)
+            while block := file.read(BLOCK):
+                digest.update(block)
+    except (*CUT, OSError) as error:
+        if getattr(error, "errno", None) is not None:  # of the file system, not of what it holds
+            raise
+        raise damaged(path, error) from None
+    return digest.hexdigest()
+
+
+def damaged(path: Path, error: Exception) -> BadInput:
+    """The refusal of a compressed file that is not whole."""
+    return BadInput("data.path", path, f"must be a whole {path.suffix} file ({error})")
 
 
 def has_mark(path: Path) -> bool:

@@ -1,4 +1,5 @@
-"""Reads documents of .txt, .jsonl and .parquet files; what is no text is refused, or left out.
+"""Reads documents of .txt, .jsonl and .parquet files, the first two compressed or not; what is no
+text is refused, or left out.
 
 They come in batches, each with the state from which the documents after it can be read.
 """
@@ -7,12 +8,14 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from pipegap.trainer.base.cli import say
 from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.data.paths import CUT, OPENERS, damaged, kind_of, opened
 
 LONGEST = 2**24
 """Characters of a document at most. More would not fit in the memory that a preparation takes."""
@@ -111,7 +114,9 @@ def documents(paths: Iterable[Path], field: str, *, skip: bool = False) -> Itera
 def _rows(paths: Iterable[Path], field: str) -> Iterator[Found]:
     for path in paths:
         try:
-            yield from READERS[path.suffix.lower()](path, field)
+            yield from READERS[kind_of(path)](path, field)
+        except CUT as error:
+            raise damaged(path, error) from None
         except OSError as error:
             allowed = f"must be a file that can be read ({error})"
             raise BadInput("data.path", path, allowed) from None
@@ -119,7 +124,7 @@ def _rows(paths: Iterable[Path], field: str) -> Iterator[Found]:
 
 def _numbered(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a file with their numbers. Bytes that are no UTF-8 are halves of characters."""
-    with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
+    with TextIOWrapper(opened(path), encoding="utf-8-sig", errors="surrogateescape") as file:
         for number, line in enumerate(iter(partial(file.readline, LONGEST + 1), ""), 1):
             if number == 1 and (line.startswith(UTF_16) or "\0" in line):  # also without its mark
                 raise BadInput("data.path", path, "must be a file of text in UTF-8, not in UTF-16")
@@ -200,8 +205,13 @@ def _values(column: Any) -> Iterator[object]:
             yield None if value is None else value.decode(errors="surrogateescape")
 
 
-READERS: Mapping[str, Reader] = {".txt": _paragraphs, ".jsonl": _lines, ".parquet": _column}
-"""The end of a file's name → its reader."""
+READERS: Mapping[str, Reader] = {
+    **{".txt": _paragraphs, ".jsonl": _lines, ".parquet": _column},
+    **{f".txt{how}": _paragraphs for how in OPENERS},
+    # The .json.gz of C4 and Dolma is JSON lines; a .json says something about texts beside it.
+    **{f"{kind}{how}": _lines for kind in (".jsonl", ".json") for how in OPENERS},
+}
+"""The end of a file's name → its reader; the first of several with one reader is its usual name."""
 
 
 @runtime_checkable

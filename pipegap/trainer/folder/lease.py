@@ -54,6 +54,7 @@ class Lease:
         self.number, self.started_ns = number, started_ns
         self._next, self._path = attempt_path(folder, number + 1), attempt_path(folder, number)
         self._content = content
+        self._end = {key: content[key] for key in ("ended", "ended_at") if key in content}
 
     def require(self) -> None:
         """Raises LeaseLost if another process holds the trial now, or its folder is gone."""
@@ -75,7 +76,7 @@ class Lease:
         On a full disk it frees the trial alone, by making the file stale.
         """
         try:
-            self.note(ended=how, ended_at=time.time())
+            self.note(**{"ended": how, "ended_at": time.time()} | self._end)
         except OSError:
             with suppress(FileNotFoundError):
                 os.utime(self._path, (0, 0))
@@ -93,16 +94,21 @@ class Lease:
 
 @contextmanager
 def leased(
-    folder: Path, outcome: Callable[[], str], made_by: Mapping[str, object] = {}
+    folder: Path,
+    outcome: Callable[[], str],
+    made_by: Mapping[str, object] = {},
+    after: int | None = None,
 ) -> Iterator[Lease]:
-    """Holds the next attempt at the trial of `folder` while the context lasts.
+    """Holds the next attempt at the trial of `folder` while the context lasts; or, if the newest
+    has a number above `after` and its process is known to be gone, that one, of whose end it was
+    left to tell.
 
     `made_by`, the code and the device, is recorded with it and, at its end, `outcome()` as how it
     ended, or the name of the exception that ended it. Raises Held if another process runs the
     trial, BadInput if the folder cannot be written, LeaseLost if another process took it over.
     """
     try:
-        lease = _take(folder, made_by)
+        lease = _take(folder, made_by, after)
     except OSError as error:
         raise BadInput("out", folder, f"must be writable ({error.strerror})") from None
     with lease.heartbeat():
@@ -160,6 +166,12 @@ def holder(folder: Path) -> Attempt | None:
     return _held_by(_newest(folder))
 
 
+def newest_number(folder: Path) -> int:
+    """The number of the newest attempt at the trial of `folder`; 0 if there is none."""
+    newest = _newest(folder)
+    return 0 if newest is None else _number(newest)
+
+
 def _newest(folder: Path) -> Path | None:
     return max(attempts(folder), key=_number, default=None)
 
@@ -174,11 +186,16 @@ def _held_by(newest: Path | None) -> Attempt | None:
     return attempt
 
 
-def _take(folder: Path, made_by: Mapping[str, object]) -> Lease:
+def _take(folder: Path, made_by: Mapping[str, object], after: int | None) -> Lease:
     deadline = time.monotonic() + ACQUIRE_TIMEOUT
     while True:
         newest = _newest(folder)
         if (other := _held_by(newest)) is None:
+            if newest is not None and after is not None and _number(newest) > after:
+                content = read(newest)
+                # A process that is only silent may wake: the next number is what it looks for.
+                if "ended" in content or is_dead(content):
+                    return Lease(folder, _number(newest), content, newest.stat().st_mtime_ns)
             # The number after the attempt that was seen to have ended, not after a newer one: of
             # two processes that saw the same end, only one can create the file.
             with suppress(FileExistsError):

@@ -38,9 +38,12 @@ class TrialFolder:
 
     @contextmanager
     def claimed(
-        self, config: Mapping[str, Any], made_by: Mapping[str, object]
+        self,
+        config: Mapping[str, Any],
+        made_by: Mapping[str, object],
+        after: int | None = None,
     ) -> "Iterator[TrialFolder]":
-        """Makes the folder and holds the trial's lease while the context lasts.
+        """Makes the folder and holds the trial's lease while the context lasts: see `leased`.
 
         The attempt notes `made_by`, see `trainer.config.identity.made_by`. Raises BadInput if the
         folder is another trial's or another process runs it, LeaseLost if one took it over.
@@ -51,7 +54,10 @@ class TrialFolder:
         except OSError as error:
             key = "results" if config["out"] is None else "out"
             raise BadInput(key, config[key], f"must be writable ({error.strerror})") from None
-        with leased(self.path, self._outcome, made_by) as self._lease, ExitStack() as self._open:
+        with (
+            leased(self.path, self._outcome, made_by, after) as self._lease,
+            ExitStack() as self._open,
+        ):
             clean(self.path, self._lease.started_ns)
             write_json(self.path / "config.json", config, self._lease.require)
             marker = f"{self._trial_id}\n".encode()
@@ -213,7 +219,10 @@ class ReadOnlyFolder(TrialFolder):
     @contextmanager
     @override
     def claimed(
-        self, config: Mapping[str, Any], made_by: Mapping[str, object]
+        self,
+        config: Mapping[str, Any],
+        made_by: Mapping[str, object],
+        after: int | None = None,
     ) -> Iterator[TrialFolder]:
         yield self
 

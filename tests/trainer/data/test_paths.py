@@ -1,10 +1,15 @@
 """A folder, a pattern and a copy of a data set name the same files, in the same order."""
 
+import bz2
 import codecs
+import gzip
 import json
+import lzma
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow
 import pytest
 
 from pipegap.trainer.base.errors import BadInput
@@ -112,9 +117,9 @@ def test_a_mark_of_byte_order_is_no_text() -> None:
 
 def test_what_is_left_out_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     write_jsonl(Path("t/a.jsonl"), TEXTS)
-    Path("t/b.jsonl.gz").write_bytes(b"")
+    Path("t/b.csv.gz").write_bytes(b"")
     source("t").open()
-    said = "leaves out 1 files or folders that are hidden or of another kind: t/b.jsonl.gz\n"
+    said = "leaves out 1 files or folders that are hidden or of another kind: t/b.csv.gz\n"
     assert said in capsys.readouterr().err
 
 
@@ -155,3 +160,55 @@ def test_a_copy_that_datasets_would_read_otherwise_is_refused() -> None:
     Path("m/a.txt").write_bytes(codecs.BOM_UTF8 + b"text")
     with pytest.raises(BadInput, match=r"data.name=m/a.txt: must not begin with a mark"):
         copy("m").documents()
+
+
+def zst(content: bytes) -> bytes:
+    return pyarrow.compress(content, "zstd", asbytes=True)
+
+
+COMPRESSED = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zst}
+
+
+@pytest.mark.parametrize("how", COMPRESSED)
+@pytest.mark.parametrize(("kind", "write"), [("txt", write_txt), ("jsonl", write_jsonl)])
+def test_compressed_text_is_the_text(
+    how: str, kind: str, write: Callable[[Path, list[str]], None]
+) -> None:
+    """Also of several members, one after the other, as tools that work in parallel write; of JSON
+    lines that are named as those of C4; marked or not."""
+    write(Path(f"plain/a.{kind}"), TEXTS)
+    content, compress = Path(f"plain/a.{kind}").read_bytes(), COMPRESSED[how]
+    names = {"txt": ["a.txt", "A.TXT"], "jsonl": ["a.jsonl", "c4-train.00000-of-01024.json"]}[kind]
+    for name in names:
+        for marked in (content, codecs.BOM_UTF8 + content):
+            path = Path(f"{name}{how}")
+            path.write_bytes(compress(marked[:999]) + compress(marked[999:]))
+            assert [*source(path).documents()] == TEXTS
+            assert source(path).hash == source(f"plain/a.{kind}").hash
+    path = Path(f"cut.{kind}{how}")
+    path.write_bytes(compress(content * 9)[:-30])
+    for damage in (path.read_bytes(), b"not compressed"):
+        path.write_bytes(damage)
+        with pytest.raises(BadInput, match=rf"data\.path=cut\.{kind}\{how}: must be") as refused:
+            source(path).hash  # noqa: B018 (reads the file)
+        assert "\n" not in str(refused.value)
+        with pytest.raises(BadInput, match=rf"data\.path=cut\.{kind}\{how}: must be"):
+            [*source(path).documents()]
+
+
+def test_what_is_not_read_is_refused_with_the_forms_that_are() -> None:
+    """A .json may be anything; a .parquet compresses itself."""
+    for name in ("a.json", "a.gz", "a.parquet.gz", "a.tar.gz", "a.jsonl.lz4"):
+        Path(name).write_bytes(b"{}")
+        says = (
+            r"must be one of \*\.txt, \*\.jsonl, \*\.parquet, or text in \.gz, \.zst, \.bz2, \.xz; "
+        )
+        with pytest.raises(BadInput, match=says):
+            source(name).documents()
+
+
+def test_parts_come_in_the_order_in_which_they_were_written() -> None:
+    make(*(f"t/part={part}/{file}.txt" for part in (10, 9, 2, 1) for file in (0, 10, 9)))
+    make("t/v1.10/a.txt", "t/v1.9/a.txt", "t/v01/a.txt", "t/v1/a.txt")
+    parts = [f"t/part={part}/{file}.txt" for part in (1, 2, 9, 10) for file in (0, 9, 10)]
+    assert found("t") == [*parts, *(f"t/v{of}/a.txt" for of in ("1.9", "1.10", "01", "1"))]

@@ -186,8 +186,7 @@ def test_the_log_says_how_each_attempt_ended(tmp_path: Path) -> None:
         run_trial(config, asked_to_stop=lambda: True)
     run_trial(config)
     run_trial(config)
-    # The failure was recorded by an attempt that trained nothing.
-    expected = [("ZeroDivisionError", 0), ("failed", None), ("Stopped", 5), ("completed", 6)]
+    expected = [("ZeroDivisionError", 0), ("Stopped", 5), ("completed", 6)]
     assert ends(tmp_path / "trial") == expected
 
 
@@ -233,3 +232,26 @@ def test_the_loser_says_one_line_and_fails(
     assert main_while(small.overrides(tmp_path, *words), lose) == 1
     assert capsys.readouterr().err == f"pipegap trial: {out} was {act}\n"
     assert not (out / "result.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "number"),
+    [
+        ({"ended": "PeerLost"}, 4),
+        ({**lease.new_attempt(4), "pid": 2**22 + 1}, 4),  # a dead process of this machine
+        ({}, 5),  # stale: of another machine, which may wake
+    ],
+)
+def test_the_end_of_a_dead_attempt_is_told_in_its_own_file(
+    content: dict[str, Any], number: int, tmp_path: Path
+) -> None:
+    """Unless the attempt is older than what failed."""
+    path = attempt_path(tmp_path, 4)
+    path.write_text(json.dumps({**content, "from_update": 3}))
+    os.utime(path, (0, 0))
+    with leased(tmp_path, lambda: "failed", after=3) as held:
+        assert held.number == number
+    assert json.loads(attempt_path(tmp_path, number).read_text())["ended"] in ("PeerLost", "failed")
+    assert json.loads(path.read_text())["from_update"] == 3
+    with leased(tmp_path, lambda: "failed", after=number) as held:
+        assert held.number == number + 1

@@ -15,6 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from pipegap.trainer.base.errors import BadInput, GangFailed
+from pipegap.trainer.folder import lease
 from pipegap.trainer.ranks.groups import Heartbeat, PeerLost
 from pipegap.trainer.ranks.spawn import run_gang
 from pipegap.trainer.ranks.supervisor import Parent
@@ -62,7 +63,11 @@ def test_a_killed_rank_ends_the_gang_which_goes_on_as_if_nothing_had_been(
     words = (*GANG, "num_updates=60")
     out = fault(tmp_path, 1, signal.SIGKILL, *words)
     assert "rank 1 was killed by SIGKILL" in capsys.readouterr().err
-    assert json.loads((out / "result.json").read_text())["status"] == "failed"
+    failed = json.loads((out / "result.json").read_text())
+    assert failed["status"] == "failed"
+    assert [attempt["attempt"] for attempt in failed["attempts"]] == [1]
+    [attempt] = map(lease.read, lease.attempts(out))
+    assert attempt["ended"] in ("failed", "PeerLost"), "one file for an attempt, with its end"
     again = run_trial(small.config(tmp_path, *words, f"out={out}"))
     expected = run_trial(small.config(tmp_path, *words, f"out={tmp_path / 'whole'}"))
     assert untimed(again) == untimed(expected)
