@@ -39,7 +39,7 @@ from pipegap.analysis.table.load import as_csv
 from pipegap.analysis.table.metrics import DamagedRows
 from pipegap.analysis.table.points import BESIDE, settings
 from pipegap.analysis.table.stores import stored
-from pipegap.analysis.table.text import hanging, terminal_width
+from pipegap.analysis.table.text import hanging, in_markdown, terminal_width
 from pipegap.trainer.base.atomic import write_atomically
 from pipegap.trainer.base.children import Worker
 from pipegap.trainer.base.errors import BadInput
@@ -231,7 +231,7 @@ def _answer(contents: _Contents, left: pd.DataFrame, word: str) -> StoreAnswer:
 
 
 def _write_tables(tables: Mapping[str, pd.DataFrame], remarks: Sequence[str], out: Path) -> None:
-    lines = "".join(f"- {remark}\n" for remark in remarks)
+    lines = "".join(f"- {in_markdown(remark)}\n" for remark in remarks)
     paired = tables["gaps"][tables["gaps"]["pairs"] > 0]
     table, num_left = gap_table(paired[:MOST_GAPS]), len(paired) - MOST_GAPS
     more = f"\n\n{num_left} more rows: gaps.csv" if num_left > 0 else ""

@@ -14,7 +14,7 @@ from pipegap.analysis.statistics.gaps import INACTIVE, SHORT
 from pipegap.analysis.statistics.intervals import ends_text, share_text
 from pipegap.analysis.statistics.tax import MAIN_ARMS, best_taxes
 from pipegap.analysis.table import names
-from pipegap.analysis.table.text import packed
+from pipegap.analysis.table.text import in_markdown, packed
 from pipegap.trainer.base.errors import some
 from pipegap.trainer.base.status import Status
 from pipegap.trainer.folder.result import failures
@@ -104,6 +104,8 @@ def gap_table(gaps: pd.DataFrame, *, width: int | None = None) -> str:
     or each row by itself where `width` columns are too few: no cell is broken."""
     rows = _named(gaps)[gaps["pairs"] > 0].to_dict("records")
     cells = {name: [text(row) for row in rows] for name, text in TEXTS.items()}
+    if width is None:
+        cells = {name: [*map(in_markdown, column)] for name, column in cells.items()}
     constant = [name for name in VARYING if len({*cells[name]}) <= 1]
     may_go = OPTIONAL if width is None else cells
     empty = [name for name in may_go if not any(cells[name])]

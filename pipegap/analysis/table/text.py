@@ -3,6 +3,7 @@
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from html import escape
 from textwrap import fill
 
 COMMAND = ": pipegap "
@@ -15,8 +16,16 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]] = ()) -> str:
 
 
 def markdown_row(cells: Sequence[str]) -> str:
-    """Return one row of a Markdown table."""
-    return f"| {' | '.join(cells)} |"
+    """Return one row of a Markdown table, each cell `in_markdown`."""
+    return f"| {' | '.join(map(in_markdown, cells))} |"
+
+
+def in_markdown(text: str) -> str:
+    """Return a text that Markdown shows as it is, in a cell of a table too.
+
+    A bar would end the cell, a line break the table, and `<` or `&` begin raw HTML.
+    """
+    return escape(text, quote=False).replace("|", "&#124;").replace("\n", " ")
 
 
 def packed(heads: Sequence[str], cells: Sequence[str], width: int, bare: Collection[str]) -> str:

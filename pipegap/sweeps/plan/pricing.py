@@ -157,8 +157,14 @@ def _time(now: Round, taken: Sequence[Cost]) -> Iterator[str]:
     )
     if hourly := now.request.hourly:
         hours = {cost.unit: cost.total / 3600 for cost in taken}
-        told = " and ".join(f"{number:,.1f} {name} hours" for name, number in hours.items())
-        yield f"price     {hourly * sum(hours.values()):,.2f}: {told}, {hourly:g} each"
+        parts = (f"{_rounded(number)} {name} hours" for name, number in hours.items())
+        money = _rounded(hourly * sum(hours.values()), 2)
+        yield f"price     {money}: {' and '.join(parts)}, {hourly:g} each"
+
+
+def _rounded(number: float, digits: int = 1) -> str:
+    """Return a number with so many digits behind the point, a small one with two that count."""
+    return f"{number:,.{digits}f}" if number >= 1 or number == 0 else f"{number:.2g}"
 
 
 def _rates(trial: Trial) -> str:

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from pipegap.trainer.base.errors import NO_TEXT, BadInput
@@ -24,9 +25,15 @@ LIKE_URL = re.compile(r"^\w+:/|://")
 
 
 def cache_folder() -> Path:
-    """Return the folder for what can be fetched or made again, which may not be there yet."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "pipegap"
+    """Return the folder for what can be fetched or made again, which may not be there yet.
+
+    It lies in XDG_CACHE_HOME if that is an absolute path, as its specification asks, or begins with
+    `~`, which a shell leaves as it is in a quoted value; else in ~/.cache.
+    """
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    with suppress(RuntimeError):  # `~nobody`
+        base = base.expanduser()
+    return (base if base.is_absolute() else Path.home() / ".cache") / "pipegap"
 
 
 def cut(name: str, most: int) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from pipegap.analysis import gaps, load
@@ -19,6 +21,7 @@ from pipegap.analysis.report.page.listing import listed
 from pipegap.analysis.report.table_data import all_gaps
 from pipegap.analysis.statistics.text import gap_table
 from pipegap.analysis.table.schema import GAP
+from pipegap.analysis.table.text import markdown_row
 from tests.support.paired import one
 from tests.support.synthetic_store import config, put, write, write_arms
 
@@ -196,3 +199,12 @@ def test_a_point_at_which_no_gap_was_asked_for_has_no_row(tmp_path: Path) -> Non
     assert longer[["arm", "n"]].to_numpy().tolist() == [["delay", 0], ["delay_ef", 0]]
     put(tmp_path, "delay", [1.2], optimizer="muon")  # whose sync was forgotten
     assert one(gaps(load(tmp_path)), "delay", "muon")["missing_sync_seeds"] == "0"
+
+
+@given(st.lists(st.text("ab|<>&\\\n`", max_size=8), min_size=1, max_size=3))
+def test_a_row_of_markdown_has_as_many_cells_whatever_they_hold(cells: list[str]) -> None:
+    """A bar in a name ends no cell, a line break no row, and no name is raw HTML."""
+    row = markdown_row(cells)
+    assert "\n" not in row
+    assert "<" not in row
+    assert row.count("|") == len(cells) + 1

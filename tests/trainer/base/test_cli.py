@@ -123,6 +123,23 @@ def test_a_user_who_is_a_number_alone_has_a_name_and_a_home(
         end_with(lambda: int(not (getuser() and cache_folder().is_absolute())))
 
 
+@pytest.mark.parametrize(
+    ("variable", "folder"),
+    [
+        ("~/x", "~/x"),
+        ("/c", "/c"),
+        ("", "~/.cache"),
+        ("x", "~/.cache"),
+        ("~nobody-here", "~/.cache"),
+    ],
+)
+def test_the_cache_lies_where_the_environment_says(
+    variable: str, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", variable)
+    assert cache_folder() == Path(folder).expanduser() / "pipegap"
+
+
 def test_another_broken_pipe_is_an_error(capfd: pytest.CaptureFixture[str]) -> None:
     def main() -> int:
         raise BrokenPipeError("to a rank")

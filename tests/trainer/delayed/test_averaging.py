@@ -228,7 +228,9 @@ def test_an_average_of_the_loops_own_is_of_the_newest_weights_within_newest(keep
         module = toy.modules()[0]
         versions = [[weight.detach().clone() for weight in module.parameters()]]
         optimizer = DelayedOptimizer(
-            torch.optim.AdamW(module.parameters(), lr=0.02), delay, keep=keep  # type: ignore[arg-type]
+            torch.optim.AdamW(module.parameters(), lr=0.02),
+            delay,
+            keep=keep,  # type: ignore[arg-type]
         )
         averaged = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(0.5))
         for t in range(T):

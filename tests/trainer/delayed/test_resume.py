@@ -243,15 +243,17 @@ def test_a_state_that_is_asked_for_takes_no_step() -> None:
 
 
 class FewBits(Tensor):
-    """A tensor of parts that knows few operations, no copy among them, as low-bit states of Adam."""
+    """A tensor of parts that has few operations and no copy, as low-bit states of Adam."""
 
     codes: Tensor
 
     @staticmethod
-    def __new__(cls, codes: Tensor) -> "FewBits":
-        made = Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float64)  # type: ignore[attr-defined]
-        made.codes = codes
-        return made
+    def __new__(cls: type["FewBits"], codes: Tensor) -> "FewBits":
+        wrapper: FewBits = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, codes.shape, dtype=torch.float64
+        )
+        wrapper.codes = codes
+        return wrapper
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
         return ["codes"], None
@@ -261,7 +263,9 @@ class FewBits(Tensor):
         return cls(parts["codes"])
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if function in (torch.ops.aten.detach.default, torch.ops.aten._to_copy.default):
             return args[0]
         raise NotImplementedError(f"FewBits has no {function}")
