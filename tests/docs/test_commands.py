@@ -54,7 +54,7 @@ def check(words: Words) -> None:
         check_program(rest)
     elif program == "python" and rest[0].endswith(".py"):
         assert Path(rest[0]).is_file(), words
-    elif program in ("python", ".venv/bin/python", "torchrun"):
+    elif program == "torchrun" or program.endswith("python"):
         at = rest.index("-m")
         check_module(rest[at + 1], rest[at + 2 :])
     else:

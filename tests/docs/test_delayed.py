@@ -53,6 +53,7 @@ WORDS = {
 
 def delayed(**options: Any) -> DelayedOptimizer:
     weight = torch.nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
     return DelayedOptimizer(torch.optim.SGD([weight], lr=0.1), **options)
 
 

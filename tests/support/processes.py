@@ -64,7 +64,8 @@ def children(parent: int) -> list[int]:
 def never_waiting(seconds: int = 20) -> Iterator[None]:
     """Ends this process if what it holds waits for ever, as a reader of a pipe without a writer
     does: in a library's code no signal is handled."""
-    faulthandler.dump_traceback_later(seconds, exit=True)
+    # Where pytest captures, sys.stderr has no file.
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
     try:
         yield
     finally:

@@ -202,7 +202,8 @@ def _require_same_names(folder: Path, config: Node) -> None:
 def _config(results: str, delayed: DelayedOptimizer, words: Mapping[str, Word]) -> Node:
     """The words as a trial's config, with the pipeline and the correction of `delayed`."""
     plain = {word: _checked(word, value) for word, value in words.items()}
-    if plain.get("lr_schedule") is None:
+    schedule = plain.get("lr_schedule")
+    if schedule is None:
         plain["lr_schedule"] = "own"
     for name in (*NAMES, *NUMBERS):
         value = plain.get(name, "missing")

@@ -303,7 +303,9 @@ def test_the_part_that_is_answered_first_does_not_depend_on_what_it_says(
                     trial["model"]["hidden_size"] = size // 1000
                     loss = 1.4 + spread * seed
                     write(store, trial, result(trial, loss, num_parameters=size))
-        record(store, "main", scale, sorted({*ids(store)} - before))
+        new_ids = sorted({*ids(store)} - before)
+        planned = {"arm": "delay", "seed": 0, "tokens": 1000, "flops": float(size), "seconds": 1.0}
+        record(store, "main", scale, new_ids, trials=dict.fromkeys(new_ids, planned))
     text = page(store, tmp_path / "out")
     first = text.split('id="answer"')[1].split("</section>")[0]
     assert "450k" in first

@@ -112,7 +112,7 @@ def test_two_corpora_are_two_points(tmp_path: Path) -> None:
         add(tmp_path, "delay", 1.0 + gap, path=path, data_hash=value * 64)
     table = gaps(load(tmp_path))
     assert dict(zip(table["setting"], table["gap"], strict=True)) == pytest.approx(
-        {"data.path=data/wiki": 0.1, "data.path=data/gcide": 0.3}
+        {"data=wiki": 0.1, "data=gcide": 0.3}
     )
 
 

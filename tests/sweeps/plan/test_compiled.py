@@ -45,11 +45,11 @@ def test_a_sweep_s_base_and_the_command_line_count_more_than_the_scale(tmp_path:
     [
         ("runner=pipelined", "runner=pipelined: must be emulated"),
         ("diagnostics=4", "diagnostics=4: must be null"),
-        ("grid.optimizer=[adamw,signum]", "optimizer=signum: must be one of adamw, adan"),
-        ("grid.optimizer.cautious_decay=[true]", "optimizer.cautious_decay=True: must be False"),
+        ("grid.optimizer=[adamw,signum]", "optimizer=signum: has no graph"),
+        ("grid.optimizer.cautious_decay=[true]", "optimizer=muon: has no graph"),
         (
             "search=optuna search.space={optimizer.cautious_decay:[false,true]}",
-            "optimizer.cautious_decay=True: must be False",
+            "optimizer=muon: has no graph",
         ),
         ("model=tiny_moe", "model=qwen3_moe: must have no experts"),
     ],

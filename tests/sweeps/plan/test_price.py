@@ -155,7 +155,7 @@ def test_hours_have_a_price_in_money(tmp_path: Path, capsys: pytest.CaptureFixtu
     words = [f"sweep={written(tmp_path, 'one')}", f"results={tmp_path}", "device=cuda"]
     hours = cost(*words).total / 3600
     line = plan([*words, "hourly=2000"], capsys)["price"]
-    assert line == f"price     {2000 * hours:,.2f}: {hours:,.1f} GPU hours, 2000 each"
+    assert line == f"price     {2000 * hours:,.2f}: {hours:.2g} GPU hours, 2000 each"
     small = plan([*words, "hourly=0.001"], capsys)["price"]
     assert float(small.split()[1].rstrip(":")) == pytest.approx(0.001 * hours, rel=0.05)
     assert float(small.split()[2]) == pytest.approx(hours, rel=0.05) or hours >= 1
