@@ -39,7 +39,7 @@ Share = Annotated[float, Interval(gt=0, lt=1)]
 Size = Annotated[int, Gt(0)]
 Recipe = dict[str, Any]
 """What identifies a text, as JSON."""
-USUAL = {reader: kind for kind, reader in reversed(READERS.items())}
+USUAL = {reader: kind for kind, reader in reversed([*READERS.items()])}
 """Reader → the usual end of the names of its files."""
 KINDS = (
     f"{', '.join(f'*{kind}' for kind in READERS if USUAL[READERS[kind]] == kind)}, or text in "

@@ -35,7 +35,7 @@ def _zstd(path: Path) -> IO[bytes]:
 
 
 OPENERS: Mapping[str, Callable[[Path], IO[bytes]]] = {
-    **{".gz": gzip.GzipFile, ".zst": _zstd, ".bz2": bz2.BZ2File, ".xz": lzma.LZMAFile},
+    **{".gz": gzip.open, ".zst": _zstd, ".bz2": bz2.open, ".xz": lzma.open},  # type: ignore[dict-item]
 }
 """The end of a compressed file's name → what opens its content."""
 BLOCK = 2**20
