@@ -107,14 +107,14 @@ def compare(gang: Gang, send: Send, num_microbatches: int, rounds: int) -> None:
 
 def main() -> None:
     """Prints the table."""
-    given = options(microbatches=4, rounds=5)
-    m = given.microbatches
+    values = options(microbatches=4, rounds=5)
+    m = values.microbatches
 
     def show(seconds: dict[str, float]) -> None:
         print(f"p = {RANKS}, m = {m}, {IN_A_ROW // m} updates in a row\n")
         print(table(seconds, "torch, Schedule1F1B", IN_A_ROW // m * 1e-3, "ms per update"))
 
-    on_ranks(compare, (m, given.rounds), show)
+    on_ranks(compare, (m, values.rounds), show)
 
 
 if __name__ == "__main__":

@@ -75,9 +75,9 @@ class _Nap(torch.autograd.Function):
     """The identity; sleeps in its forward and in its backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, before: float, after: float) -> Tensor:
-        ctx.after = after
-        time.sleep(before)
+    def forward(ctx: Any, x: Tensor, forward_seconds: float, backward_seconds: float) -> Tensor:
+        ctx.after = backward_seconds
+        time.sleep(forward_seconds)
         return x.view_as(x)
 
     @staticmethod
@@ -181,7 +181,7 @@ def contenders(gang: Gang, p: int, m: int) -> dict[str, Contender]:
     rank = gang.place
     looped, folded = [rank, rank + p], [rank, 2 * p - 1 - rank]
     late = partial(Schedule2BW, trace=True)
-    made = {
+    calls = {
         BASELINE: Contender(Schedule1F1B, [rank], m),
         "ScheduleInterleaved1F1B": Contender(ScheduleInterleaved1F1B, looped, m),
         "ScheduleZBVZeroBubble": Contender(ScheduleZBVZeroBubble, folded, m),
@@ -192,10 +192,10 @@ def contenders(gang: Gang, p: int, m: int) -> dict[str, Contender]:
         ),
     }
     if m >= 2 * p:  # torch refuses fewer
-        made["ScheduleDualPipeV"] = Contender(ScheduleDualPipeV, folded, m)
+        calls["ScheduleDualPipeV"] = Contender(ScheduleDualPipeV, folded, m)
     if m > 2 * (p - 1):
-        made["Schedule2BW with slack"] = Contender(partial(late, slack=True), [rank], m)
-    return made
+        calls["Schedule2BW with slack"] = Contender(partial(late, slack=True), [rank], m)
+    return calls
 
 
 def ideal(name: str, p: int, m: int) -> float:
@@ -212,18 +212,18 @@ def compare(gang: Gang, send: Send, m: int, rounds: int) -> None:
     shape: dict[str, Any] = {"num_stages": p, "num_microbatches": m}
     phases: dict[str, Any] = {"synchronous_start": 0, "synchronous_cooldown": 0}
     order = partial(pipedream_2bw, BATCHES * (rounds + WARM_UPS), **shape, **phases)
-    made, trials = contenders(gang, p, m), OfTrials(gang, order())
-    runs: dict[str, Run] = {name: contender.run for name, contender in made.items()}
+    calls, trials = contenders(gang, p, m), OfTrials(gang, order())
+    runs: dict[str, Run] = {name: contender.run for name, contender in calls.items()}
     seconds = medians_of_all(gang, {**runs, OF_TRIALS: trials.run}, rounds)
     clocks = {
         name: (contender.schedule._passes._clock, order(slack="slack" in name))
-        for name, contender in made.items()
+        for name, contender in calls.items()
         if contender.is_late
     }
     clocks[OF_TRIALS] = trials.executor._clock, order()
-    own = {name: of_own_simulation(gang, *clock) for name, clock in clocks.items()}
+    simulated_seconds = {name: of_own_simulation(gang, *clock) for name, clock in clocks.items()}
     if gang.records:
-        send((p, m, seconds, own))
+        send((p, m, seconds, simulated_seconds))
 
 
 def of_own_simulation(gang: Gang, clock: Clock, schedule: Schedule) -> float:
@@ -246,11 +246,11 @@ def _of_simulation(spans: Spans, schedule: Schedule, first: int, last: int) -> f
 
 def show(message: tuple[int, int, dict[str, float], dict[str, float]]) -> None:
     """Prints the lines of one shape."""
-    p, m, seconds, own = message
+    p, m, seconds, simulated_seconds = message
     for name, measured in seconds.items():
         expected = ideal(name, p, m)
         ratio, of_ideal = seconds[BASELINE] / measured, ideal(BASELINE, p, m) / expected
-        of_own = f"{own[name]:.3f}" if name in own else ""
+        of_own = f"{simulated_seconds[name]:.3f}" if name in simulated_seconds else ""
         print(
             f"| {p} | {m} | {name} | {measured * 1e3:.0f} | {expected / measured:.3f} "
             f"| {of_own} | {ratio:.2f} | {of_ideal:.2f} |"
@@ -259,7 +259,7 @@ def show(message: tuple[int, int, dict[str, float], dict[str, float]]) -> None:
 
 def host(gang: Gang, send: Send, m: int, rounds: int) -> None:
     """Sends the median processor time per microbatch, of all ranks together."""
-    made = {
+    calls = {
         BASELINE: Contender(Schedule1F1B, [gang.place], m),
         "Schedule2BW": Contender(Schedule2BW, [gang.place], m),
         "Schedule2BW without Error Feedback": Contender(
@@ -272,11 +272,11 @@ def host(gang: Gang, send: Send, m: int, rounds: int) -> None:
         dist.barrier()
         started = time.process_time()
         run()
-        taken = torch.tensor(time.process_time() - started, dtype=torch.float64)
-        dist.all_reduce(taken)
-        return taken.item() / (BATCHES * m)
+        cpu_seconds = torch.tensor(time.process_time() - started, dtype=torch.float64)
+        dist.all_reduce(cpu_seconds)
+        return cpu_seconds.item() / (BATCHES * m)
 
-    runs: dict[str, Run] = {name: contender.run for name, contender in made.items()}
+    runs: dict[str, Run] = {name: contender.run for name, contender in calls.items()}
     seconds = medians(runs, rounds, of_all_ranks)
     if gang.records:
         send(table(seconds, BASELINE, 1e-3, "CPU ms per microbatch"))
@@ -284,13 +284,13 @@ def host(gang: Gang, send: Send, m: int, rounds: int) -> None:
 
 def main() -> None:
     """Prints the table."""
-    given = options(stages=4, microbatches=4, rounds=5, clock="wall")
-    if given.clock == "cpu":
-        on_ranks(host, (given.microbatches, given.rounds), print, num_stages=given.stages)
+    values = options(stages=4, microbatches=4, rounds=5, clock="wall")
+    if values.clock == "cpu":
+        on_ranks(host, (values.microbatches, values.rounds), print, num_stages=values.stages)
         return
     print(f"| p | m | | ms for {BATCHES} batches | throughput / ideal ", end="")
     print(f"| / own simulation | {BASELINE} / this | ideal |\n" + "| --- " * 8 + "|")
-    on_ranks(compare, (given.microbatches, given.rounds), show, num_stages=given.stages)
+    on_ranks(compare, (values.microbatches, values.rounds), show, num_stages=values.stages)
 
 
 if __name__ == "__main__":

@@ -77,14 +77,14 @@ COMPILED = {"false": lambda words, dtype: {}, "true": _compiled, "update": _whol
 
 def main() -> None:
     """Prints the table."""
-    given = options(scale="few_updates", rounds=10, compile="false")
-    words = words_of_scale(given.scale)
+    values = options(scale="few_updates", rounds=10, compile="false")
+    words = words_of_scale(values.scale)
     contenders: dict[str, Callable[[], None]] = {}
     for dtype, name in (("float32", "fp32"), ("bfloat16", "bf16")):
         contenders |= _contenders([*words, f"dtype={dtype}"], name)
-        contenders |= COMPILED[given.compile]([*words, f"dtype={dtype}"], name)
+        contenders |= COMPILED[values.compile]([*words, f"dtype={dtype}"], name)
     with reproducible(seed=0, num_threads=1):
-        seconds = medians(contenders, given.rounds)
+        seconds = medians(contenders, values.rounds)
     print(table(seconds, "transformers + torch.optim.AdamW, fp32", AT_ONCE * 1e-3, "ms per update"))
 
 

@@ -64,18 +64,18 @@ def planning(folder: Path, words: Sequence[str]) -> None:
     seconds = [seconds_of(run) for _ in range(rounds)]
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = (used.ru_utime + used.ru_stime) / rounds
-    times = ", ".join(f"{each:.1f}" for each in seconds)
+    times = ", ".join(f"{one_time:.1f}" for one_time in seconds)
     print(f"{median(seconds):.1f} s by the clock (median of {times}), {cpu:.1f} s of CPU (mean)")
 
 
 def first_update(folder: Path, words: Sequence[str]) -> None:
     """Prints the seconds of each round: a sweep in a new store, which is stopped then."""
-    given = options(words, rounds=3, scale="few_updates")
-    for number in range(given.rounds):
+    values = options(words, rounds=3, scale="few_updates")
+    for number in range(values.rounds):
         results = folder / str(number)
-        asked = ("sweep=main", f"scale={given.scale}", "seeds=[0]", f"results={results}")
+        words_of_sweep = ("sweep=main", f"scale={values.scale}", "seeds=[0]", f"results={results}")
         started = time.perf_counter()
-        with subprocess.Popen((*COMMAND, *asked), stdout=subprocess.DEVNULL) as driver:
+        with subprocess.Popen((*COMMAND, *words_of_sweep), stdout=subprocess.DEVNULL) as driver:
             try:
                 while not any(path.stat().st_size for path in results.glob(ROWS)):
                     assert driver.poll() is None, driver.returncode
@@ -88,12 +88,12 @@ def first_update(folder: Path, words: Sequence[str]) -> None:
 def kills(folder: Path, words: Sequence[str]) -> None:
     """Prints a row per target and signal, each up to its first loss; exits with 1 if any."""
     words_of = {"targets": ",".join(TARGETS), "signals": ",".join(how.name for how in SIGNALS)}
-    given = options(words, moments=20, seed=0, drivers=1, bucket="", **words_of)
-    signals = [how for how in SIGNALS if how.name in given.signals.split(",")]
-    targets = given.targets.split(",")
-    assert {*targets} <= {*TARGETS}, given.targets
-    make = partial(BucketSweep, bucket=given.bucket) if given.bucket else SmallSweep
-    generator, lost, undisturbed = random.Random(given.seed), 0, dict[bool, SmallSweep]()
+    values = options(words, moments=20, seed=0, drivers=1, bucket="", **words_of)
+    signals = [how for how in SIGNALS if how.name in values.signals.split(",")]
+    targets = values.targets.split(",")
+    assert {*targets} <= {*TARGETS}, values.targets
+    make = partial(BucketSweep, bucket=values.bucket) if values.bucket else SmallSweep
+    generator, num_lost, undisturbed = random.Random(values.seed), 0, dict[bool, SmallSweep]()
     print("| killed | by | hits | exit codes of the drivers | intact | seconds |")
     print("| --- | --- | --- | --- | --- | --- |")
     for target, how in product(targets, signals):
@@ -104,19 +104,19 @@ def kills(folder: Path, words: Sequence[str]) -> None:
             undisturbed[of_ranks].finish()
         whole, exits, started = undisturbed[of_ranks], Counter[str](), time.monotonic()
         tried = intact = 0
-        while exits.total() < given.moments and intact == tried:
+        while exits.total() < values.moments and intact == tried:
             sweep = make(folder / uuid.uuid4().hex, whole.words)
             moment = generator.randrange(whole.num_updates())
             tried += 1
-            intact += _survives(sweep, whole, (target, how, moment, given.drivers), exits)
+            intact += _survives(sweep, whole, (target, how, moment, values.drivers), exits)
         codes = ", ".join(f"{code}: {count}" for code, count in sorted(exits.items()))
         print(
             f"| {target} | {how.name} | {exits.total()} of {tried} | {codes} | "
             f"{intact} of {tried} | {time.monotonic() - started:.0f} |",
             flush=True,
         )
-        lost += tried - intact
-    sys.exit(lost > 0)
+        num_lost += tried - intact
+    sys.exit(num_lost > 0)
 
 
 def _survives(

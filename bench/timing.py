@@ -19,11 +19,11 @@ WARM_UPS = 2
 def options(words: Sequence[str] | None = None, **defaults: str | int) -> SimpleNamespace:
     """The `words` key=value, or those of the command line, over the `defaults`, of whose types they
     are."""
-    given = dict(map(split_word, sys.argv[1:] if words is None else words))
-    if unknown := given.keys() - defaults.keys():
+    values = dict(map(split_word, sys.argv[1:] if words is None else words))
+    if unknown := values.keys() - defaults.keys():
         raise SystemExit(f"{', '.join(sorted(unknown))}: must be among {', '.join(defaults)}")
-    chosen = {key: type(defaults[key])(value) for key, value in given.items()}
-    return SimpleNamespace(**defaults | chosen)
+    parsed = {key: type(defaults[key])(value) for key, value in values.items()}
+    return SimpleNamespace(**defaults | parsed)
 
 
 def seconds_of(run: Call) -> float:
@@ -34,7 +34,7 @@ def seconds_of(run: Call) -> float:
 
 
 def medians(
-    contenders: Mapping[str, Call], rounds: int, taken: Callable[[Call], float] = seconds_of
+    contenders: Mapping[str, Call], rounds: int, measure: Callable[[Call], float] = seconds_of
 ) -> dict[str, float]:
     """Median seconds of each contender over `rounds` rounds, two warm-ups first: in each round all
     have a turn, and each round begins with another one. `taken` are the seconds of a call."""
@@ -43,7 +43,7 @@ def medians(
     for turn in range(rounds + WARM_UPS):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
-            seconds[name].append(taken(contenders[name]))
+            seconds[name].append(measure(contenders[name]))
     return {name: median(of_all[WARM_UPS:]) for name, of_all in seconds.items()}
 
 

@@ -46,26 +46,26 @@ def main() -> int:
 
 def _command() -> int:
     command, words = split_command(sys.argv[1:], COMMANDS, "front")
-    given = parse(words, "python -m findings", "makes the front page, or publishes trials", KEYS)
+    values = parse(words, "python -m findings", "makes the front page, or publishes trials", KEYS)
     if command == "publish":
-        print(publish(**_publish_words(given)))
+        print(publish(**_publish_words(values)))
     else:
-        refuse_others(given, "python -m findings")
+        refuse_others(values, "python -m findings")
         _make_front_page()
     return DONE
 
 
-def _publish_words(given: dict[str, str]) -> dict[str, str]:
+def _publish_words(values: dict[str, str]) -> dict[str, str]:
     """The words of `publish`. Raises BadInput for another one, or if one is missing."""
     for key in ("study", "results"):
-        if key not in given:
+        if key not in values:
             raise BadInput(key, "", "must be given: python -m findings publish study=… results=…")
     words: dict[str, str] = {
-        key: given.pop(key)
+        key: values.pop(key)
         for key in ("study", "results", "sweep", "scale", "table", "longer")
-        if key in given
+        if key in values
     }
-    refuse_others(given, "python -m findings publish")
+    refuse_others(values, "python -m findings publish")
     return words
 
 
@@ -95,32 +95,34 @@ def publish(
             raise one_of("sweep", name, known("sweep"))
     store = pulled(results)
     every = take_flag({"longer": longer}, "longer")
-    chosen = {
+    selection = {
         trial
         for record in records(store)
         if record.sweep in sweeps and record.scale == scale
         for trial in (record.trials if every else record.compared)
     }
-    trials = load(store, chosen)
+    trials = load(store, selection)
     trials = trials[trials["final_val_loss"].notna() | (trials["status"] == "diverged")]
     if trials.empty:
         allowed = f"must have finished trials of sweep={','.join(sweeps)} scale={scale}"
         raise BadInput("results", results, allowed)
     path = findings / study / f"{table or f'trials_{scale}'}.csv"
     _check(trials, path)
-    shown = trials.drop(columns=PATHS, errors="ignore").sort_values("trial_id")
-    write_atomically(path, as_csv(shown).encode())
-    return f"{path.relative_to(findings.parent)}: {len(shown)} trials{_mixed(shown)}"
+    published = trials.drop(columns=PATHS, errors="ignore").sort_values("trial_id")
+    write_atomically(path, as_csv(published).encode())
+    return f"{path.relative_to(findings.parent)}: {len(published)} trials{_mixed(published)}"
 
 
 def _check(trials: pd.DataFrame, path: Path) -> None:
     """Raises BadInput for trials of several data, or that are not all that `path` has already."""
-    before = load(path) if path.is_file() else trials
-    hashes = pd.concat([trials, before]).groupby("data")["data_hash"].nunique()
+    published_before = load(path) if path.is_file() else trials
+    hashes = pd.concat([trials, published_before]).groupby("data")["data_hash"].nunique()
     if (hashes > 1).any():
         raise BadInput("results", path.name, "must be trials of the data of those published before")
-    if lost := {*before["trial_id"]} - {*trials["trial_id"]}:
-        allowed = f"has {len(lost)} published trials that the store lacks: choose another table="
+    if lost_ids := {*published_before["trial_id"]} - {*trials["trial_id"]}:
+        allowed = (
+            f"has {len(lost_ids)} published trials that the store lacks: choose another table="
+        )
         raise BadInput("table", path.name, allowed)
 
 

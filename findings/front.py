@@ -49,24 +49,26 @@ def answer() -> str:
     over the slowest and the fastest rival in the same time; then a sentence for each other
     optimizer; what all this is for, and what it costs."""
     answers = advices(load(JOB), stages=STAGES, microbatches=MICROBATCHES)
-    wins, others = [], []
+    wins, open_answers = [], []
     for advice in answers:
         if all(rival.decision.word == GO for rival in advice.rivals.values()):
             wins.append(advice)
         else:
-            others.append(f"{sentence(advice)}.")
+            open_answers.append(f"{sentence(advice)}.")
     of_all = [f"Measured on {line}." for line in heading(answers)]
-    said = minus(" ".join([*_won(wins), *_costs(wins), *_looking_ahead(wins), *of_all, *others]))
-    return textwrap.fill(said, WIDTH, break_long_words=False, break_on_hyphens=False)
+    text = minus(
+        " ".join([*_won(wins), *_costs(wins), *_looking_ahead(wins), *of_all, *open_answers])
+    )
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def _costs(wins: Sequence[Advice]) -> list[str]:
     gaps_of = [gap for advice in wins if (gap := advice.decided_by)]
     if not gaps_of:
         return []
-    after = " or ".join(f"{gap.gap:+.4f}" for gap in gaps_of)
+    gap_texts = " or ".join(f"{gap.gap:+.4f}" for gap in gaps_of)
     sets = 1 + max(bool(gap.coefficient) for gap in gaps_of)
-    costs = f"it ends {after} from sync, and it takes {sets} more sets of weights"
+    costs = f"it ends {gap_texts} from sync, and it takes {sets} more sets of weights"
     return [f"After as many updates {costs}."]
 
 
@@ -76,11 +78,11 @@ def _looking_ahead(wins: Sequence[Advice]) -> list[str]:
         return []
     trials = load(LOOK_AHEAD / "trials_tiny.csv")
     losses = trials.pivot_table("final_val_loss", ["optimizer", "seed"], "arm")
-    ahead = losses["sync_ema_nesterov(look_ahead=0.3)"]
+    look_ahead_losses = losses["sync_ema_nesterov(look_ahead=0.3)"]
     late = losses["delay_ema_nesterov(look_ahead=0.3,1)"]
     gained, left = (
         " or ".join(f"{pairs[advice.optimizer].mean():+.4f}" for advice in wins)
-        for pairs in (ahead - losses["sync"], late - ahead)
+        for pairs in (look_ahead_losses - losses["sync"], late - look_ahead_losses)
     )
     return [
         f"Sync that looks ahead by EMA-Nesterov ends {gained} from sync; 2BW with the same look "
@@ -123,20 +125,22 @@ def gpu_hours(priced: Sequence[tuple[str, str]] = PRICED) -> str:
     for sweep, scale in priced:
         store = str(ROOT / "nowhere")
         request = parse_request([f"sweep={sweep}", f"scale={scale}", f"results={store}"])
-        now = Round.first(request, FileStore(request.results))
-        [cost] = costs(now, now.todo)
-        hours = [f"{seconds / 3600:,.0f}" for seconds in (cost.total, cost.total / len(now.todo))]
-        rows.append((f"`{sweep}`", f"`{scale}`", str(len(now.todo)), *hours))
+        sweep_round = Round.first(request, FileStore(request.results))
+        [cost] = costs(sweep_round, sweep_round.todo)
+        hours = [
+            f"{seconds / 3600:,.0f}" for seconds in (cost.total, cost.total / len(sweep_round.todo))
+        ]
+        rows.append((f"`{sweep}`", f"`{scale}`", str(len(sweep_round.todo)), *hours))
     heads = ("sweep", "scale", "trials", "GPU-hours", "of a trial, on the mean")
     return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ("---",) * len(heads), *rows))
 
 
 def filled(text: str, parts: Mapping[str, str]) -> str:
     """The text with what stands between the marks of each part replaced."""
-    for part, made in parts.items():
-        before, start, rest = text.partition(f"<!-- {part} -->\n")
-        _, end, after = rest.partition("\n<!-- end -->")
-        text = f"{before}{start}{made}{end}{after}"
+    for part, content in parts.items():
+        text_before, start, text_behind = text.partition(f"<!-- {part} -->\n")
+        _, end, text_after = text_behind.partition("\n<!-- end -->")
+        text = f"{text_before}{start}{content}{end}{text_after}"
     return text
 
 
@@ -151,8 +155,8 @@ def executed() -> nbformat.NotebookNode:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     place = {"metadata": {"path": str(NOTEBOOK.parent)}}
     client = NotebookClient(notebook, timeout=TIMEOUT, record_timing=False, resources=place)
-    own = {"PYTHONPATH": str(ROOT), "PIPEGAP_RESULTS": str(JOB)}
-    client.execute(env={**os.environ, **own})
+    environment = {"PYTHONPATH": str(ROOT), "PIPEGAP_RESULTS": str(JOB)}
+    client.execute(env={**os.environ, **environment})
     notebook.metadata.pop("language_info", None)  # the version of this machine's Python
     return notebook
 

@@ -30,8 +30,8 @@ def losses(trials: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
     """A table, its heads first."""
-    heads, *others = rows
-    lines = (heads, ["---"] * len(heads), *others)
+    heads, *other_rows = rows
+    lines = (heads, ["---"] * len(heads), *other_rows)
     return "\n".join(f"| {' | '.join(row)} |" for row in lines)
 
 

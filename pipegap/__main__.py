@@ -67,8 +67,8 @@ def _import_own_modules_last() -> None:
 def _refusal(name: str) -> str:
     if name in FORMER:
         return "was dropped in 0.3.0; stay with 0.2 to run it"
-    near = get_close_matches(name, PROGRAMS, n=1)
-    return f"must be a command{f', such as {near[0]}' if near else ''}"
+    suggestions = get_close_matches(name, PROGRAMS, n=1)
+    return f"must be a command{f', such as {suggestions[0]}' if suggestions else ''}"
 
 
 def main() -> NoReturn:

@@ -260,6 +260,28 @@ def exists(package: Path, room: str) -> bool:
     return (package / room).is_dir() or (package / f"{room}.py").is_file()
 
 
+VAGUE = frozenset(
+    "known own shown made kept left said found held told taken given mine theirs alike near few rest "
+    "others other here there before after beside both each one now then ahead again seen asked chosen "
+    "counted ended begun wanted looked listed named written read lost".split()
+)
+"""Participles and pronouns, which do not say what a variable holds."""
+
+
+def test_variables_say_what_they_hold() -> None:
+    """At most 5 of 1,000 assigned names are a participle or a pronoun alone."""
+    folders = [PACKAGE, ROOT / "bench", ROOT / "findings"]
+    nodes_of_all = [
+        node for folder in folders for path in python_in(folder) for node in nodes(path)
+    ]
+    names = [
+        *(n.id for n in nodes_of_all if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)),
+        *(n.arg for n in nodes_of_all if isinstance(n, ast.arg)),
+    ]
+    vague_names = [name for name in names if name in VAGUE]
+    assert len(vague_names) <= 0.005 * len(names), sorted(vague_names)
+
+
 def test_nothing_dispatches_on_the_name_of_a_choice() -> None:
     """`if optimizer == "muon"` belongs into a YAML's _target_; a report may name what it shows."""
     groups = [folder.name for folder in (PACKAGE / "conf").iterdir() if folder.name != "scale"]

@@ -38,32 +38,32 @@ PEER = "transformers, compiled"
 
 def preflight(setting: GPUSetting, out: Path) -> Iterator[Row]:
     """Yields a row per thing that was found of the machine."""
-    for name, found in look(setting.device, out)._asdict().items():
-        yield {"name": name, "found": found}
+    for name, value in look(setting.device, out)._asdict().items():
+        yield {"name": name, "found": value}
 
 
 def main() -> int:
     """Measures what is asked for; returns the exit code. Raises BadInput."""
-    known = {"scale": "135m", "device": "cuda", "rounds": "5"}
-    own = dict(map(split_word, sys.argv[1:]))
-    if "out" not in own:
+    defaults = {"scale": "135m", "device": "cuda", "rounds": "5"}
+    words = dict(map(split_word, sys.argv[1:]))
+    if "out" not in words:
         raise BadInput("out", "missing", "must name a folder")
-    out = Path(own.pop("out"))
-    wanted = own.pop("parts", "")
-    more = tuple(f"{key}={value}" for key, value in own.items() if key not in known)
-    given = {**known, **own}
-    device = require_device(given["device"])
-    setting = GPUSetting(given["scale"], device, int(given["rounds"]), more)
+    out = Path(words.pop("out"))
+    part_names = words.pop("parts", "")
+    more = tuple(f"{key}={value}" for key, value in words.items() if key not in defaults)
+    values = {**defaults, **words}
+    device = require_device(values["device"])
+    setting = GPUSetting(values["scale"], device, int(values["rounds"]), more)
     measured = _read(out / "measured.jsonl")
     parts = _parts(setting, measured, out)
-    chosen = wanted.split(",") if wanted else [*parts]
-    if unknown := {*chosen} - {*parts}:
+    parts_chosen = part_names.split(",") if part_names else [*parts]
+    if unknown := {*parts_chosen} - {*parts}:
         raise BadInput("parts", ", ".join(sorted(unknown)), f"must be of {', '.join(parts)}")
     out.mkdir(parents=True, exist_ok=True)
     versions = f"torch {torch.__version__}, CUDA {torch.version.cuda}"
-    head = f"{device_name(device)}, {versions}; {given['scale']}"
+    head = f"{device_name(device)}, {versions}; {values['scale']}"
     failed = False
-    for part in chosen:
+    for part in parts_chosen:
         failed |= not _measure(part, parts[part], measured, out)
         (out / "README.md").write_text(page(head, measured))
     print((out / "README.md").read_text())

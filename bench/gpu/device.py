@@ -76,14 +76,14 @@ def prepare(make: Callable[[], Call], device: torch.device) -> ReadyCall:
     """Makes a step and calls it three times. What was made before is freed, if nobody holds it."""
     gc.collect()
     counters.clear()
-    before = 0
+    bytes_before = 0
     if device.type == "cuda":
         torch.cuda.empty_cache()
-        before = torch.cuda.memory_allocated(device)
-    return warmed(make(), device, before)
+        bytes_before = torch.cuda.memory_allocated(device)
+    return warmed(make(), device, bytes_before)
 
 
-def warmed(step: Call, device: torch.device, before: int = 0) -> ReadyCall:
+def warmed(step: Call, device: torch.device, bytes_before: int = 0) -> ReadyCall:
     """Calls a step three times; `before` are the bytes that were in use before it was made."""
     first = seconds_of(step, device)
     peak, busy, launches = 0, 0.0, 0
@@ -91,7 +91,7 @@ def warmed(step: Call, device: torch.device, before: int = 0) -> ReadyCall:
         torch.cuda.reset_peak_memory_stats(device)
     step()
     if device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(device) - before
+        peak = torch.cuda.max_memory_allocated(device) - bytes_before
         busy, launches = _on_device(step, device)
     graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
     return ReadyCall(step, first, peak, busy, launches, graphs, breaks)
@@ -102,9 +102,9 @@ def _on_device(step: Call, device: torch.device) -> tuple[float, int]:
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         step()
         synchronize(device)
-    there = [event for event in profiled.key_averages() if event.self_device_time_total > 0]
-    seconds = sum(event.self_device_time_total for event in there) / 1e6
-    return seconds, sum(event.count for event in there)
+    device_events = [event for event in profiled.key_averages() if event.self_device_time_total > 0]
+    seconds = sum(event.self_device_time_total for event in device_events) / 1e6
+    return seconds, sum(event.count for event in device_events)
 
 
 def timed(step: Call, rounds: int, device: torch.device) -> list[float]:
@@ -116,8 +116,8 @@ def ceilings(setting: GPUSetting) -> Iterator[Row]:
     """FLOP/s of a square product in bf16, and bytes/s of a copy: read and written ones."""
     device = setting.device
     width = WIDTHS[device.type]
-    left, right = (torch.randn(width, width, device=device).bfloat16() for _ in range(2))
-    ready = warmed(lambda: [left @ right for _ in range(10)], device)
+    first, right = (torch.randn(width, width, device=device).bfloat16() for _ in range(2))
+    ready = warmed(lambda: [first @ right for _ in range(10)], device)
     seconds = median(timed(ready.step, 3 * setting.rounds, device))
     yield {
         "name": "a product of matrices in bf16, and a copy",
@@ -181,12 +181,12 @@ def beside_fake(setting: GPUSetting) -> Iterator[Row]:
     """Yields the peak of an update, and the one recorded of a fake GPU (tests/fake_cuda)."""
     words = in_two(setting.scale, f"device={setting.device}", *setting.more)
     ready = prepare(partial(ours, words), setting.device)
-    known = None if setting.more else PEAKS.get(setting.scale)
+    peak = None if setting.more else PEAKS.get(setting.scale)
     what = ", ".join((setting.scale, *(setting.more or ["AdamW"])))
     yield {
         "name": f"{what}, delay + EF, eager, two microbatches",
         "peak": ready.peak,
-        "fake_peak": known and 1e9 * known,
+        "fake_peak": peak and 1e9 * peak,
     }
 
 

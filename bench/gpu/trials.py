@@ -67,8 +67,8 @@ def rehearsals(setting: GPUSetting) -> Iterator[Row]:
             config = compose(setting.words(*data, *more))
             out = folder / f"rehearsal-{number}"
             rehearsal.begin(config, out)
-            ended = rehearsal.resume(config, out)
-            yield {"name": name, **ended._asdict(), "seconds": time.perf_counter() - started}
+            result = rehearsal.resume(config, out)
+            yield {"name": name, **result._asdict(), "seconds": time.perf_counter() - started}
 
 
 def checkpoints(setting: GPUSetting) -> Iterator[Row]:
@@ -80,10 +80,10 @@ def checkpoints(setting: GPUSetting) -> Iterator[Row]:
     seconds["copy"], last = _now(setting) - last, _now(setting)
     with TemporaryDirectory() as name:
         checkpoint.save(Path(name), 1, {"executor": copy}, 1)
-        [written] = checkpoint.newest_first(Path(name))
-        num_bytes = written.path.stat().st_size
+        [newest] = checkpoint.newest_first(Path(name))
+        num_bytes = newest.path.stat().st_size
         seconds["write"], last = _now(setting) - last, _now(setting)
-        state = checkpoint.load(written.path)
+        state = checkpoint.load(newest.path)
         seconds["read"], last = _now(setting) - last, _now(setting)
         trained.restore(state["executor"])
         seconds["restore"] = _now(setting) - last
@@ -108,9 +108,9 @@ def trials(setting: GPUSetting) -> Iterator[Row]:
 def _trial(out: Path, words: list[str]) -> dict[str, Any]:
     started = time.perf_counter()
     command = [sys.executable, "-m", "pipegap", "trial", *words, f"out={out}"]
-    ended = run(command, capture_output=True, check=False, text=True)
-    if ended.returncode:
-        raise RuntimeError(ended.stderr.strip().splitlines()[-1])
+    process = run(command, capture_output=True, check=False, text=True)
+    if process.returncode:
+        raise RuntimeError(process.stderr.strip().splitlines()[-1])
     seconds = time.perf_counter() - started
     result = json.loads((out / "result.json").read_text())
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -167,18 +167,18 @@ def pair(setting: GPUSetting) -> Iterator[Row]:
 
 def _messages(gang: Gang, send: Send, sizes: tuple[int, ...]) -> None:
     """Sends the seconds of a message there and back, halved, by its size."""
-    there, back = Edge("bench", 0, 1), Edge("bench", 1, 0)
-    groups = gang.connect([there, back])
+    forth, back = Edge("bench", 0, 1), Edge("bench", 1, 0)
+    groups = gang.connect([forth, back])
     for size in sizes:
         message = torch.zeros(size, dtype=torch.uint8, device=gang.device)
         seconds = []
         for _ in range(ROUNDS):
             synchronize(gang.device)
             started = time.perf_counter()
-            for edge in (there, back):
+            for edge in (forth, back):
                 move = dist.isend if edge.source == gang.place else dist.irecv
-                other = edge.target if edge.source == gang.place else edge.source
-                work = move(message, other, group=groups[edge])
+                peer = edge.target if edge.source == gang.place else edge.source
+                work = move(message, peer, group=groups[edge])
                 assert work is not None
                 gang.wait(work)
             synchronize(gang.device)

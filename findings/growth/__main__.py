@@ -130,15 +130,18 @@ def share_trend(gaps: Sequence[Values], corrected: Sequence[Values], sizes: Valu
     """The change for ten times the parameters of the share of a gap that a correction removes, by
     the delta method: all gaps must be seen."""
     places = np.log10(sizes)
-    rest = np.array([of.mean() / gap.mean() for gap, of in zip(gaps, corrected, strict=True)])
+    shares_left = np.array(
+        [of.mean() / gap.mean() for gap, of in zip(gaps, corrected, strict=True)]
+    )
     errors = [
-        (left * gap - of) / gap.mean() for left, gap, of in zip(rest, gaps, corrected, strict=True)
+        (left * gap - of) / gap.mean()
+        for left, gap, of in zip(shares_left, gaps, corrected, strict=True)
     ]
     _, variances, numbers = _moments(errors)
 
     def ends(weights: Values) -> tuple[float, float, float]:
-        value = float((weights * (1 - rest)).sum())
-        t, freedom = welch(weights * (1 - rest), weights**2 * variances, numbers)
+        value = float((weights * (1 - shares_left)).sum())
+        t, freedom = welch(weights * (1 - shares_left), weights**2 * variances, numbers)
         half = stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * abs(value / t)
         return value, float(value - half), float(value + half)
 
@@ -174,14 +177,14 @@ def published(folder: Path = FOLDER) -> pd.DataFrame:
 def rungs(trials: pd.DataFrame) -> Rungs:
     """The losses of each rung that SEEDS names, from the smallest on, at each seed of which one
     table has all arms; the first of several such tables counts."""
-    found: dict[tuple[int, int], dict[str, pd.DataFrame]] = {}
+    tables: dict[tuple[int, int], dict[str, pd.DataFrame]] = {}
     for size, updates in SEEDS:
         of_rung = trials[
             (trials["num_parameters"] == size) & (trials["num_updates_asked"] == updates)
         ]
         for optimizer, rows in of_rung.groupby("optimizer"):
-            found.setdefault((size, updates), {})[str(optimizer)] = _of_tables(rows)
-    return found
+            tables.setdefault((size, updates), {})[str(optimizer)] = _of_tables(rows)
+    return tables
 
 
 def _of_tables(trials: pd.DataFrame) -> pd.DataFrame:
@@ -229,10 +232,10 @@ def _removed(of: pd.DataFrame) -> float:
 
 def _gap(of: pd.DataFrame, arm: str, diverged: int) -> str:
     gaps = gaps_of(of, arm)
-    known = f"{gaps.mean():+.4f}"
+    text = f"{gaps.mean():+.4f}"
     if len(gaps) > 1:
-        known = _text(mean_interval(gaps))
-    return f"{known}, {diverged} diverged" if diverged else known
+        text = _text(mean_interval(gaps))
+    return f"{text}, {diverged} diverged" if diverged else text
 
 
 def gap_rows(trials: pd.DataFrame, of_all: Rungs) -> Iterator[list[str]]:
@@ -245,8 +248,8 @@ def gap_rows(trials: pd.DataFrame, of_all: Rungs) -> Iterator[list[str]]:
             if of.empty:
                 continue
             rows = of_rung[(of_rung["optimizer"] == optimizer) & of_rung["seed"].isin(of.index)]
-            lost = of_rung[(of_rung["optimizer"] == optimizer) & (of_rung["arm"] != "sync")]
-            diverged = lost[lost["status"] == "diverged"]["arm"].value_counts()
+            delayed_rows = of_rung[(of_rung["optimizer"] == optimizer) & (of_rung["arm"] != "sync")]
+            diverged = delayed_rows[delayed_rows["status"] == "diverged"]["arm"].value_counts()
             [batch] = {*rows["batch_size"] * rows["seq_len"]}
             [rate] = {*rows["optimizer.lr"]}
             gaps = [_gap(of, arm, diverged.get(arm, 0)) for arm in ("delay", "delay_ef")]
@@ -264,14 +267,14 @@ def gap_rows(trials: pd.DataFrame, of_all: Rungs) -> Iterator[list[str]]:
         ]
         removed = f"{1 - by_arm['gap']['delay_ef'] / by_arm['gap']['delay']:.0%}" if gaps[1] else ""
         sync = by_arm["loss_sync"].iloc[0]
-        known = "" if np.isnan(sync) else f"{sync:.3f}"
+        sync_text = "" if np.isnan(sync) else f"{sync:.3f}"
         yield [
             str(who),
             "",
             "",
             names.optimizer(str(optimizer)),
             "",
-            known,
+            sync_text,
             *gaps,
             removed,
             "one seed",
@@ -291,10 +294,10 @@ def trend(of_all: Rungs, optimizer: str, quantity: str) -> tuple[Trend | None, s
     if quantity == SHARE and not all(map(is_seen, delay)):
         return None, f"{NOT_ENOUGH}: a gap may be 0", len(keys)
     if quantity == SHARE:
-        found = share_trend(delay, corrected, sizes)
+        slope = share_trend(delay, corrected, sizes)
     else:
-        found = gap_trend(delay if quantity == "gap" else corrected, sizes)
-    return found, found.word if keys == ladder else WAITS, len(keys)
+        slope = gap_trend(delay if quantity == "gap" else corrected, sizes)
+    return slope, slope.word if keys == ladder else WAITS, len(keys)
 
 
 def trend_rows(of_all: Rungs) -> Iterator[list[str]]:
@@ -302,14 +305,21 @@ def trend_rows(of_all: Rungs) -> Iterator[list[str]]:
     yield ["optimizer", "of", "slope [95 %]", "verdict", "rungs", "at 360M, if it went on"]
     for optimizer in FIVE:
         for quantity in ("gap", "gap with EF", SHARE):
-            found, said, num_rungs = trend(of_all, optimizer, quantity)
+            found, verdict_text, num_rungs = trend(of_all, optimizer, quantity)
             slope, goes_on = "", ""
             if found is not None:
                 slope = f"{found.slope:+.2f} [{found.ends[0]:+.2f}, {found.ends[1]:+.2f}]"
                 form, unit = (".0%", 1.0) if quantity == SHARE else ("+.3f", BYTES_PER_TOKEN)
                 value, low, high = (unit * part for part in found.goes_on)
                 goes_on = f"{value:{form}} [{low:{form}}, {high:{form}}]"
-            yield [names.optimizer(optimizer), quantity, slope, said, str(num_rungs), goes_on]
+            yield [
+                names.optimizer(optimizer),
+                quantity,
+                slope,
+                verdict_text,
+                str(num_rungs),
+                goes_on,
+            ]
 
 
 def length_rows(of_all: Rungs) -> Iterator[list[str]]:
@@ -333,13 +343,13 @@ def length_rows(of_all: Rungs) -> Iterator[list[str]]:
                     for a in ("sync", arm)
                 )
                 tax = token_tax(sync, delayed, SHORT)
-                told = tax_text(tax._asdict()) or tax.tax_why
+                tax_words = tax_text(tax._asdict()) or tax.tax_why
                 ends = mean_interval(change.dropna().to_numpy())
                 word = NOT_ENOUGH
                 if excludes_zero(ends):
                     word = "**grows**" if ends[0] > 0 else "**falls**"
                 row = [f"{size:,}", names.optimizer(optimizer), names.REPORTED_ARMS[arm]]
-                yield [*row, _text(ends), word, told]
+                yield [*row, _text(ends), word, tax_words]
 
 
 def standard_errors(of_all: Rungs) -> Mapping[str, float]:
@@ -393,8 +403,10 @@ def figure_data(trials: pd.DataFrame) -> pd.DataFrame:
                 low, high = mean_interval(gaps)
                 row = {"arm": arm, "optimizer": optimizer, "who": f"{updates:,} updates"}
                 rows.append({**row, "size": size, "mean": gaps.mean(), "low": low, "high": high})
-    others = reported().assign(mean=reported()["gap"] / BYTES_PER_TOKEN, low=np.nan, high=np.nan)
-    table = pd.concat([pd.DataFrame(rows), others], ignore_index=True)
+    reported_rows = reported().assign(
+        mean=reported()["gap"] / BYTES_PER_TOKEN, low=np.nan, high=np.nan
+    )
+    table = pd.concat([pd.DataFrame(rows), reported_rows], ignore_index=True)
     table["series"] = table["optimizer"].map(names.optimizer)
     table["is_ours"] = ~table["who"].isin(reported()["who"])
     table["place"] = table["size"] * [BESIDE.get(name, 1.0) for name in table["optimizer"]]

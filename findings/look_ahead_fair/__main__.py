@@ -29,15 +29,15 @@ NEAR = 0.2
 def verdict(of: pd.DataFrame, arm: str) -> str:
     """What the rule says of a delayed arm, from the losses of one optimizer."""
     ends = [mean_interval((of[arm] - of[sync]).to_numpy(), JOINT) for sync in SYNC]
-    near = NEAR * (of["delay"] - of["sync"]).mean()
-    if all(high < near for _, high in ends):
+    margin = NEAR * (of["delay"] - of["sync"]).mean()
+    if all(high < margin for _, high in ends):
         return "**reaches it**"
     return "**stays behind**" if any(low > 0 for low, _ in ends) else "not enough data"
 
 
-def _difference(of: pd.DataFrame, arm: str, other: str) -> str:
+def _difference(of: pd.DataFrame, arm: str, reference: str) -> str:
     """The mean paired difference with its 95 % interval."""
-    values = (of[arm] - of[other]).to_numpy()
+    values = (of[arm] - of[reference]).to_numpy()
     low, high = mean_interval(values)
     return f"{values.mean():+.4f} [{low:+.4f}, {high:+.4f}]"
 
@@ -57,14 +57,16 @@ def result(trials: pd.DataFrame) -> str:
         rows.append([names.optimizer(optimizer), by_arm[SYNC[1]], looks, "", "", str(len(of))])
         for arm in DELAYED:
             differences = [_difference(of, arm, sync) for sync in SYNC]
-            said = verdict(of, arm) if len(of) >= NUM_SEEDS[optimizer] else "waits for all seeds"
-            rows.append(["", by_arm[arm], *differences, said, str(len(of))])
-    before = (
+            verdict_text = (
+                verdict(of, arm) if len(of) >= NUM_SEEDS[optimizer] else "waits for all seeds"
+            )
+            rows.append(["", by_arm[arm], *differences, verdict_text, str(len(of))])
+    introduction = (
         f"{len(trials)} trials: [{TABLE}]({TABLE}). Differences of final losses, paired "
         f"by seed, with 95 % intervals; the largest\nstandard error is {error:.4f}. The verdicts "
         "are by the rule's wider intervals, after all seeds.\n\n"
     )
-    return names.minus(before + markdown(rows) + f"\n\n![Final losses]({PICTURE})")
+    return names.minus(introduction + markdown(rows) + f"\n\n![Final losses]({PICTURE})")
 
 
 if __name__ == "__main__":

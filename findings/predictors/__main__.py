@@ -56,14 +56,16 @@ def verdict(of: pd.DataFrame, worse: str, better: str) -> str:
 
 def reported(worse: str, better: str) -> str:
     """marin's difference of two arms, where it has both."""
-    known = {PER_STAGE + suffix: gap for suffix, gap in REPORTED.items()}
-    known |= {UNIFORM: REPORTED_UNIFORM, "sync": 0.0}
-    return f"{known[worse] - known[better]:+.3f}" if {worse, better} <= {*known} else ""
+    gap_of_arm = {PER_STAGE + suffix: gap for suffix, gap in REPORTED.items()}
+    gap_of_arm |= {UNIFORM: REPORTED_UNIFORM, "sync": 0.0}
+    return (
+        f"{gap_of_arm[worse] - gap_of_arm[better]:+.3f}" if {worse, better} <= {*gap_of_arm} else ""
+    )
 
 
-def _difference(of: pd.DataFrame, arm: str, other: str, level: float) -> str:
+def _difference(of: pd.DataFrame, arm: str, reference: str, level: float) -> str:
     """The mean paired difference with its interval."""
-    values = (of[arm] - of[other]).to_numpy()
+    values = (of[arm] - of[reference]).to_numpy()
     low, high = mean_interval(values, level)
     return f"{values.mean():+.4f} [{low:+.4f}, {high:+.4f}]"
 
@@ -77,16 +79,18 @@ def result(trials: pd.DataFrame) -> str:
     rows = [heads]
     for delay in (PER_STAGE, UNIFORM):
         for suffix, gap in REPORTED.items():
-            arm, theirs = delay + suffix, 1 - gap / REPORTED[""]
-            known = f"{theirs:.0%}" if suffix and delay == PER_STAGE else ""
+            arm, share_reported = delay + suffix, 1 - gap / REPORTED[""]
+            share_text = f"{share_reported:.0%}" if suffix and delay == PER_STAGE else ""
             ours = _difference(of, arm, "sync", 0.95), shares[arm]
-            rows.append([by_arm[arm], reported(arm, "sync"), known, *ours])
+            rows.append([by_arm[arm], reported(arm, "sync"), share_text, *ours])
     stated = ["by marin's numbers", "costs more than", "marin", "here", "verdict"]
     judged = [stated]
     for worse, better in STATEMENTS:
-        said = verdict(of, worse, better) if len(of) >= NUM_SEEDS else "waits for all seeds"
-        here = _difference(of, worse, better, JOINT)
-        judged.append([by_arm[worse], by_arm[better], reported(worse, better), here, said])
+        verdict_text = verdict(of, worse, better) if len(of) >= NUM_SEEDS else "waits for all seeds"
+        difference_text = _difference(of, worse, better, JOINT)
+        judged.append(
+            [by_arm[worse], by_arm[better], reported(worse, better), difference_text, verdict_text]
+        )
     verdicts = Counter(row[-1].strip("*") for row in judged[1:])
     parts = [
         f"{len(trials)} trials: [{TABLE}]({TABLE}). Differences of final losses, paired "

@@ -18,11 +18,11 @@ from pipegap.trainer.base.cli import (
 
 def _given(words: Sequence[str], command: str, does: str, keys: Mapping[str, str]) -> Given:
     """Values by key. A key in capitals among `keys` allows any other key."""
-    shown = "\n".join(f"{key:<15}{what}".rstrip() for key, what in keys.items())
-    given = parse(words, command, does, shown)
+    keys_text = "\n".join(f"{key:<15}{what}".rstrip() for key, what in keys.items())
+    values = parse(words, command, does, keys_text)
     if not any(key.isupper() for key in keys):
-        refuse_others({key: given[key] for key in given if key not in keys}, command)
-    return given
+        refuse_others({key: values[key] for key in values if key not in keys}, command)
+    return values
 
 
 def main(words: Sequence[str]) -> int:
@@ -30,11 +30,11 @@ def main(words: Sequence[str]) -> int:
 
     Exit code: 0 done (also for an empty store), 2 bad input, 1 anything else.
     """
-    name, rest = split_command(words, COMMANDS, "report")
+    name, other_words = split_command(words, COMMANDS, "report")
     module, command = import_module(f"pipegap.analysis.commands.{name}"), f"pipegap {name}"
 
     def run() -> int:
-        module.main(_given(rest, command, module.__doc__ or "", module.KEYS))
+        module.main(_given(other_words, command, module.__doc__ or "", module.KEYS))
         return DONE
 
     return exit_code(command, run)

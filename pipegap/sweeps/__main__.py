@@ -13,9 +13,9 @@ def main(words: Sequence[str]) -> int:
 
     Exit code: 0 done, 2 bad input, 1 anything else.
     """
-    name, rest = split_command(words, COMMANDS, "sweep")
+    name, other_words = split_command(words, COMMANDS, "sweep")
     command = import_module(f"pipegap.sweeps.commands.{'run' if name == 'sweep' else name}")
-    return exit_code(f"pipegap {name}", lambda: command.main(rest))
+    return exit_code(f"pipegap {name}", lambda: command.main(other_words))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def _choices() -> str:
     from pipegap.trainer.config.names import GROUPS, yamls
 
     names = {group: " | ".join(path.stem for path in yamls(group)) for group in sorted(GROUPS)}
-    return "\n".join(f"  {group + '=':<14}{known}" for group, known in names.items())
+    return "\n".join(f"  {group + '=':<14}{choices}" for group, choices in names.items())
 
 
 def _parser() -> Parser:
@@ -62,13 +62,13 @@ def _config(arguments: argparse.Namespace) -> dict[str, Any]:
         return compose(arguments.keys)
     from pipegap.trainer.config.schema import validate
 
-    config, given = _read(arguments.config), dict(map(split_word, arguments.keys))
-    for key, value in given.items():
+    config, values = _read(arguments.config), dict(map(split_word, arguments.keys))
+    for key, value in values.items():
         if key not in ("out", "code"):
             raise BadInput(key, value, "with --config only out=DIR and code=DIR may be given")
-    if "code" not in given:
+    if "code" not in values:
         _require_no_code(config)
-    return validate({**config, **given})
+    return validate({**config, **values})
 
 
 def _require_no_code(config: Mapping[str, Any]) -> None:
@@ -156,7 +156,7 @@ def main(words: Sequence[str]) -> int:
         from pipegap.trainer.base.cli import stopping
         from pipegap.trainer.trial import finished_result, run_trial
 
-        before = finished_result(config)
+        earlier_result = finished_result(config)
         with stopping("stops at the next drain, with a checkpoint") as asked_to_stop:
             result = run_trial(config, _show, asked_to_stop)
     except (BadInput, GangFailed, LeaseLost, Stopped) as error:
@@ -171,7 +171,8 @@ def main(words: Sequence[str]) -> int:
         _say(f"pipegap trial: {error}: {remedy}", sys.stderr)
         return FAILED
     _say(
-        ("" if before is None else "done before, not run: ") + _summary(config, result), sys.stdout
+        ("" if earlier_result is None else "done before, not run: ") + _summary(config, result),
+        sys.stdout,
     )
     return DONE
 

@@ -94,10 +94,10 @@ def build_pipelined(config: Config, parts: Parts, gang: Gang) -> Pipelined:
     """Builds the executor of this rank's stages of the pipeline, weights initialised."""
     schedule, device = parts.schedule, gang.device
     rows = config["batch_size"] // (schedule.num_microbatches * gang.num_replicas)
-    mine = schedule.stages(gang.place)
-    stages = build_stages(config, parts.model, schedule, parts.lr_factor, device, mine)
+    stages_here = schedule.stages(gang.place)
+    stages = build_stages(config, parts.model, schedule, parts.lr_factor, device, stages_here)
     loss, message = _loss(config), torch.Size([rows, config["seq_len"], parts.model.hidden_size])
-    practise(dict(zip(mine, stages, strict=True)), schedule.num_stages - 1, loss, message)
+    practise(dict(zip(stages_here, stages, strict=True)), schedule.num_stages - 1, loss, message)
     return Pipelined(
         stages,
         schedule,
@@ -116,8 +116,8 @@ def _batch(parts: Parts, device: torch.device) -> Callable[[int], Tensor]:
 
     A core of a CPU has nothing else to do while a batch is read.
     """
-    read = parts.batches.__getitem__
-    return Prefetched(read, device) if device.type == "cuda" else read
+    read_batch = parts.batches.__getitem__
+    return Prefetched(read_batch, device) if device.type == "cuda" else read_batch
 
 
 def _clip(config: Config) -> Clip:
@@ -143,8 +143,8 @@ def open_data(config: Config) -> tuple[Batches, Windows]:
     """
     source = build(config["data"])
     # Of a source that may say it before it is opened, which can take hours.
-    if (known := getattr(source, "known_vocab_size", None)) is not None:
-        _require_vocabulary(config, known)
+    if (vocab_size := getattr(source, "known_vocab_size", None)) is not None:
+        _require_vocabulary(config, vocab_size)
     dataset: Dataset = source.open()
     _require_vocabulary(config, dataset.vocab_size)
     batches = Batches(
@@ -182,7 +182,7 @@ def build_stages(
     arrange = flattened if by_entry and config["compile"] != "update" else lambda make: make
     split = model.split(schedule.num_stages, config["seq_len"])
     ends = (empty_stage(model, index, split).named_parameters() for index in (0, len(split) - 1))
-    first, last = (frozenset(name for name, _ in named) for named in ends)
+    first, last = (frozenset(name for name, _ in pairs) for pairs in ends)
     tied = first & last if len(split) > 1 else frozenset()
     start = start_from(config.get("from_pretrained"))
     make = _stages_of(config, model, split)

@@ -83,14 +83,14 @@ class TrialProgress:
     def start(self, first: int, last: int) -> None:
         """Starts the clock of updates `first` to `last` − 1, and counts their delays."""
         for operations in self._schedule.operations(first, last):
-            for stage, counted in delays(operations).items():
-                self.delays[stage] = max(self.delays[stage], *counted)
+            for stage, delays_of_stage in delays(operations).items():
+                self.delays[stage] = max(self.delays[stage], *delays_of_stage)
         self._last_tick = time.monotonic()
 
     def row(self, update: Update) -> Row:
         """Counts an update that was applied; returns its row of metrics.jsonl."""
-        now = time.monotonic()
-        seconds, self._last_tick = now - self._last_tick, now
+        time_now = time.monotonic()
+        seconds, self._last_tick = time_now - self._last_tick, time_now
         self.train_seconds += seconds
         self.num_done = update.batch + 1
         return {

@@ -67,8 +67,8 @@ class Excerpt:
         """Verifies and opens all of the data; raises as the source does."""
         whole = self._source.open()
         num_windows = (len(whole.validation) - 1) // self._seq_len
-        taken = min(num_windows, self._rows + num_windows % self._rows)
-        first = whole.validation.read(0, taken * self._seq_len + 1).astype(np.uint32)
+        num_taken = min(num_windows, self._rows + num_windows % self._rows)
+        first = whole.validation.read(0, num_taken * self._seq_len + 1).astype(np.uint32)
         return replace(whole, validation=Tokens([first]))
 
 
@@ -132,16 +132,16 @@ def _short(config: Config, folder: Path, run: str) -> Config:
         "rows": config["eval_batch_size"],
         "seq_len": config["seq_len"],
     }
-    own = {"data": data, "checkpoint_every": CHECKPOINT_EVERY[run], "out": str(folder / run)}
-    return {**config, **SHORT, **own}
+    run_keys = {"data": data, "checkpoint_every": CHECKPOINT_EVERY[run], "out": str(folder / run)}
+    return {**config, **SHORT, **run_keys}
 
 
 def _difference(straight: Path, stopped: Path) -> str | None:
     """The first number that the two runs do not share, in words."""
-    for row, other in zip(_rows(straight), _rows(stopped), strict=True):
-        for key in sorted({*row, *other} - OF_CLOCK):
-            if row.get(key) != other.get(key):
-                return f"{key} of update {row['update']}: {row.get(key)} and {other.get(key)}"
+    for row, row_stopped in zip(_rows(straight), _rows(stopped), strict=True):
+        for key in sorted({*row, *row_stopped} - OF_CLOCK):
+            if row.get(key) != row_stopped.get(key):
+                return f"{key} of update {row['update']}: {row.get(key)} and {row_stopped.get(key)}"
     if file_hash(straight / FINAL) != file_hash(stopped / FINAL):
         return "the final weights"
     return None

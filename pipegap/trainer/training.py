@@ -48,14 +48,14 @@ def restored_other(config: Config, executor: Executor) -> Row | None:
     `resume_from` names the checkpoint; None is returned if it names none. Raises BadInput if the
     trial cannot go on from there.
     """
-    other = config["resume_from"]
-    if other is None:
+    path = config["resume_from"]
+    if path is None:
         return None
-    state = checkpoint.load_other(Path(other), config)
+    state = checkpoint.load_other(Path(path), config)
     try:
         executor.restore(state["executor"])
     except LookupError as error:
-        raise BadInput("resume_from", other, str(error)) from None
+        raise BadInput("resume_from", path, str(error)) from None
     return state
 
 
@@ -135,12 +135,12 @@ class Training:
     def _advance(self, first: int, last: int) -> None:
         """Trains on batches `first` to `last` − 1, then does what is due after them."""
         evaluates, compares = self._agenda.evaluates_after(last), self._agenda.compares(first)
-        held: list[Row] = []  # the last row, which gets what is measured after the drain
+        last_rows: list[Row] = []  # the last row, which gets what is measured after the drain
 
         def on_update(update: Update) -> None:
             row = self._progress.row(update)
             if (evaluates or compares) and update.batch == last - 1:
-                held.append(row)
+                last_rows.append(row)
             else:
                 self._write(row)
 
@@ -148,7 +148,7 @@ class Training:
             self._executor.probe(first)
         self._progress.start(first, last)
         self._executor.run(first, last, on_update)
-        for row in held:
+        for row in last_rows:
             if compares:
                 row["diagnostics"] = summary(self._executor.take_comparison())
             if evaluates:
@@ -212,8 +212,8 @@ class Training:
             self._executor.restore(state["executor"])
             self._go_on(state)
             self._progress.delays = state["delays"]
-        elif (other := restored_other(self._config, self._executor)) is not None:
-            self._go_on(other)
+        elif (other_state := restored_other(self._config, self._executor)) is not None:
+            self._go_on(other_state)
         # Resuming renames the file: by then every rank must have read it.
         self._executor.agreed(None)
         self._progress.seconds_before = self._folder.resume(self._progress.num_done, path)
@@ -222,11 +222,16 @@ class Training:
         self._progress.restore(state)
         restore_random_state(state["random"], self._device)
 
-    def _finish(self, status: Status, **ended: object) -> Row:
+    def _finish(self, status: Status, **outcome_keys: object) -> Row:
         """Records and returns the result."""
         progress = self._progress
         result = outcome(
-            self._config, self._plan, device_name(self._device), status, progress.num_done, **ended
+            self._config,
+            self._plan,
+            device_name(self._device),
+            status,
+            progress.num_done,
+            **outcome_keys,
         ) | {
             "tokens": progress.tokens,
             "epochs": self._parts.batches.epochs(progress.num_done),

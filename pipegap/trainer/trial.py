@@ -63,7 +63,7 @@ def run_trial(
         tidy(folder.path)
         return done
     folder.require_sound(config)
-    before = newest_number(folder.path)
+    newest_before = newest_number(folder.path)
     try:
         with _failing_as_stopped(job, folder):
             return runners[config["runner"]]()
@@ -73,7 +73,7 @@ def run_trial(
     except Exception:
         # A full disk may be the error that is to be recorded, and another process run the trial.
         with suppress(OSError, BadInput, LeaseLost):
-            record_failure(config, traceback.format_exc(), before)
+            record_failure(config, traceback.format_exc(), newest_before)
         raise
 
 

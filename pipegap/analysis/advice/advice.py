@@ -61,8 +61,10 @@ class Advice:
         """Those of the trials that would decide, in words; empty if the verdict is decided, or if
         no more of such trials decide: why says it."""
         settle = {} if "scale" in self.verdict.settle else self.verdict.settle
-        shown = {k: value for k, value in settle.items() if k not in BY_UPDATES}
-        return ", ".join(f"{k.removeprefix('grid.')}={value}" for k, value in shown.items())
+        settings_shown = {k: value for k, value in settle.items() if k not in BY_UPDATES}
+        return ", ".join(
+            f"{k.removeprefix('grid.')}={value}" for k, value in settings_shown.items()
+        )
 
     @property
     def is_compared(self) -> bool:
@@ -79,8 +81,8 @@ class Advice:
     def decided_by(self) -> Gap | None:
         """The gap of the arm whose runs decided, against the slowest pipeline that is decided; it
         may be another arm than the recommended one, of which there may be no longer runs."""
-        decided = [each for each in self.rivals.values() if each.decision.word != UNDECIDED]
-        arms = {each.speed_up: each.same_time.arm for each in decided if each.same_time}
+        decided = [rival for rival in self.rivals.values() if rival.decision.word != UNDECIDED]
+        arms = {rival.speed_up: rival.same_time.arm for rival in decided if rival.same_time}
         if not arms or self.evidence is None:
             return None
         return next(gap for gap in self.evidence.gaps if gap.arm == arms[max(arms)])
@@ -95,14 +97,16 @@ class Advice:
         parts += [_gaps(self, evidence) if evidence else []]
         if evidence and self.gap:
             parts += [[*_tax(self, self.gap, evidence)]]
-        said = "\n\n".join("\n".join(lines) for lines in [*parts, [*_speed(self)]] if lines)
-        return hanging(said, width)
+        paragraphs = "\n\n".join("\n".join(lines) for lines in [*parts, [*_speed(self)]] if lines)
+        return hanging(paragraphs, width)
 
 
 def sentence(advice: Advice) -> str:
     """`Muon: go, against every schedule; in the time of 1F1B it makes 37 % more updates and …`."""
-    said = f"{names.optimizer(advice.optimizer)}: {against([*advice.rivals.values()])}"
-    return said + (f"; left out: {listed(advice.left_out)} diverged" if advice.left_out else "")
+    verdict_words = f"{names.optimizer(advice.optimizer)}: {against([*advice.rivals.values()])}"
+    return verdict_words + (
+        f"; left out: {listed(advice.left_out)} diverged" if advice.left_out else ""
+    )
 
 
 def cost(advice: Advice) -> str:
@@ -118,14 +122,16 @@ def cost(advice: Advice) -> str:
 
 def heading(answers: Sequence[Advice]) -> Iterator[str]:
     """What the answers are for, in a line per task; the other tasks of the store."""
-    said: dict[str, list[str]] = {}
+    answers_by_text: dict[str, list[str]] = {}
     for advice in answers:
-        said.setdefault(_heading(advice), []).append(names.optimizer(advice.optimizer))
-    for line, optimizers in said.items():
-        yield line if len(said) == 1 else f"{', '.join(optimizers)}: {line}"
-    others = dict.fromkeys(o for each in answers if each.evidence for o in each.evidence.others)
-    if others:
-        yield f"not for the other tasks here: {'; '.join(others)}"
+        answers_by_text.setdefault(_heading(advice), []).append(names.optimizer(advice.optimizer))
+    for line, optimizers in answers_by_text.items():
+        yield line if len(answers_by_text) == 1 else f"{', '.join(optimizers)}: {line}"
+    other_tasks = dict.fromkeys(
+        o for answer in answers if answer.evidence for o in answer.evidence.others
+    )
+    if other_tasks:
+        yield f"not for the other tasks here: {'; '.join(other_tasks)}"
 
 
 def _heading(advice: Advice) -> str:
@@ -179,19 +185,19 @@ def _mean(gap: Gap) -> str:
     return f"{gap.gap:+.4f}{ends_text(*gap.interval, '+.4f')} n={gap.n}"
 
 
-def _recommended(chosen: Gap | None, evidence: Evidence) -> str:
+def _recommended(best_gap: Gap | None, evidence: Evidence) -> str:
     tried = [gap.coefficient for gap in evidence.gaps if gap.coefficient]
     if not tried:
         return "not enough data: none was run"
     if not evidence.decides:
         return TOO_SHORT
     among = f"of {', '.join(f'{value:g}' for value in tried)}"
-    if any(gap.removes for gap in evidence.gaps) and not (chosen and chosen.removes):
+    if any(gap.removes for gap in evidence.gaps) and not (best_gap and best_gap.removes):
         return f"none: {among} those that remove a part of the gap diverged in runs that count"
-    if chosen is None or not chosen.removes:
+    if best_gap is None or not best_gap.removes:
         return f"not enough data: {among} none is shown to remove a part of the gap"
     only = "" if len(tried) > 1 else ", the only one that was run: sweep=coefficient runs others"
-    return f"{chosen.coefficient:g} (smallest mean gap {among}{only})"
+    return f"{best_gap.coefficient:g} (smallest mean gap {among}{only})"
 
 
 def _against(advice: Advice, width: int | None) -> list[str]:
@@ -211,8 +217,8 @@ def _speed(advice: Advice) -> Iterator[str]:
     yield "speed of 2BW in the steady state, simulated, and activations, in microbatches per rank:"
     most, fastest, costs = advice.most_activations, advice.rival, advice.costs
     simulated = [rival for rival in advice.rivals.values() if not isnan(rival.activations)]
-    kept = ", ".join(f"{rival.label} keeps {rival.activations:g}" for rival in simulated)
-    yield f"  {kept}"
+    activations = ", ".join(f"{rival.label} keeps {rival.activations:g}" for rival in simulated)
+    yield f"  {activations}"
     yield f"  allowed are {most:g}, so {fastest} is the fastest to compare with"
     assumed = "equal stages, a backward of two forwards"
     assumed += "" if costs.update or costs.communication else ", no time for updates and messages"
@@ -247,8 +253,8 @@ def break_even(tax: Tax, speed_up: Ratio) -> str:
     if isnan(tax.tax_low):
         return "one seed shows nothing"
     if tax.tax_high < speed_up.low:
-        left = speed_up.value / tax.tax
-        return f"the tax is lower, so the delay pays: {left:.2f} times as fast to sync's loss"
+        gain = speed_up.value / tax.tax
+        return f"the tax is lower, so the delay pays: {gain:.2f} times as fast to sync's loss"
     if tax.tax_low > speed_up.high:
         return "the tax is higher, so the delay does not pay"
     return "not shown to be lower or higher"

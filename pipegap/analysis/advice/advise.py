@@ -169,15 +169,19 @@ def _newest(trials: pd.DataFrame, records: Sequence[Record]) -> Collection[str]:
     """The trials of the sweep that was the last to finish one of these; empty without records."""
     finished = trials.set_index("trial_id")["finished_at"].dropna()
     ends = {record.label: finished[finished.index.isin([*record.trials])] for record in records}
-    known = {label: own.max() for label, own in ends.items() if len(own)}
-    return ends[max(known, key=lambda label: known[label])].index if known else ()
+    newest_by_label = {label: times.max() for label, times in ends.items() if len(times)}
+    return (
+        ends[max(newest_by_label, key=lambda label: newest_by_label[label])].index
+        if newest_by_label
+        else ()
+    )
 
 
 def _trials(df: pd.DataFrame, optimizer: str) -> pd.DataFrame:
     """The rows of an optimizer; raises BadInput if there are none."""
-    known = sorted({*df["optimizer"].dropna()})
-    if optimizer not in known:
-        names = ", ".join(known) or "none: pipegap sweep runs some"
+    optimizers = sorted({*df["optimizer"].dropna()})
+    if optimizer not in optimizers:
+        names = ", ".join(optimizers) or "none: pipegap sweep runs some"
         allowed = f"must be one that there are trials of ({names})"
         raise BadInput("optimizer", optimizer, allowed)
     return df[df["optimizer"] == optimizer]
@@ -187,11 +191,13 @@ def _at_length(by_length: list[Evidence], updates: int | None) -> list[Evidence]
     """The evidence of one length of training, or of all of them; raises BadInput without any."""
     if updates is None or not by_length:
         return by_length
-    chosen = [each for each in by_length if each.updates == updates]
-    if not chosen:
-        known = ", ".join(str(each.updates) for each in by_length)
-        raise BadInput("updates", updates, f"must be a length that there are gaps at ({known})")
-    return chosen
+    matching = [evidence for evidence in by_length if evidence.updates == updates]
+    if not matching:
+        lengths_there = ", ".join(str(evidence.updates) for evidence in by_length)
+        raise BadInput(
+            "updates", updates, f"must be a length that there are gaps at ({lengths_there})"
+        )
+    return matching
 
 
 def _command(
@@ -206,14 +212,14 @@ def _command(
     Without evidence the first of the `records` counts. Empty if there is nothing to settle, or if
     no record has these trials: then nobody knows how to make more of them.
     """
-    made = _made_by(evidence, records)
-    if made is None or not decision.settle:
+    record = _made_by(evidence, records)
+    if record is None or not decision.settle:
         return ""
     anew = "scale" in decision.settle  # where nothing of this one's setting holds
     tried = anew or gap is None or gap.coefficient in TRIED_BY_MAIN
     sweep = MAIN if tried else COEFFICIENT
-    words: dict[str, object] = {"sweep": sweep, "scale": made.scale}
-    of_sweep = {k: value for k, _, value in (word.partition("=") for word in made.words)}
+    words: dict[str, object] = {"sweep": sweep, "scale": record.scale}
+    of_sweep = {k: value for k, _, value in (word.partition("=") for word in record.words)}
     words |= {"grid.optimizer": f"[{optimizer}]"}
     words |= {k: value for k, value in of_sweep.items() if _is_kept(k.split(".")[0], anew)}
     if anew:
@@ -221,7 +227,7 @@ def _command(
         return _as_command(words)
     if evidence is not None:
         words |= {key: "null" if value is None else value for key, value in evidence.keys.items()}
-        if made.sweep != sweep and not {"num_updates", "grid.num_updates"} & {*decision.settle}:
+        if record.sweep != sweep and not {"num_updates", "grid.num_updates"} & {*decision.settle}:
             words |= {"num_updates": evidence.updates, **BY_UPDATES}  # not those of another sweep
     return _as_command({**words, **decision.settle, "advice": "null"})
 
@@ -231,8 +237,8 @@ def _is_kept(group: str, anew: bool) -> bool:
 
 
 def _as_command(words: Mapping[str, object]) -> str:
-    given = (f"{key}={value}".replace(" ", "") for key, value in words.items())
-    return f"pipegap sweep {shlex.join(given)}"
+    option_words = (f"{key}={value}".replace(" ", "") for key, value in words.items())
+    return f"pipegap sweep {shlex.join(option_words)}"
 
 
 def _made_by(evidence: Evidence | None, records: Sequence[Record]) -> Record | None:
@@ -316,13 +322,17 @@ def handover(answers: Sequence[Advice]) -> str:
 
 
 def _lines(advice: Advice) -> str:
-    rivals = [each for each in advice.rivals.values() if each.decision.word == GO]
-    won = {each.speed_up: each.same_time.arm for each in rivals if each.same_time}
-    stay = any(each.is_measured and each.decision.word == STAY for each in advice.rivals.values())
-    if not won or advice.evidence is None or stay:
+    rivals = [rival for rival in advice.rivals.values() if rival.decision.word == GO]
+    arms_of_speed_ups = {rival.speed_up: rival.same_time.arm for rival in rivals if rival.same_time}
+    stay = any(
+        rival.is_measured and rival.decision.word == STAY for rival in advice.rivals.values()
+    )
+    if not arms_of_speed_ups or advice.evidence is None or stay:
         return ""
     coefficients = {gap.arm: gap.coefficient for gap in advice.evidence.gaps}
     where = "on torch.distributed.pipelining, in place of Schedule1F1B (docs/pipeline.md)"
-    code = CODE.format(microbatches=advice.microbatches, by=coefficients[won[max(won)]])
+    code = CODE.format(
+        microbatches=advice.microbatches, by=coefficients[arms_of_speed_ups[max(arms_of_speed_ups)]]
+    )
     lines = [f"to go with {names.optimizer(advice.optimizer)} {where}:", *code.split("\n")[1:-1]]
     return "\n  ".join(lines)

@@ -120,12 +120,12 @@ def evidence(
     best = whole.drop_duplicates("tokens").sort_values("tokens", ascending=False)
     family = families(trials)
     task = _tasks(trials[trials["point"].isin(points.index)]).reindex(points.index)
-    others = {*task[points["kind"] != largest]}
+    other_kinds = {*task[points["kind"] != largest]}
     return [
         replace(
             _at(str(point), done, rows, arms, family),
             task=str(task[point]),
-            others=tuple(sorted(others - {task[point]})),
+            others=tuple(sorted(other_kinds - {task[point]})),
             num_settings=int(num_settings[tokens]),
         )
         for point, tokens in best["tokens"].items()
@@ -134,10 +134,14 @@ def evidence(
 
 def _tasks(trials: pd.DataFrame) -> pd.Series:
     """For each point model, size and data in words, and what else tells it from other tasks."""
-    known, kind = trials.drop_duplicates("point").set_index("point"), kinds(trials)
-    size = known["num_parameters"].map(names.parameters)
+    first_rows, kind = trials.drop_duplicates("point").set_index("point"), kinds(trials)
+    size = first_rows["num_parameters"].map(names.parameters)
     words = (
-        known["model"].astype(str) + " (" + size + " parameters), " + data_names(known).astype(str)
+        first_rows["model"].astype(str)
+        + " ("
+        + size
+        + " parameters), "
+        + data_names(first_rows).astype(str)
     )
     shared = words.groupby(words).transform(lambda of: len({kind[point] for point in of.index}))
     more = pd.Series(kind).reindex(words.index)
@@ -175,9 +179,13 @@ def _points(trials: pd.DataFrame, rows: pd.DataFrame, done: pd.DataFrame) -> pd.
 def _at(
     point: str, done: pd.DataFrame, rows: pd.DataFrame, arms: pd.Series, family: dict[str, Family]
 ) -> Evidence:
-    own = family[point]
-    same_family = [other for other, of_other in family.items() if of_other.words == own.words]
-    here = done[(done["point"] == point) & (done["status"] == Status.COMPLETED)]
+    family_of_point = family[point]
+    same_family = [
+        other_point
+        for other_point, of_other in family.items()
+        if of_other.words == family_of_point.words
+    ]
+    completed_here = done[(done["point"] == point) & (done["status"] == Status.COMPLETED)]
     at_point = rows[rows["point"] == point]
     gaps = tuple(
         _gap(at_point[at_point["arm"] == arm], float(coefficient))
@@ -185,16 +193,18 @@ def _at(
         if arm in {*at_point["arm"]}
     )
     compared = ["sync", *(gap.arm for gap in gaps)]
-    sync = here[here["arm"] == "sync"].drop_duplicates("seed")
+    sync = completed_here[completed_here["arm"] == "sync"].drop_duplicates("seed")
     return Evidence(
-        setting=own.label,
-        keys=own.keys,
+        setting=family_of_point.label,
+        keys=family_of_point.keys,
         updates=int(done.loc[done["point"] == point, "length"].iloc[0]),
         loss_sync=float(sync["final_val_loss"].mean()),
         gaps=gaps,
         finals={name: _finals(done, same_family, name) for name in compared},
         trials=tuple(sorted(done.loc[done["point"].isin(same_family), "trial_id"])),
-        deciding=deciding_updates(here.reindex(columns=OF_REGIME).astype(float).max().to_dict()),
+        deciding=deciding_updates(
+            completed_here.reindex(columns=OF_REGIME).astype(float).max().to_dict()
+        ),
     )
 
 

@@ -170,9 +170,12 @@ def compared(evidence: Evidence, arm: str, speed_ups: Iterable[float]) -> list[i
     """The lengths of the arm's runs that are compared with sync's: as many updates as sync makes,
     and those that stand in for what each speed-up allows."""
     lengths = {evidence.updates}
-    known = {length for losses in evidence.finals[arm].values() for length in losses}
+    lengths_there = {length for losses in evidence.finals[arm].values() for length in losses}
     for updates in (evidence.updates * speed_up for speed_up in speed_ups):
-        lengths |= {*no_lower(known, updates).weights, *no_higher(known, updates).weights}
+        lengths |= {
+            *no_lower(lengths_there, updates).weights,
+            *no_higher(lengths_there, updates).weights,
+        }
     return sorted(lengths)
 
 
@@ -196,8 +199,8 @@ def _nearest(
         stands = {arm: of_delayed(_lengths(evidence, arm), updates) for arm in arms}
         away = {arm: _distance(stand, sync, speed_up) for arm, stand in stands.items()}
         least = min(away.values())
-        near = {arm: stand for arm, stand in stands.items() if away[arm] == least}
-        options.append(BothSides(least, updates, sync_updates, sync, near))
+        nearest_arms = {arm: stand for arm, stand in stands.items() if away[arm] == least}
+        options.append(BothSides(least, updates, sync_updates, sync, nearest_arms))
     return min(options, key=lambda option: option.distance)
 
 
@@ -233,19 +236,19 @@ def _compared(
     The interval allows for the choice among all `arms`, also among those without such runs: people
     train longer what they saw to be best.
     """
-    near = [*runs.delayed]
+    delayed_arms = [*runs.delayed]
     gaps = np.array(
         [
             runs.delayed[arm].loss(evidence.finals[arm].get(seed, {})) - runs.sync.loss(losses)
             for seed, losses in evidence.finals["sync"].items()
-            for arm in [_best_without(evidence, near, {seed})]
+            for arm in [_best_without(evidence, delayed_arms, {seed})]
         ]
     )
     finite_gaps = gaps[np.isfinite(gaps)]
     mean, spread, interval = _mean(finite_gaps, len(arms) > 1, evidence.num_settings)
-    stand = runs.delayed[near[0]]
+    stand = runs.delayed[delayed_arms[0]]
     return SameTime(
-        arm=_best_without(evidence, near, set()),
+        arm=_best_without(evidence, delayed_arms, set()),
         speed_up=speed_up,
         updates=runs.updates,
         sync_updates=runs.sync_updates,
@@ -281,9 +284,9 @@ def _best_without(evidence: Evidence, arms: Sequence[str], seeds: Set[int]) -> s
     if len(arms) == 1:
         return arms[0]
     finals = [evidence.finals[arm] for arm in arms]
-    known = (
+    seeds_of_arms = (
         {s for s, losses in by_seed.items() if evidence.updates in losses} for by_seed in finals
     )
-    others = set.intersection(*known) - seeds
-    sums = [sum(by_seed[s][evidence.updates] for s in others) for by_seed in finals]
+    other_seeds = set.intersection(*seeds_of_arms) - seeds
+    sums = [sum(by_seed[s][evidence.updates] for s in other_seeds) for by_seed in finals]
     return arms[int(np.argmin(sums))]

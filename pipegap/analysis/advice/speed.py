@@ -102,12 +102,12 @@ def flushed_speeds(
     """
     speeds = {}
     for name, forms in FLUSHED.items():
-        known = [*_speeds(forms, costs, num_microbatches, chunks)]
-        fitting = [at for at in known if at.fits(activations)]
+        rival_speeds = [*_speeds(forms, costs, num_microbatches, chunks)]
+        fitting = [at for at in rival_speeds if at.fits(activations)]
         if fitting:
             speeds[name] = min(fitting, key=lambda at: round(at.batch_time, 6))
-        elif known:
-            speeds[name] = min(known, key=lambda at: at.activations)
+        elif rival_speeds:
+            speeds[name] = min(rival_speeds, key=lambda at: at.activations)
     return speeds
 
 
@@ -116,10 +116,12 @@ def _speeds(
 ) -> Iterator[Speed]:
     for form in forms:
         try:
-            made = form(SETTLED, num_stages=len(costs.forward), num_microbatches=num_microbatches)
+            schedule = form(
+                SETTLED, num_stages=len(costs.forward), num_microbatches=num_microbatches
+            )
         except BadInput:  # interleaved 1F1B needs a multiple of p, DualPipeV 2p or more
             continue
-        if made.num_chunks <= chunks:
+        if schedule.num_chunks <= chunks:
             yield speed(form, costs, num_microbatches)
 
 
@@ -128,8 +130,8 @@ def speed_up(costs: Costs, num_microbatches: int) -> float:
 
     Raises BadInput where 2BW cannot run (m < p − 1).
     """
-    own = speed(TWO_BUFFERED, costs, num_microbatches)
-    return slowest(costs, num_microbatches) / own.batch_time
+    two_buffered = speed(TWO_BUFFERED, costs, num_microbatches)
+    return slowest(costs, num_microbatches) / two_buffered.batch_time
 
 
 def with_step_time(costs: Costs, num_microbatches: int, step_time: float) -> Costs:

@@ -59,12 +59,12 @@ class Ratio(NamedTuple):
         return f"{'' if self.low else '≤ '}{'' if isfinite(self.high) else '≥ '}{self.value:.3f}"
 
 
-def ratio(theirs: Sequence[float], own: Sequence[float]) -> Ratio:
+def ratio(rival_times: Sequence[float], own_times: Sequence[float]) -> Ratio:
     """The ratio of two mean times, with Welch's interval of the difference of their logarithms.
 
     A single time is taken as exact.
     """
-    sides = [[log(time) for time in times] for times in (theirs, own)]
+    sides = [[log(time) for time in times] for times in (rival_times, own_times)]
     value = fmean(sides[0]) - fmean(sides[1])
     parts = [(variance(x) / len(x), len(x) - 1) for x in sides if len(x) > 1]
     total = sum(part for part, _ in parts)
@@ -96,12 +96,12 @@ class Timing:
     @property
     def ratios(self) -> dict[str, Ratio]:
         """For each rival."""
-        own = self.own_times or [self.own.batch_time]
+        times = self.own_times or [self.own.batch_time]
         # A measured time has what no simulation knows: against a simulated one it is a bound.
         bound = {"high": inf} if self.own_times else {"low": 0.0}
         bounded = {*self.others} - {*self.measured, SLOWEST} if self.own_times else self.measured
         return {
-            name: ratio(self.measured.get(name, [at.batch_time]), own)._replace(
+            name: ratio(self.measured.get(name, [at.batch_time]), times)._replace(
                 **bound if name in bounded else {}
             )
             for name, at in self.others.items()
@@ -110,19 +110,19 @@ class Timing:
     @property
     def faster(self) -> list[str]:
         """Those measured to be faster than 2BW, or than it could be; the fastest first."""
-        known = {*self.measured, SLOWEST} if self.own_times else self.measured
-        faster = [name for name in known if self.ratios[name].high < 1 - NEARLY]
+        rivals = {*self.measured, SLOWEST} if self.own_times else self.measured
+        faster = [name for name in rivals if self.ratios[name].high < 1 - NEARLY]
         return sorted(faster, key=lambda name: self.others[name].batch_time)
 
     @property
     def limits(self) -> Iterator[str]:
         """What stands in the way of a gain whatever the losses are; said first."""
         for name in self.faster:
-            theirs, own = self.others[name].batch_time, self.own.batch_time
-            whose = f"2BW takes {own:.4g} even without a bubble"
+            rival_time, time = self.others[name].batch_time, self.own.batch_time
+            whose = f"2BW takes {time:.4g} even without a bubble"
             if self.own_times:
                 whose = f"2BW takes {fmean(self.own_times):.4g}"
-            yield f"stay with {name}: its step takes {theirs:.4g}, {whose}"
+            yield f"stay with {name}: its step takes {rival_time:.4g}, {whose}"
         overlap, allowed = self.costs.overlap, self._overlap
         if overlap - 1 < APART * (allowed - 1):  # False where it is not known
             yield (
@@ -157,15 +157,17 @@ class Timing:
             "messages": messages,
             "the rest (host)": self.costs.overhead,
         }
-        told = ", ".join(
+        shares_text = ", ".join(
             f"{part / step:.1%} {name}" for name, part in parts.items() if part > LEAST * step
         )
-        yield f"a step of {SLOWEST} is {told}"
+        yield f"a step of {SLOWEST} is {shares_text}"
         wins = {name: 1 - 1 / at.value for name, at in self.ratios.items() if at.value > 1}
         least = {name: "" if isfinite(at.high) else "at least " for name, at in self.ratios.items()}
-        told = ", ".join(f"{least[k]}{share:.1%} of a step of {k}" for k, share in wins.items())
+        shares_text = ", ".join(
+            f"{least[k]}{share:.1%} of a step of {k}" for k, share in wins.items()
+        )
         how = "wins, as measured," if self.own_times else "can win at most"
-        yield f"2BW {how} {told or 'nothing'}"
+        yield f"2BW {how} {shares_text or 'nothing'}"
         if wins and max(wins.values()) < LITTLE:
             yield "  that is little: the bubble is not the bottleneck of this pipeline"
         elif little := [name for name, share in wins.items() if share < LITTLE]:
@@ -187,11 +189,11 @@ def timing(
         if not all(SHORTEST <= time <= LONGEST for time in of_key):
             allowed = f"must be times from {SHORTEST:g} to {LONGEST:g}"
             raise BadInput(key, ",".join(f"{time:g}" for time in of_key), allowed)
-    own = speed(TWO_BUFFERED, costs, num_microbatches)
-    most = own.activations if activations is None else activations
-    others = flushed_speeds(costs, num_microbatches, most, chunks)
+    two_buffered = speed(TWO_BUFFERED, costs, num_microbatches)
+    most = two_buffered.activations if activations is None else activations
+    rivals = flushed_speeds(costs, num_microbatches, most, chunks)
     measured = dict(measured or {})
     for name, times in measured.items():
-        known = others.get(name, Speed(inf, nan, 1))
-        others[name] = replace(known, batch_time=exp(fmean(map(log, times))))
-    return Timing(costs, num_microbatches, own, others, measured, tuple(own_times), most)
+        rival = rivals.get(name, Speed(inf, nan, 1))
+        rivals[name] = replace(rival, batch_time=exp(fmean(map(log, times))))
+    return Timing(costs, num_microbatches, two_buffered, rivals, measured, tuple(own_times), most)

@@ -60,8 +60,8 @@ def _number(path: Path) -> list[int]:
 
 def _events(path: Path) -> list[Event]:
     """Return the events that take time; raises for another file as `traced_costs` expects."""
-    found = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    events = [event for event in found if event["ph"] == "X" and "cat" in event]
+    trace_events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    events = [event for event in trace_events if event["ph"] == "X" and "cat" in event]
     if not all(0 <= event["dur"] <= LONGEST and abs(event["ts"]) <= LONGEST for event in events):
         raise ValueError
     return events
@@ -96,8 +96,8 @@ def _profiled(events: Sequence[Sequence[Event]], num_microbatches: int) -> Costs
     """On a GPU what waits for another rank is a kernel too: where none runs, the host is late."""
     works, updates, steps, busy = [], [], [], []
     for of_rank in events:
-        named = [event for event in of_rank if event["cat"] == ON_HOST]
-        spans = [_span(event) for event in named if event["name"].startswith(STEP)]
+        host_events = [event for event in of_rank if event["cat"] == ON_HOST]
+        spans = [_span(event) for event in host_events if event["name"].startswith(STEP)]
         begin, end = min(spans)[0], max(spans)[1]
         inside = [event for event in of_rank if begin <= event["ts"] < end]
         on_gpu = any(event["cat"] == KERNEL for event in inside)

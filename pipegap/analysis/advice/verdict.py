@@ -69,8 +69,8 @@ def without_candidate(
     length = (
         (longest, ENOUGH_UPDATES) if evidence is None else (evidence.updates, evidence.deciding)
     )
-    if few := _too_few(*length):
-        return few
+    if reason := _too_few(*length):
+        return reason
     if evidence is not None:
         counts = [w for gap in evidence.gaps for w in diverged(evidence, gap, speed_ups)]
         if counts:
@@ -105,8 +105,8 @@ def decide(
     stay = Decision(STAY, _by_time(low)) if isfinite(speed_up.high) else RIVAL_NOT_MEASURED
     for at, is_shown, decision in ((high, high.is_lower, go), (low, low.is_higher, stay)):
         shortest = min(at.sync_lengths) if is_shown else evidence.updates
-        if few := _too_few(shortest, evidence.deciding):
-            return few, at
+        if reason := _too_few(shortest, evidence.deciding):
+            return reason, at
         if is_shown:
             return decision, at
     return _undecided(evidence, high, largest), high
@@ -243,17 +243,17 @@ def against(rivals: Sequence[Rival]) -> str:
     words = [word for word, group in by_word.items() if group]
     if len(words) == 1:
         every = "any" if words == [UNDECIDED] else "every"
-        said = f"{SHORT[words[0]]}, against {every} schedule"
+        text = f"{SHORT[words[0]]}, against {every} schedule"
     else:
         labels = {word: listed([rival.label for rival in by_word[word]]) for word in words}
-        said = "; ".join(f"{SHORT[word]} against {labels[word]}" for word in words)
-    return f"{said}; {_numbers(by_word[words[0]])}"
+        text = "; ".join(f"{SHORT[word]} against {labels[word]}" for word in words)
+    return f"{text}; {_numbers(by_word[words[0]])}"
 
 
 def listed(words: Sequence[str]) -> str:
     """`a, b and c`."""
-    *others, last = words
-    return f"{', '.join(others)} and {last}" if others else last
+    *first_words, last = words
+    return f"{', '.join(first_words)} and {last}" if first_words else last
 
 
 def _numbers(rivals: Sequence[Rival]) -> str:
@@ -263,10 +263,10 @@ def _numbers(rivals: Sequence[Rival]) -> str:
     fastest = min(measured or rivals, key=lambda rival: rival.speed_up)
     if not measured or slowest.decision.word == UNDECIDED:
         return slowest.decision.why
-    said = f"in the time of {slowest.label} it makes {more_updates(slowest)} {_ends(slowest)}"
+    text = f"in the time of {slowest.label} it makes {more_updates(slowest)} {_ends(slowest)}"
     if fastest.speed_up == slowest.speed_up:
-        return said
-    return f"{said}, in that of {fastest.label} {more_updates(fastest)} {_ends(fastest)}"
+        return text
+    return f"{text}, in that of {fastest.label} {more_updates(fastest)} {_ends(fastest)}"
 
 
 def more_updates(rival: Rival) -> str:

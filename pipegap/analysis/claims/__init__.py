@@ -21,8 +21,8 @@ ORDER = ("optimizers", "swept", "corrections", "downstream")
 def _claims() -> tuple[Claim, ...]:
     """The CLAIMS of every module of this package that has some."""
     names = [module.name for module in iter_modules(__path__)]
-    others = sorted({*names} - {*ORDER})
-    modules = [import_module(f"{__name__}.{name}") for name in (*ORDER, *others)]
+    other_modules = sorted({*names} - {*ORDER})
+    modules = [import_module(f"{__name__}.{name}") for name in (*ORDER, *other_modules)]
     return tuple(claim for module in modules for claim in getattr(module, "CLAIMS", ()))
 
 

@@ -109,13 +109,15 @@ def judged(claim: Claim, trials: pd.DataFrame) -> Verdict:
         why = f"the longest trial has {longest} updates, {ENOUGH_UPDATES} decide something"
         return _undecided(claim, "length of the trials", why)
     comparisons = claim.compare(enough) if len(enough) else []
-    counted = [comparison for comparison in comparisons if comparison.counts]
-    others = _parts([comparison for comparison in comparisons if not comparison.counts])
-    if not counted:
+    comparisons_counted = [comparison for comparison in comparisons if comparison.counts]
+    other_parts = _parts([comparison for comparison in comparisons if not comparison.counts])
+    if not comparisons_counted:
         verdict = _undecided(claim, "trials", "no trial of the arms that it is about")
-        return verdict._replace(others=others)
-    parts = _parts(counted)
-    return Verdict(claim, _together([part.outcome for part in parts]), parts, others, counted)
+        return verdict._replace(others=other_parts)
+    parts = _parts(comparisons_counted)
+    return Verdict(
+        claim, _together([part.outcome for part in parts]), parts, other_parts, comparisons_counted
+    )
 
 
 def deciding(trials: pd.DataFrame) -> pd.DataFrame:
@@ -131,8 +133,10 @@ def audited(verdict: Verdict) -> Verdict:
     parts = [part for part in comparisons if not part.flaw and np.isfinite(part.values).all()]
     if not parts:
         return verdict
-    made = audit(parts, against(comparisons), seed=crc32(verdict.claim.name.encode()))
-    return verdict._replace(audit=made._replace(num_left_out=len(comparisons) - len(parts)))
+    audit_of_claim = audit(parts, against(comparisons), seed=crc32(verdict.claim.name.encode()))
+    return verdict._replace(
+        audit=audit_of_claim._replace(num_left_out=len(comparisons) - len(parts))
+    )
 
 
 def not_run(claim: Claim, command: str) -> Verdict:
@@ -142,7 +146,7 @@ def not_run(claim: Claim, command: str) -> Verdict:
 
 def against(comparisons: Sequence[Comparison]) -> float:
     """The confidence of an interval that may contradict a claim of these parts (Bonferroni)."""
-    return shared_confidence(sum(each.rule.num_refuting for each in comparisons))
+    return shared_confidence(sum(comparison.rule.num_refuting for comparison in comparisons))
 
 
 def _together(outcomes: Sequence[Outcome]) -> Outcome:

@@ -65,10 +65,10 @@ class NoHelp(ClaimRule):
         low, high = mean_intervals(removed[..., -1, :])
         changed = (low > 0) | (high < 0)
         positive = removed.mean(axis=-1) > 0
-        beside = np.ones_like(positive)
-        beside[..., 1:] &= positive[..., :-1]
-        beside[..., :-1] &= positive[..., 1:]
-        helps = (mean_intervals(removed, confidence)[0] > 0) & beside
+        no_limit = np.ones_like(positive)
+        no_limit[..., 1:] &= positive[..., :-1]
+        no_limit[..., :-1] &= positive[..., 1:]
+        helps = (mean_intervals(removed, confidence)[0] > 0) & no_limit
         needed = mean_intervals(values[..., 0, :])[0] > 0
         return codes_of(_is_small(values).all(axis=-1) & changed, helps.any(axis=-1), needed)
 
@@ -86,8 +86,8 @@ class NoHelp(ClaimRule):
         """The share that each coefficient removes."""
         lefts = values[0] - _removed(values)
         return [
-            share(f"share removed at λ={coefficient:g}", left, values[0])
-            for coefficient, left in zip(self.coefficients, lefts, strict=True)
+            share(f"share removed at λ={coefficient:g}", share_left, values[0])
+            for coefficient, share_left in zip(self.coefficients, lefts, strict=True)
         ]
 
 
@@ -149,9 +149,12 @@ def _near_one(trials: pd.DataFrame) -> list[Comparison]:
         return near_best(values if 1.0 in values else [1.0])
 
     return [
-        replace(each, reason="" if "λ=1" in [row.name for row in each.rows] else "λ=1 is missing")
-        for each in _by_coefficient(trials, "error_feedback", rule)
-        if len(each.rows) > 2
+        replace(
+            comparison,
+            reason="" if "λ=1" in [row.name for row in comparison.rows] else "λ=1 is missing",
+        )
+        for comparison in _by_coefficient(trials, "error_feedback", rule)
+        if len(comparison.rows) > 2
     ]
 
 
@@ -188,8 +191,8 @@ class Either(ClaimRule):
         first, change = values[..., 0, :], _change(values)
         low, high = mean_intervals(change)
         within = [mean_intervals(SAME * first + sign * change, confidence)[0] for sign in (1, -1)]
-        shown = (low > 0) | (high < 0)
-        return codes_of(shown, np.all(np.greater(within, 0), axis=0) & ~shown)
+        is_shown = (low > 0) | (high < 0)
+        return codes_of(is_shown, np.all(np.greater(within, 0), axis=0) & ~is_shown)
 
     def why(self, values: Values) -> str:
         """That the change may be nothing, or not small."""

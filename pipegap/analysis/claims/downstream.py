@@ -54,10 +54,10 @@ class Equal(ClaimRule):
         """Whether the difference lies within the margin, or outside of it."""
         low, high = self._interval(values, DIFFERENCE)
         refuting = safe_intervals(values[..., DIFFERENCE, :], self.noises[DIFFERENCE], confidence)
-        known = self._interval(values, ABOVE)[0] > 0
+        is_known = self._interval(values, ABOVE)[0] > 0
         within = (low > -self.margin) & (high < self.margin)
         outside = (refuting[0] > self.margin) | (refuting[1] < -self.margin)
-        return codes_of(within, outside, known)
+        return codes_of(within, outside, is_known)
 
     def why(self, values: Values) -> str:
         """That sync may guess, or that the difference may lie on either side of the margin."""
@@ -78,7 +78,7 @@ class Equal(ClaimRule):
         n = values.shape[1]
         residuals = (values - values.mean(axis=1, keepdims=True)) / np.sqrt(n - 1)
         by_seed = residuals @ rng.standard_normal((stores, n, num_seeds))
-        spread = np.sqrt([[each.questions] for each in self.noises])
+        spread = np.sqrt([[noise.questions] for noise in self.noises])
         by_question = spread * rng.standard_normal((stores, len(spread), 1))
         return means[..., None, :, None] + by_seed + by_question
 

@@ -67,9 +67,9 @@ class Above(ClaimRule):
         sums = [moments(contrast.of(values)) for contrast in self.contrasts]
         lows = [sum_of_rows.interval()[0] for sum_of_rows in sums]
         highs = [sum_of_rows.interval(confidence)[1] for sum_of_rows in sums]
-        shown = np.all(np.greater(lows, 0), axis=0)
+        is_shown = np.all(np.greater(lows, 0), axis=0)
         refuted = np.any(np.less(highs, 0), axis=0)
-        return codes_of(shown, refuted, _is_positive(self.needed, values))
+        return codes_of(is_shown, refuted, _is_positive(self.needed, values))
 
     def why(self, values: Values) -> str:
         """The contrasts whose intervals hold 0, or lie below it by too little."""
@@ -86,7 +86,11 @@ class Above(ClaimRule):
 
     def numbers(self, values: Values) -> list[Estimate]:
         """Each contrast of several rows; that of one row is shown already."""
-        several = [each for each in self.contrasts if np.count_nonzero(each.weights) > 1]
+        several = [
+            one_contrast
+            for one_contrast in self.contrasts
+            if np.count_nonzero(one_contrast.weights) > 1
+        ]
         return [estimate(contrast.name, contrast.of(values)) for contrast in several]
 
 
@@ -115,10 +119,10 @@ def removes(low: float, high: float | None = None) -> Removed:
     return Removed(tuple(contrasts), Contrast("the gap of the plain delay", (1.0, 0.0)))
 
 
-def share(name: str, left: Values, plain: Values) -> Estimate:
+def share(name: str, gap_left: Values, plain: Values) -> Estimate:
     """The share of a plain gap that is removed, with its interval where the gap is not weak."""
-    low, high = share_interval(left, plain)
-    removed = float(1 - left.mean() / plain.mean())
+    low, high = share_interval(gap_left, plain)
+    removed = float(1 - gap_left.mean() / plain.mean())
     if math.isfinite(removed) and math.isnan(low):
         removed = math.nan
     return Estimate(name, removed, 1 - high, 1 - low, len(plain))
@@ -147,30 +151,30 @@ def near_best(coefficients: list[float]) -> NearBest:
     rows = [0.0, *coefficients]
     at_one = rows.index(1.0)
     helps = tuple(float(row == 0) - float(row == at_one) for row in range(len(rows)))
-    near = _near([f"λ={value:g}" for value in rows], at_one, 0, "the plain gap")
-    return NearBest(near, Contrast("what λ=1 removes", helps))
+    contrasts = _near([f"λ={value:g}" for value in rows], at_one, 0, "the plain gap")
+    return NearBest(contrasts, Contrast("what λ=1 removes", helps))
 
 
-def near_best_of_arm(names: Sequence[str], chosen: int) -> NearBest:
-    """That the gap at the row `chosen` is at most SAME of itself above each other one; rows: the
+def near_best_of_arm(names: Sequence[str], best: int) -> NearBest:
+    """That the gap at the row `best` is at most SAME of itself above each other one; rows: the
     arm at each value of a setting, ascending, above sync at the chosen one."""
-    own = tuple(float(row == chosen) for row in range(len(names)))
-    near = _near(names, chosen, chosen, "the gap")
-    return NearBest(near, Contrast(f"the gap at {names[chosen]}", own))
+    weights = tuple(float(row == best) for row in range(len(names)))
+    contrasts = _near(names, best, best, "the gap")
+    return NearBest(contrasts, Contrast(f"the gap at {names[best]}", weights))
 
 
-def _near(names: Sequence[str], chosen: int, base: int, gap: str) -> tuple[Contrast, ...]:
-    """For each other row: SAME of the row `base`, minus what `chosen` lies above the other one."""
+def _near(names: Sequence[str], best: int, base: int, gap: str) -> tuple[Contrast, ...]:
+    """For each other row: SAME of the row `base`, minus what `best` lies above the other one."""
     rows = range(len(names))
     return tuple(
         Contrast(
-            f"{SAME:.0%} of {gap} minus ({names[chosen]} minus {names[other]})",
+            f"{SAME:.0%} of {gap} minus ({names[best]} minus {names[other_row]})",
             tuple(
-                SAME * (row == base) - float(row == chosen) + float(row == other) for row in rows
+                SAME * (row == base) - float(row == best) + float(row == other_row) for row in rows
             ),
         )
-        for other in rows
-        if other not in (base, chosen)
+        for other_row in rows
+        if other_row not in (base, best)
     )
 
 
@@ -219,16 +223,16 @@ def of_points(rows: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
 
 def words(*parts: Hashable) -> str:
     """`adamw (optimizer.lr=0.004)`; empty parts are left out."""
-    first, *others = [str(part) for part in parts if part]
-    return f"{first} ({', '.join(others)})" if others else first
+    first, *other_parts = [str(part) for part in parts if part]
+    return f"{first} ({', '.join(other_parts)})" if other_parts else first
 
 
 def row(name: str, rows: pd.DataFrame, value: str = "value", *, shown: bool = True) -> Row:
     """A column by seed; at a seed with several stages or microbatches, the fewest."""
     seeds, first = np.unique(rows["seed"].to_numpy(), return_index=True)
     values = rows[value].to_numpy(float, na_value=np.nan)[first]
-    known = ~np.isnan(values)
-    return Row(name, pd.Series(values[known], seeds[known]), shown)
+    is_known = ~np.isnan(values)
+    return Row(name, pd.Series(values[is_known], seeds[is_known]), shown)
 
 
 def share_removed(
@@ -317,8 +321,8 @@ class AtBest(Above):
             sync, gaps = (
                 values[..., at : at + num_points, :] for at in (start, start + num_points)
             )
-            chosen = sync[..., :num_choosing].mean(axis=-1).argmin(axis=-1)[..., None, None]
-            columns.append(np.take_along_axis(gaps, chosen, axis=-2)[..., 0, num_choosing:])
+            best_index = sync[..., :num_choosing].mean(axis=-1).argmin(axis=-1)[..., None, None]
+            columns.append(np.take_along_axis(gaps, best_index, axis=-2)[..., 0, num_choosing:])
             start += 2 * num_points
         return np.stack(columns, axis=-2)
 
@@ -362,8 +366,8 @@ def more(what: str, less: Column, greater: Column) -> Comparison:
 
 def ends(rows: pd.DataFrame, key: str) -> list[Column]:
     """The columns of the smallest and the largest value of a key; fewer without two of them."""
-    known = sorted({*rows[key].dropna()})
+    values = sorted({*rows[key].dropna()})
     return [
         Column(f"{key.rpartition('.')[2]} {value:g}", rows[rows[key] == value])
-        for value in (known[:1] + known[1:][-1:])
+        for value in (values[:1] + values[1:][-1:])
     ]

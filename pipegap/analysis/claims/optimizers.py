@@ -66,9 +66,9 @@ def _shares(trials: pd.DataFrame, rule: ClaimRule) -> list[Comparison]:
     rows = measured(trials)[["optimizer", "setting", "point", "arm", "seed", "value"]]
     plain = dict(iter(rows[rows["arm"] == "delay"].groupby("point")))
     compared = []
-    for optimizer, name, left in of_points(rows[rows["arm"] == "delay_ef"]):
-        of_plain = plain.get(left["point"].iloc[0], rows[:0])
-        arms = row("delay", of_plain), row("delay_ef", left)
+    for optimizer, name, gaps_left in of_points(rows[rows["arm"] == "delay_ef"]):
+        of_plain = plain.get(gaps_left["point"].iloc[0], rows[:0])
+        arms = row("delay", of_plain), row("delay_ef", gaps_left)
         compared.append(Comparison(name, arms, rule, optimizer in PAPER))
     return compared
 

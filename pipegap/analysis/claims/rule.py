@@ -104,10 +104,10 @@ class ClaimRule(ABC):
         return means[..., None, :, None] + factor @ noise
 
 
-def codes_of(shown: Mask, refuted: Mask, known: Mask | bool = True) -> Codes:
+def codes_of(is_shown: Mask, refuted: Mask, is_known: Mask | bool = True) -> Codes:
     """CONTRADICTED where refuted, else REPRODUCED where shown; undecided where not known."""
-    codes = np.where(refuted, CONTRADICTED, np.where(shown, REPRODUCED, 0))
-    return np.where(known, codes, 0).astype(np.int8)
+    codes = np.where(refuted, CONTRADICTED, np.where(is_shown, REPRODUCED, 0))
+    return np.where(is_known, codes, 0).astype(np.int8)
 
 
 class Row(NamedTuple):
@@ -158,8 +158,8 @@ class Comparison:
         """Why it decides nothing; empty if it can decide."""
         flaws = dict.fromkeys(row.flaw for row in self.rows if row.flaw)
         shared = self.values.shape[1]
-        few = f"{shared} seeds are in all of its arms" if not flaws and shared < 2 else ""
-        return self.reason or "; ".join(flaws) or few
+        too_few = f"{shared} seeds are in all of its arms" if not flaws and shared < 2 else ""
+        return self.reason or "; ".join(flaws) or too_few
 
     @property
     def numbers(self) -> tuple[Estimate, ...]:
@@ -231,17 +231,17 @@ def audit(parts: Sequence[Comparison], confidence: float, seed: int, stores: int
         as the trials have. The simulation may stop before the last part once a share of at least
         `enough` of the stores is decided.
         """
-        shown, refuted = np.ones(num_stores, bool), np.zeros(num_stores, bool)
+        is_shown, refuted = np.ones(num_stores, bool), np.zeros(num_stores, bool)
         for index, (part, of_part) in enumerate(zip(parts, means, strict=True)):
             shape = num_stores, num_seeds or part.values.shape[1]
             rng = np.random.default_rng([seed, index])
             values = part.rule.draw(of_part[None], part.values, shape, rng)
             codes = part.rule.decide(values, confidence)[0]
-            shown &= codes == REPRODUCED
+            is_shown &= codes == REPRODUCED
             refuted |= codes == CONTRADICTED
             if refuted.mean() >= enough:  # which no other part takes back
                 break
-        return Rate(int(np.count_nonzero(shown | refuted)), num_stores)
+        return Rate(int(np.count_nonzero(is_shown | refuted)), num_stores)
 
     observed = [part.values.mean(axis=1) for part in parts]
     placebo = [part.rule.placebo(means) for part, means in zip(parts, observed, strict=True)]

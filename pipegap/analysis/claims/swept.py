@@ -88,8 +88,8 @@ class BestBelow(ClaimRule):
 
 def _at_best(losses: Values) -> Values:
     """The row of the lowest mean: [..., rows, seeds] → [..., seeds]."""
-    chosen = losses.mean(axis=-1).argmin(axis=-1)[..., None, None]
-    return np.take_along_axis(losses, chosen, axis=-2)[..., 0, :]
+    best_index = losses.mean(axis=-1).argmin(axis=-1)[..., None, None]
+    return np.take_along_axis(losses, best_index, axis=-2)[..., 0, :]
 
 
 def _momentum(trials: pd.DataFrame) -> list[Comparison]:
@@ -184,14 +184,16 @@ def _same_rate(trials: pd.DataFrame) -> list[Comparison]:
 
 def _at_rate_of_sync(name: str, grid: Grid, rates: pd.Series, *, counts: bool) -> Comparison:
     """Rows: what the delayed losses at each rate lie above sync's at its best one."""
-    own = rates[grid.points].to_numpy(dtype=float)
+    own_rates = rates[grid.points].to_numpy(dtype=float)
     best = int(grid.sync.mean(axis=1).argmin())
-    order = own.argsort(kind="stable")
+    order = own_rates.argsort(kind="stable")
     rows = [
-        Row(f"rate {own[at]:g}", pd.Series(grid.arm[at] - grid.sync[best], index=grid.seeds))
+        Row(f"rate {own_rates[at]:g}", pd.Series(grid.arm[at] - grid.sync[best], index=grid.seeds))
         for at in order
     ]
-    rule = near_best_of_arm([f"{rate:g}" for rate in own[order]], int(np.argmax(order == best)))
+    rule = near_best_of_arm(
+        [f"{rate:g}" for rate in own_rates[order]], int(np.argmax(order == best))
+    )
     return Comparison(name, rows, rule, counts)
 
 

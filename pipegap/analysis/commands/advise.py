@@ -62,7 +62,7 @@ SHORTEST, LONGEST = 1e-9, 1e9
 """The times above 0, in any unit, that `timing` can compare with each other."""
 
 
-def main(given: Given) -> None:
+def main(values: Given) -> None:
     """Prints the advice; raises BadInput."""
     from pipegap.analysis.advice.speed import CHUNKS
     from pipegap.analysis.advice.timing import timing
@@ -70,27 +70,27 @@ def main(given: Given) -> None:
     from pipegap.analysis.table.selection import fulfilling
     from pipegap.trainer.store.records import records
 
-    stages, microbatches = (_of_pipeline(given, key, shape) for key, shape in SHAPE.items())
-    updates = count(given, "updates", 0, MOST["updates"])
-    form = take_choice(given, "format", ("text", "json"))
-    measured, own_times = _measured(given)
+    stages, microbatches = (_of_pipeline(values, key, shape) for key, shape in SHAPE.items())
+    updates = count(values, "updates", 0, MOST["updates"])
+    form = take_choice(values, "format", ("text", "json"))
+    measured, own_times = _measured(values)
     conditions = {
-        key: value for key, value in given.items() if key not in KEYS and not key.startswith(RIVAL)
+        key: value for key, value in values.items() if key not in KEYS and not key.startswith(RIVAL)
     }
-    costs, activations = _costs(given, stages, microbatches), _times(given, "activations", 1)
-    layers = _model(given).get("num_layers")
+    costs, activations = _costs(values, stages, microbatches), _times(values, "activations", 1)
+    layers = _model(values).get("num_layers")
     parts = min(max(1, layers // stages), MOST["chunks"]) if layers else CHUNKS
-    chunks = count(given, "chunks", parts, MOST["chunks"])
+    chunks = count(values, "chunks", parts, MOST["chunks"])
     times: dict[str, Any] = {"measured": measured, "own_times": own_times, "costs": costs}
-    if measured and "results" not in given and not Path(RESULTS).exists():
+    if measured and "results" not in values and not Path(RESULTS).exists():
         timed = timing(num_microbatches=microbatches, **times)
         if timed.faster:  # whatever the losses are
             print("\n".join([*timed.limits, *timed.shares]))
             return
-    store = pulled(given.get("results", RESULTS))
+    store = pulled(values.get("results", RESULTS))
     answers = _answers(
         fulfilling(load(store), conditions),
-        given.get("optimizer"),
+        values.get("optimizer"),
         stages=stages,
         microbatches=microbatches,
         updates=updates or None,
@@ -99,7 +99,7 @@ def main(given: Given) -> None:
         chunks=chunks,
         records=records(store),
     )
-    if (where := given.get("results", RESULTS)) != RESULTS:
+    if (where := values.get("results", RESULTS)) != RESULTS:
         answers = [
             replace(answer, command=f"{answer.command} {shlex.quote(f'results={where}')}")
             if answer.command
@@ -108,16 +108,16 @@ def main(given: Given) -> None:
         ]
     if form == "json":
         nodes = [plain(asdict(answer)) for answer in answers]
-        shown = nodes[0] if "optimizer" in given else nodes
-        print(json.dumps(shown, indent=1, ensure_ascii=False))
+        nodes_shown = nodes[0] if "optimizer" in values else nodes
+        print(json.dumps(nodes_shown, indent=1, ensure_ascii=False))
     else:
         print(_as_text(answers))
 
 
-def _of_pipeline(given: Given, key: str, example: str) -> int:
-    if key not in given:
+def _of_pipeline(values: Given, key: str, example: str) -> int:
+    if key not in values:
         raise BadInput(key, "", f"must say how many {example}")
-    return count(given, key, 0, MOST[key])
+    return count(values, key, 0, MOST[key])
 
 
 def _answers(trials: "pd.DataFrame", optimizer: str | None, **question: Any) -> "Sequence[Advice]":
@@ -149,66 +149,66 @@ def _as_text(answers: "Sequence[Advice]") -> str:
     return "\n".join(lines)
 
 
-def _measured(given: Given) -> tuple[dict[str, tuple[float, ...]], tuple[float, ...]]:
+def _measured(values: Given) -> tuple[dict[str, tuple[float, ...]], tuple[float, ...]]:
     """Return the measured times of a step of each rival, and those of 2BW."""
     from pipegap.analysis.advice.speed import SLOWEST
 
-    if (key := f"{RIVAL}{SLOWEST}") in given:
-        raise BadInput(key, given[key], "must be given as step_time")
+    if (key := f"{RIVAL}{SLOWEST}") in values:
+        raise BadInput(key, values[key], "must be given as step_time")
     rivals = {
-        key.removeprefix(RIVAL): _above_0(given, key) for key in given if key.startswith(RIVAL)
+        key.removeprefix(RIVAL): _above_0(values, key) for key in values if key.startswith(RIVAL)
     }
     if "" in rivals:
-        raise BadInput(RIVAL, given[RIVAL], "must name the rival: rival.fsdp=1.01")
+        raise BadInput(RIVAL, values[RIVAL], "must name the rival: rival.fsdp=1.01")
     # Of a measured 2BW no simulated time may be compared that was not tied to a measured one.
-    simulated = {"step_time"} if "time_2bw" in given else {"step_time", "trace", "forward"}
-    alone = [key for key in given if key == "time_2bw" or key.startswith(RIVAL)]
-    if alone and not simulated & {*given}:
-        raise BadInput(alone[0], given[alone[0]], "must stand beside step_time, in the same unit")
-    return rivals, _above_0(given, "time_2bw")
+    simulated = {"step_time"} if "time_2bw" in values else {"step_time", "trace", "forward"}
+    alone = [key for key in values if key == "time_2bw" or key.startswith(RIVAL)]
+    if alone and not simulated & {*values}:
+        raise BadInput(alone[0], values[alone[0]], "must stand beside step_time, in the same unit")
+    return rivals, _above_0(values, "time_2bw")
 
 
-def _above_0(given: Given, key: str) -> tuple[float, ...]:
+def _above_0(values: Given, key: str) -> tuple[float, ...]:
     """Return measured times; empty if the key is not given."""
-    times = tuple(map(number, given[key].split(","))) if key in given else ()
+    times = tuple(map(number, values[key].split(","))) if key in values else ()
     if not all(SHORTEST <= time <= LONGEST for time in times):
-        raise BadInput(key, given[key], f"must be times from {SHORTEST:g} to {LONGEST:g}")
+        raise BadInput(key, values[key], f"must be times from {SHORTEST:g} to {LONGEST:g}")
     return times
 
 
-def _costs(given: Given, stages: int, microbatches: int) -> "Costs":
+def _costs(values: Given, stages: int, microbatches: int) -> "Costs":
     from pipegap.analysis.advice.speed import with_step_time
     from pipegap.analysis.advice.traces import traced_costs
 
-    if "trace" not in given:
-        costs = _given_costs(given, stages)
-    elif twice := [key for key in TRACED if key in given]:
-        raise BadInput(twice[0], given[twice[0]], "must not stand beside trace, which has it")
+    if "trace" not in values:
+        costs = _given_costs(values, stages)
+    elif twice := [key for key in TRACED if key in values]:
+        raise BadInput(twice[0], values[twice[0]], "must not stand beside trace, which has it")
     else:
-        [communication] = _times(given, "communication", 1) or (0.0,)
-        costs = traced_costs(Path(given["trace"]), stages, microbatches)
+        [communication] = _times(values, "communication", 1) or (0.0,)
+        costs = traced_costs(Path(values["trace"]), stages, microbatches)
         costs = replace(costs, communication=communication)
-    step_time = _times(given, "step_time", 1)
+    step_time = _times(values, "step_time", 1)
     return with_step_time(costs, microbatches, step_time[0]) if step_time else costs
 
 
-def _given_costs(given: Given, stages: int) -> "Costs":
+def _given_costs(values: Given, stages: int) -> "Costs":
     from pipegap.analysis.advice.speed import Costs
 
-    forward = _work(given, stages) or _times(given, "forward", stages) or (1.0,) * stages
-    backward = _times(given, "backward", stages) or tuple(2 * time for time in forward)
+    forward = _work(values, stages) or _times(values, "forward", stages) or (1.0,) * stages
+    backward = _times(values, "backward", stages) or tuple(2 * time for time in forward)
     if not min(*forward, *backward) > 0:
-        raise BadInput("forward", given.get("forward", "1"), "must be above 0, as the backward")
-    single = (_times(given, key, 1) or (0.0,) for key in ("update", "communication"))
+        raise BadInput("forward", values.get("forward", "1"), "must be above 0, as the backward")
+    single = (_times(values, key, 1) or (0.0,) for key in ("update", "communication"))
     [update], [communication] = single
-    are_known = "forward" in given or "backward" in given
+    are_known = "forward" in values or "backward" in values
     return Costs(forward, backward, update, communication, are_known=are_known)
 
 
-def _work(given: Given, stages: int) -> tuple[float, ...]:
+def _work(values: Given, stages: int) -> tuple[float, ...]:
     """Return the work of each stage of the model that `forward` names over the mean; empty if it
     names none."""
-    keys = _model(given)
+    keys = _model(values)
     if not keys:
         return ()
     model = build(keys)
@@ -219,20 +219,20 @@ def _work(given: Given, stages: int) -> tuple[float, ...]:
     return tuple(stages * stage / sum(work) for stage in work)
 
 
-def _model(given: Given) -> dict[str, Any]:
+def _model(values: Given) -> dict[str, Any]:
     """Return the keys of the model that `forward` names; empty if it names none."""
-    path = CONF / "model" / f"{given.get('forward')}.yaml"
+    path = CONF / "model" / f"{values.get('forward')}.yaml"
     return yaml.safe_load(path.read_text("utf-8")) if path in yamls("model") else {}
 
 
-def _times(given: Given, key: str, num: int) -> tuple[float, ...]:
+def _times(values: Given, key: str, num: int) -> tuple[float, ...]:
     """Return `num` times, all alike if one number is given; empty if the key is not given."""
-    if key not in given:
+    if key not in values:
         return ()
-    times = tuple(map(number, given[key].split(",")))
+    times = tuple(map(number, values[key].split(",")))
     are_times = all(time == 0 or SHORTEST <= time <= LONGEST for time in times)
     if len(times) not in (1, num) or not are_times:
         allowed = f"must be 0 or a number from {SHORTEST:g} to {LONGEST:g}"
         allowed += f", or {num}, one per stage" if num > 1 else ""
-        raise BadInput(key, given[key], allowed)
+        raise BadInput(key, values[key], allowed)
     return times * num if len(times) == 1 else times

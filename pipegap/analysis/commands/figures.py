@@ -18,7 +18,7 @@ KEYS = {
 }
 
 
-def main(given: Given) -> None:
+def main(values: Given) -> None:
     """Prints the files that it wrote, without their endings; raises BadInput."""
     from pipegap.analysis.figures import FIGURES
     from pipegap.analysis.figures.files import WIDTHS, export
@@ -26,24 +26,24 @@ def main(given: Given) -> None:
     from pipegap.analysis.table.load import load
     from pipegap.trainer.store.records import records
 
-    out = given.get("out", "figures")
+    out = values.get("out", "figures")
     require_folder("out", out)
-    store = pulled(given.get("results", "results"))
-    width = take_choice({"width": "two", **given}, "width", [*WIDTHS])
-    is_dark = take_choice(given, "theme", THEMES) == "dark"
-    only = _only(given, [figure.name for figure in FIGURES])
+    store = pulled(values.get("results", "results"))
+    width = take_choice({"width": "two", **values}, "width", [*WIDTHS])
+    is_dark = take_choice(values, "theme", THEMES) == "dark"
+    only = _only(values, [figure.name for figure in FIGURES])
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # the report says them
         for scope in scopes(StoreViews(load(store), records(store))):
-            own = Path(out) / scope.folder
-            own.mkdir(parents=True, exist_ok=True)
+            folder = Path(out) / scope.folder
+            folder.mkdir(parents=True, exist_ok=True)
             for drawn in figures_of(scope, only):
-                export(drawn, own, width, is_dark=is_dark)
-                print(own / drawn.figure.name)
+                export(drawn, folder, width, is_dark=is_dark)
+                print(folder / drawn.figure.name)
 
 
-def _only(given: Given, known: list[str]) -> list[str]:
-    names = [name for name in given.get("only", "").split(",") if name] or known
+def _only(values: Given, figure_names: list[str]) -> list[str]:
+    names = [name for name in values.get("only", "").split(",") if name] or figure_names
     for name in names:
-        if name not in known:
-            raise BadInput("only", name, f"must be among {', '.join(known)}")
+        if name not in figure_names:
+            raise BadInput("only", name, f"must be among {', '.join(figure_names)}")
     return names

@@ -12,12 +12,12 @@ KEYS = {
 }
 
 
-def main(given: Given) -> None:
+def main(values: Given) -> None:
     """Write the report of a store, which may be empty, and print its text; raises BadInput."""
     from pipegap.analysis.report.report import report  # it is large
     from pipegap.analysis.table.stores import several
 
-    places = {"results": "results", "out": "report", **given}
+    places = {"results": "results", "out": "report", **values}
     require_folder("out", places["out"])
     stores = several(places["results"])
     print(report([*map(pulled, stores)], Path(places["out"]), store=stores[0]))

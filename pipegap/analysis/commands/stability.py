@@ -27,20 +27,20 @@ FOLLOWS = ("sync_over_delayed", "corrected_over_delayed", "noise_removed")
 GROUPS = ("optimizer", "correction")
 
 
-def main(given: Given) -> None:
+def main(values: Given) -> None:
     """Prints one row per optimizer; raises BadInput."""
     from pipegap.analysis.theory.stability import stability, table, title
 
-    delay = count(given, "delay", 1, MOST_DELAY, low=0)
-    if not (k := amount(given, "k", 0.1, 0, LARGEST_K)):
-        raise BadInput("k", given["k"], "must be above 0")
-    updates = amount(given, "updates", math.inf, 0, MOST_UPDATES, "a whole")
-    form = take_choice(given, "format", ("text", "json"))
-    correction = given.get("correction", "error_feedback")
-    settings = [f"{key}={value}" for key, value in given.items() if key not in KEYS]
+    delay = count(values, "delay", 1, MOST_DELAY, low=0)
+    if not (k := amount(values, "k", 0.1, 0, LARGEST_K)):
+        raise BadInput("k", values["k"], "must be above 0")
+    updates = amount(values, "updates", math.inf, 0, MOST_UPDATES, "a whole")
+    form = take_choice(values, "format", ("text", "json"))
+    correction = values.get("correction", "error_feedback")
+    settings = [f"{key}={value}" for key, value in values.items() if key not in KEYS]
     rows = [
         stability((name, correction), *nodes, delay=delay, k=k, updates=updates)
-        for name, nodes in _chosen(given.get("optimizer"), correction, settings)
+        for name, nodes in _chosen(values.get("optimizer"), correction, settings)
     ]
     if form == "json":
         fields = [asdict(row) | {name: getattr(row, name) for name in FOLLOWS} for row in rows]

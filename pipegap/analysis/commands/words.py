@@ -9,24 +9,24 @@ from pipegap.trainer.base.errors import BadInput
 
 
 def amount(
-    given: Given, key: str, default: float, low: float, high: float, kind: str = "a"
+    values: Given, key: str, default: float, low: float, high: float, kind: str = "a"
 ) -> float:
     """Return the number of `key`, or the default; raises BadInput unless it is in [low, high].
 
     `kind`: "a whole" refuses other numbers.
     """
-    if key not in given:
+    if key not in values:
         return default
-    value = number(given[key])
+    value = number(values[key])
     if not low <= value <= high or (kind != "a" and not value.is_integer()):
         ends = f"{low:g} to {high:g}" if kind == "a" else f"{low:,.0f} to {high:,.0f}"
-        raise BadInput(key, given[key], f"must be {kind} number from {ends}")
+        raise BadInput(key, values[key], f"must be {kind} number from {ends}")
     return value
 
 
-def count(given: Given, key: str, default: int, high: int, low: int = 1) -> int:
+def count(values: Given, key: str, default: int, high: int, low: int = 1) -> int:
     """Return the whole number of `key`, or the default; raises BadInput if out of [low, high]."""
-    return int(amount(given, key, default, low, high, "a whole"))
+    return int(amount(values, key, default, low, high, "a whole"))
 
 
 def plain(node: Any) -> Any:

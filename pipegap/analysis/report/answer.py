@@ -82,21 +82,25 @@ class StoreAnswer(NamedTuple):
 
 
 def answer(
-    place: str, trials: pd.DataFrame, records: Sequence[Record], left: pd.DataFrame, store: str
+    place: str,
+    trials: pd.DataFrame,
+    records: Sequence[Record],
+    sweeps_left: pd.DataFrame,
+    store: str,
 ) -> StoreAnswer:
     """Return the answer of these trials.
 
-    `left` is the table of `missing`. `store` is the word of a command that names their store.
+    `sweeps_left` is the table of `missing`. `store` is the word of a command that names the store.
     """
-    said = _advices(trials, records)
-    rivals = [rival.label for rival in said[0].rivals.values()] if said else []
-    rows = [_row(advice, store) for advice in said]
-    heads = [names.minus(line) for line in heading(said)]
+    advices_given = _advices(trials, records)
+    rivals = [rival.label for rival in advices_given[0].rivals.values()] if advices_given else []
+    rows = [_row(advice, store) for advice in advices_given]
+    heads = [names.minus(line) for line in heading(advices_given)]
     words = [f"stages={STAGES}", f"microbatches={MICROBATCHES}"]
-    is_decided = any(advice.num_decided for advice in said)
+    is_decided = any(advice.num_decided for advice in advices_given)
     diverged = [
         f"{names.optimizer(advice.optimizer)}: left out is what diverged, {listed(advice.left_out)}"
-        for advice in said
+        for advice in advices_given
         if advice.left_out and not is_decided
     ]
     return StoreAnswer(
@@ -104,32 +108,32 @@ def answer(
         heads,
         rivals,
         rows,
-        _text(heads, said, rows) if said else "",
-        handover(said),
+        _text(heads, advices_given, rows) if advices_given else "",
+        handover(advices_given),
         shlex.join(["pipegap", "advise", *words, store]),
-        _next_step(said, rows, left, store, is_empty=trials.empty),
-        _by_hand(said),
-        any(advice.is_compared for advice in said),
+        _next_step(advices_given, rows, sweeps_left, store, is_empty=trials.empty),
+        _by_hand(advices_given),
+        any(advice.is_compared for advice in advices_given),
         is_decided,
         [*failed_lines(trials)],
         diverged,
     )
 
 
-def _text(heads: Sequence[str], said: Sequence[Advice], rows: Sequence[AnswerRow]) -> str:
+def _text(heads: Sequence[str], advices_given: Sequence[Advice], rows: Sequence[AnswerRow]) -> str:
     sentences, width = [row.sentence for row in rows], terminal_width()
-    return hanging("\n".join([*heads, matrix(said, width), *sentences]), width)
+    return hanging("\n".join([*heads, matrix(advices_given, width), *sentences]), width)
 
 
 def _advices(trials: pd.DataFrame, records: Sequence[Record]) -> list[Advice]:
     """Return the advice for each optimizer of which there can be any, `most_decided` first."""
-    said: list[Advice] = []
+    advices_given: list[Advice] = []
     for _, of_optimizer in trials.groupby("optimizer"):
         # A remark of the report says each warning, and why trials cannot be compared.
         with warnings.catch_warnings(action="ignore", category=UserWarning), suppress(BadInput):
             shape = {"stages": STAGES, "microbatches": MICROBATCHES}
-            said += advices(of_optimizer, **shape, records=records)
-    return most_decided(said)
+            advices_given += advices(of_optimizer, **shape, records=records)
+    return most_decided(advices_given)
 
 
 def _row(advice: Advice, store: str) -> AnswerRow:
@@ -141,14 +145,14 @@ def _row(advice: Advice, store: str) -> AnswerRow:
     words = shlex.split(advice.command)[2:]
     settle = command(words, store) if words else ""
     name = names.optimizer(advice.optimizer)
-    said = "; ".join(filter(None, [sentence(advice), cost(advice)]))
-    return AnswerRow(name, cells, names.minus(said), settle)
+    sentences = "; ".join(filter(None, [sentence(advice), cost(advice)]))
+    return AnswerRow(name, cells, names.minus(sentences), settle)
 
 
 def _next_step(
-    said: Sequence[Advice],
+    advices_given: Sequence[Advice],
     rows: Sequence[AnswerRow],
-    left: pd.DataFrame,
+    sweeps_left: pd.DataFrame,
     store: str,
     *,
     is_empty: bool,
@@ -156,18 +160,26 @@ def _next_step(
     """Return the command of the first sweep that is begun and not done, else of a list of what
     failed, else of the first advice, else of the sweep `main` where there are no trials. No more
     trials of a scale whose runs are too short decide: then that of the advice comes first."""
-    begun = left.loc[left["missing"].fillna(0) > left["failed"].fillna(0), "command"]
-    failed = [shlex.join([*LIST_FAILED, store])] if (left["failed"].fillna(0) > 0).any() else []
-    told = [row.command for row in rows if row.command]
-    too_short = any("scale" in advice.verdict.settle for advice in said)
-    known = [*told, *begun, *failed] if too_short else [*begun, *failed, *told]
-    known += [command(["sweep=main"], store)] if is_empty else []
-    return known[0] if known else ""
+    begun_commands = sweeps_left.loc[
+        sweeps_left["missing"].fillna(0) > sweeps_left["failed"].fillna(0), "command"
+    ]
+    failed = (
+        [shlex.join([*LIST_FAILED, store])] if (sweeps_left["failed"].fillna(0) > 0).any() else []
+    )
+    row_commands = [row.command for row in rows if row.command]
+    too_short = any("scale" in advice.verdict.settle for advice in advices_given)
+    commands = (
+        [*row_commands, *begun_commands, *failed]
+        if too_short
+        else [*begun_commands, *failed, *row_commands]
+    )
+    commands += [command(["sweep=main"], store)] if is_empty else []
+    return commands[0] if commands else ""
 
 
-def _by_hand(said: Sequence[Advice]) -> str:
+def _by_hand(advices_given: Sequence[Advice]) -> str:
     """What the first advice misses that knows it, else what any advice needs."""
-    for advice in said:
+    for advice in advices_given:
         if "scale" in advice.verdict.settle:
             return advice.verdict.why
         if advice.settings:

@@ -37,17 +37,17 @@ class Asked(NamedTuple):
 
 
 def answers(
-    asked: Asked, trials: pd.DataFrame, records: Sequence[Record], store: str, out: Path
+    question: Asked, trials: pd.DataFrame, records: Sequence[Record], store: str, out: Path
 ) -> Iterator[str]:
     """Yield the answers in lines: `trials` are those of the sweep, `records` those of the `store`.
 
     Writes best.csv of a search to `out`. Nothing without a question, or a finished trial.
     """
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # remarks of the report
-        if asked.seeds is not None:
-            yield from _best(trials, asked.seeds, out)
-        if asked.pipeline is not None:
-            yield from _advice(trials, asked.pipeline, records, store)
+        if question.seeds is not None:
+            yield from _best(trials, question.seeds, out)
+        if question.pipeline is not None:
+            yield from _advice(trials, question.pipeline, records, store)
 
 
 def _best(trials: pd.DataFrame, seeds: Sequence[int], out: Path) -> Iterator[str]:
@@ -63,13 +63,17 @@ def _best(trials: pd.DataFrame, seeds: Sequence[int], out: Path) -> Iterator[str
 
 
 def _advice(
-    trials: pd.DataFrame, asked: Pipeline, records: Sequence[Record], store: str
+    trials: pd.DataFrame, pipeline: Pipeline, records: Sequence[Record], store: str
 ) -> Iterator[str]:
     """Yield the verdicts for each optimizer, and the command that shows what they rest on."""
-    shape = {"stages": asked.stages, "microbatches": asked.microbatches}
-    if told := advices(trials, **shape, records=records):
+    shape = {"stages": pipeline.stages, "microbatches": pipeline.microbatches}
+    if advices_given := advices(trials, **shape, records=records):
         words = [*(f"{key}={value}" for key, value in shape.items()), f"results={store}"]
         width = terminal_width()
-        lines = [*heading(told), matrix(told, width), *map(headline, told)]
+        lines = [
+            *heading(advices_given),
+            matrix(advices_given, width),
+            *map(headline, advices_given),
+        ]
         yield hanging("\n".join(lines), width)
         yield f"what this rests on: pipegap advise {shlex.join(words)}"

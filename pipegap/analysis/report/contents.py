@@ -51,11 +51,11 @@ class StoreViews:
 
     def of(self, trial_ids: frozenset[str]) -> StoreView:
         """Return the view of the trials that the store has of these."""
-        there = trial_ids & self._ids
-        if there not in self._known:
-            trials = self.store[self.store["trial_id"].isin(there)]
-            self._known[there] = StoreView(trials, gaps(trials))
-        return self._known[there]
+        ids_here = trial_ids & self._ids
+        if ids_here not in self._known:
+            trials = self.store[self.store["trial_id"].isin(ids_here)]
+            self._known[ids_here] = StoreView(trials, gaps(trials))
+        return self._known[ids_here]
 
     def whole(self) -> StoreView:
         """Return the view of the whole store."""
@@ -90,8 +90,8 @@ class Scope:
 
     def of_sweeps(self, sweeps: Collection[str]) -> StoreView | None:
         """Return the trials that these sweeps compare, taken together; None without a record."""
-        named = [record for record in self.records if record.sweep in sweeps]
-        return self.of_records(named) if named else None
+        matching = [record for record in self.records if record.sweep in sweeps]
+        return self.of_records(matching) if matching else None
 
     def of_records(self, records: Sequence[Record]) -> StoreView:
         """Return the trials that these sweeps compare."""
@@ -129,9 +129,9 @@ def scopes(views: StoreViews, label: str | None = None) -> list[Scope]:
     if label is not None:
         record = _of_label(views.records, label)
         return [Scope(label, "", record.compared, views, [record], record.scale)]
-    known = frozenset().union(*(record.trials for record in views.records))
-    rest = frozenset(views.store["trial_id"]) - known
-    no_sweep = [Scope("Trials of no sweep", "", rest, views)] if rest else []
+    ids_of_sweeps = frozenset().union(*(record.trials for record in views.records))
+    remaining_ids = frozenset(views.store["trial_id"]) - ids_of_sweeps
+    no_sweep = [Scope("Trials of no sweep", "", remaining_ids, views)] if remaining_ids else []
     return [*_by_scale(views), *no_sweep]
 
 
@@ -139,17 +139,17 @@ def _of_label(records: Sequence[Record], label: str) -> Record:
     for record in records:
         if record.label == label:
             return record
-    known = ", ".join(record.label for record in records) or "none"
-    raise BadInput("label", label, f"must be a sweep that left a record in the store ({known})")
+    labels = ", ".join(record.label for record in records) or "none"
+    raise BadInput("label", label, f"must be a sweep that left a record in the store ({labels})")
 
 
 def _by_scale(views: StoreViews) -> Iterator[Scope]:
     by_conditions: dict[str, list[Record]] = {}
     for record in views.records:
         by_conditions.setdefault(record.conditions, []).append(record)
-    for title, own in sorted(by_conditions.items(), key=lambda item: -_cost(item[1])):
+    for title, rows in sorted(by_conditions.items(), key=lambda item: -_cost(item[1])):
         folder = re.sub(r"[ =]", "-", title)
-        yield Scope(title, folder, _compared(own), views, own, own[0].scale, general=False)
+        yield Scope(title, folder, _compared(rows), views, rows, rows[0].scale, general=False)
 
 
 def _compared(records: Sequence[Record]) -> frozenset[str]:
@@ -186,12 +186,15 @@ def write_chapter(scope: Scope, out: Path, store: str, worker: Worker) -> Chapte
     folder = out / scope.folder
     folder.mkdir(parents=True, exist_ok=True)
     figures = []  # first: pictures are drawn meanwhile
-    for shown in figures_of(scope, [figure.name for figure in FIGURES]):
-        save(shown, folder, worker)
-        figures.append(drawn(shown, scope.prefix))
+    for exhibit in figures_of(scope, [figure.name for figure in FIGURES]):
+        save(exhibit, folder, worker)
+        figures.append(drawn(exhibit, scope.prefix))
     judged_here, tables = verdicts(scope, store), [*_tables(scope, out, worker)]
-    made = [Made(one.figure, f"figure-{one.name}", f"{one.name}.svg") for one in figures]
-    made += [Made(table, listing.name, "") for table, listing in tables]
+    entries = [
+        Made(figure_here.figure, f"figure-{figure_here.name}", f"{figure_here.name}.svg")
+        for figure_here in figures
+    ]
+    entries += [Made(table, listing.name, "") for table, listing in tables]
     sweeps = {record.sweep for record in scope.records}
     return Chapter(
         scope.title,
@@ -199,7 +202,7 @@ def write_chapter(scope: Scope, out: Path, store: str, worker: Worker) -> Chapte
         [(record.label, record.verdict) for record in scope.records if record.verdict],
         figures,
         [listing for _, listing in tables],
-        gallery(made, judged_here, sweeps, scope.scale, store) if scope.records else (),
+        gallery(entries, judged_here, sweeps, scope.scale, store) if scope.records else (),
     )
 
 
@@ -210,18 +213,18 @@ def verdicts(scope: Scope, store: str) -> list[Verdict]:
     """
     if not scope.scale:
         return []
-    made = []
+    verdicts_made = []
     decides = {"scale": scope.scale}
     if deciding(scope.whole().trials).empty:
         decides |= TINY
     for claim in CLAIMS:
         view = scope.of_sweeps(claim.sweeps)
         if view is not None:
-            made.append(audited(judged(claim, view.trials)))
+            verdicts_made.append(audited(judged(claim, view.trials)))
         elif not scope.general:
             words = [f"sweep={claim.sweeps[0]}", f"scale={decides['scale']}"]
-            made.append(not_run(claim, command(words, store)))
-    return made
+            verdicts_made.append(not_run(claim, command(words, store)))
+    return verdicts_made
 
 
 def figures_of(scope: Scope, names: Collection[str]) -> Iterator[Plot]:
@@ -230,9 +233,11 @@ def figures_of(scope: Scope, names: Collection[str]) -> Iterator[Plot]:
     Those of a sweep come first. Figures of any trials are drawn for the sweeps without a figure of
     their own.
     """
-    own = [record for record in scope.records if record.sweep not in WITH_FIGURE]
+    records_with_figure = [record for record in scope.records if record.sweep not in WITH_FIGURE]
     for figure in sorted(FIGURES, key=lambda figure: not figure.sweeps):
-        for sweep, view in _views(scope, figure, own) if figure.name in names else ():
+        for sweep, view in (
+            _views(scope, figure, records_with_figure) if figure.name in names else ()
+        ):
             data = figure.data(*view)
             if not data.empty:
                 name, title = f"{figure.name}_{sweep}", f"{figure.title}: {sweep}"
@@ -258,17 +263,17 @@ def _tables(scope: Scope, out: Path, worker: Worker) -> Iterator[tuple[Table, Li
 
 
 def _views(
-    scope: Scope, shown: Figure | Table, records: Sequence[Record]
+    scope: Scope, exhibit: Figure | Table, records: Sequence[Record]
 ) -> Iterator[tuple[str, StoreView]]:
     """Yield the trials that a figure or table shows, with the name of the sweep if it is one alone.
 
     A figure or table of any trials is made for each of `records`, since the points of a sweep
     differ in little, unless it shows them together.
     """
-    if shown.sweeps:
-        view = scope.of_sweeps(shown.sweeps)
+    if exhibit.sweeps:
+        view = scope.of_sweeps(exhibit.sweeps)
         views = [("", view)] if view is not None else []
-    elif shown.together:
+    elif exhibit.together:
         views = [("", scope.asked_for())]
     elif scope.general:
         views = [("", scope.whole())] if records or not scope.records else []

@@ -80,8 +80,8 @@ def details(rows: Iterable[Row], store: str) -> str:
         if all(key in config and _same(config[key], value) for config in configs)
     }
     for trial in trials.values():
-        own = {key: value for key, value in trial["config"].items() if key not in common}
-        trial["config"] = own
+        keys_of_trial = {key: value for key, value in trial["config"].items() if key not in common}
+        trial["config"] = keys_of_trial
     return f"pipegap.trials({json.dumps(common)}, {json.dumps(trials)});\n"
 
 
@@ -96,11 +96,11 @@ def _details(row: Row, store: str) -> dict[str, Any]:
         config = dict(flatten(config_of(str(folder))))
     except (BadInput, OSError):  # damaged meanwhile: a remark of the report says so
         config = {}
-    losses, again = curves(folder), [f"trial_id={row['trial_id']}", "force=true", store]
-    known = {words: row[name] for name, words in SUMMARY.items() if not pd.isna(row[name])}
+    losses, rerun_words = curves(folder), [f"trial_id={row['trial_id']}", "force=true", store]
+    summary_rows = {words: row[name] for name, words in SUMMARY.items() if not pd.isna(row[name])}
     return {
-        "summary": {words: shown_value(value) for words, value in known.items()},
-        "command": f"pipegap rerun {shlex.join(again)}",
+        "summary": {words: shown_value(value) for words, value in summary_rows.items()},
+        "command": f"pipegap rerun {shlex.join(rerun_words)}",
         "config": config,
         "curves": {"training": losses.train, "validation": losses.validation},
         "shown": losses.words,
@@ -113,12 +113,12 @@ def _attempt(attempt: Mapping[str, Any]) -> str:
     """Return a line of the log: who ran it, when, from which update on, and how that ended."""
     if not attempt:
         return "an attempt of which nothing is known"
-    begun = _time(attempt.get("started_at"))
+    start = _time(attempt.get("started_at"))
     where = f"{attempt.get('host', '?')} pid {attempt.get('pid', '?')}"
     since = f", from update {attempt['from_update']:,}" if attempt.get("from_update") else ""
-    ended = attempt.get("ended")
-    end = f", {ended} {_time(attempt.get('ended_at'))}" if ended else ", no end recorded"
-    return f"attempt {attempt.get('attempt', '?')}: {begun} on {where}{since}{end}"
+    reason = attempt.get("ended")
+    end = f", {reason} {_time(attempt.get('ended_at'))}" if reason else ", no end recorded"
+    return f"attempt {attempt.get('attempt', '?')}: {start} on {where}{since}{end}"
 
 
 def _time(seconds: float | None) -> str:

@@ -56,7 +56,7 @@ def overview(title: str, trials: pd.DataFrame) -> Overview:
     }
     words = {name: _words(column) for name, column in values.items()}
     words["trials"] = _statuses(trials)
-    return Overview(title, _brief(words), [(name, said) for name, said in words.items() if said])
+    return Overview(title, _brief(words), [(name, text) for name, text in words.items() if text])
 
 
 def _brief(words: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -83,8 +83,8 @@ def summary(trials: pd.DataFrame, compared: Collection[str]) -> str:
         "longer for the answer": is_longer,
         "to choose settings": ~is_compared & ~is_longer,
     }
-    said = ", ".join(f"{which.sum()} {words}" for words, which in counts.items() if which.any())
-    why = "" if is_compared.all() else f"; {said}"
+    text = ", ".join(f"{which.sum()} {words}" for words, which in counts.items() if which.any())
+    why = "" if is_compared.all() else f"; {text}"
     return f"{len(trials)} trials: {_statuses(trials)}{why}"
 
 
@@ -134,21 +134,21 @@ def running(trials: pd.DataFrame) -> list[TrialNow]:
 
 def _running(row: dict[Any, Any]) -> TrialNow | None:
     folder = Path(row["folder"])
-    held = holder(folder)
-    if held is None:
+    lease_holder = holder(folder)
+    if lease_holder is None:
         return None
     last = last_row(folder) or {}
-    speed, asked = last.get("tokens_per_second"), row["num_updates"]
+    speed, num_updates = last.get("tokens_per_second"), row["num_updates"]
     done = f"{last.get('update', -1) + 1:,}"
     return TrialNow(
         row["trial_id"],
         str(row["optimizer"]),
         str(row["arm"]),
         str(row["seed"]),
-        done if pd.isna(asked) else f"{done} of {asked:,}",
+        done if pd.isna(num_updates) else f"{done} of {num_updates:,}",
         f"{last['train_loss']:.4f}" if last.get("train_loss") is not None else "",
         f"{speed:,.0f}" if speed else "",
-        f"{held.get('host', '?')} pid {held.get('pid', '?')}",
+        f"{lease_holder.get('host', '?')} pid {lease_holder.get('pid', '?')}",
     )
 
 
@@ -159,8 +159,8 @@ def settings_by_trial(trials: pd.DataFrame, specs: Iterable[Mapping[str, Any]]) 
     arm.
     """
     datasets = (rows for spec in specs for rows in spec["datasets"].values())
-    shown = {row["trial_id"] for rows in datasets for row in rows if "trial_id" in row}
-    of_trials = trials[trials["trial_id"].isin(shown)]
+    ids_shown = {row["trial_id"] for rows in datasets for row in rows if "trial_id" in row}
+    of_trials = trials[trials["trial_id"].isin(ids_shown)]
     differing = by_point(labelled(trials), dict)
     points = of_trials.drop_duplicates("point").set_index("point")
     always = {key: READ_AS.get(key, key) for key in ALWAYS if key in points}
@@ -181,21 +181,21 @@ COLUMNS = [
 
 
 def missing(
-    trials: pd.DataFrame, records: Sequence[Record], named: Iterable[str], store: str
+    trials: pd.DataFrame, records: Sequence[Record], names: Iterable[str], store: str
 ) -> pd.DataFrame:
     """Return one row per sweep that is not done; columns: COLUMNS.
 
     `seconds`, `tokens` and `flops` are expected sums over the missing trials, run one after the
     other. `unpriced` counts the trials whose seconds are not known, and `seconds` is missing if
     none are. A trial of several sweeps is counted in each of them. `arms` says how many trials are
-    missing of each arm. A sweep that a figure, table or claim has `named` but that left no record
+    missing of each arm. A sweep that a figure, table or claim has `names` but that left no record
     has neither counts nor a price; dry_run=true tells them. `store` is the word of a command that
     names the store.
     """
     status = dict(zip(trials["trial_id"], trials["status"], strict=True))
     rows = [_of_record(record, status, store) for record in records]
     scales = sorted({record.scale for record in records}) or ["tiny"]
-    there = {(record.sweep, record.scale) for record in records}
+    sweeps_there = {(record.sweep, record.scale) for record in records}
     rows += [
         {
             "sweep": sweep,
@@ -203,8 +203,8 @@ def missing(
             "command": command([f"sweep={sweep}", f"scale={scale}"], store),
         }
         for scale in scales
-        for sweep in dict.fromkeys(named)
-        if (sweep, scale) not in there
+        for sweep in dict.fromkeys(names)
+        if (sweep, scale) not in sweeps_there
     ]
     counts = dict.fromkeys(("asked", "done", "failed", "missing", "unpriced", "tokens"), "Int64")
     table = pd.DataFrame(rows, columns=COLUMNS).astype(counts)
@@ -214,25 +214,27 @@ def missing(
 
 def command(words: Iterable[str], store: str) -> str:
     """Return the sweep of these words into `store`, in whatever store they were run before."""
-    own = [word for word in words if not word.startswith("results=")]
-    return shlex.join(["pipegap", "sweep", *own, store])
+    words_kept = [word for word in words if not word.startswith("results=")]
+    return shlex.join(["pipegap", "sweep", *words_kept, store])
 
 
 def _of_record(record: Record, status: dict[str, str], store: str) -> dict[str, object]:
-    left = {key: trial for key, trial in record.trials.items() if status.get(key) not in FINAL}
-    seconds = [trial.seconds for trial in left.values() if trial.seconds is not None]
-    arms = Counter(trial.arm for trial in left.values())
+    unfinished = {
+        key: trial for key, trial in record.trials.items() if status.get(key) not in FINAL
+    }
+    seconds = [trial.seconds for trial in unfinished.values() if trial.seconds is not None]
+    arms = Counter(trial.arm for trial in unfinished.values())
     return {
         "sweep": record.sweep,
         "scale": record.scale,
         "asked": len(record.trials),
-        "done": len(record.trials) - len(left),
-        "failed": sum(status.get(key) == Status.FAILED for key in left),
-        "missing": len(left),
-        "seconds": sum(seconds) if seconds or not left else None,
-        "unpriced": len(left) - len(seconds),
-        "tokens": sum(trial.tokens or 0 for trial in left.values()),
-        "flops": sum(trial.flops or 0 for trial in left.values()),
+        "done": len(record.trials) - len(unfinished),
+        "failed": sum(status.get(key) == Status.FAILED for key in unfinished),
+        "missing": len(unfinished),
+        "seconds": sum(seconds) if seconds or not unfinished else None,
+        "unpriced": len(unfinished) - len(seconds),
+        "tokens": sum(trial.tokens or 0 for trial in unfinished.values()),
+        "flops": sum(trial.flops or 0 for trial in unfinished.values()),
         "arms": ", ".join(f"{count} {arm}" for arm, count in sorted(arms.items())),
         "settled": record.settled,
         # Without what was added: a command of several sweeps did so for some of them alone.
@@ -254,26 +256,26 @@ def shown(table: pd.DataFrame) -> pd.DataFrame:
 
 def cost(table: pd.DataFrame) -> str:
     """Return the table of `missing` in a sentence."""
-    counted = table[table["missing"].fillna(0) > 0]
+    rows_missing = table[table["missing"].fillna(0) > 0]
     never = int(table["missing"].isna().sum())
     were = "1 sweep was" if never == 1 else f"{never} sweeps were"
     open_sweeps = f"{were} never run here (dry_run=true prices them)." if never else ""
-    if counted.empty:
+    if rows_missing.empty:
         return open_sweeps or "Nothing is missing of what was asked for."
-    sweeps = "1 sweep" if len(counted) == 1 else f"{len(counted)} sweeps"
-    missing = int(counted["missing"].sum())
+    sweeps = "1 sweep" if len(rows_missing) == 1 else f"{len(rows_missing)} sweeps"
+    missing = int(rows_missing["missing"].sum())
     trials = "1 trial" if missing == 1 else f"{missing} trials"
     return (
-        f"{trials} of {sweeps} {_time(counted)}, "
-        f"{counted['tokens'].sum():,} tokens, {counted['flops'].sum():.2g} floating-point "
-        f"operations. {open_sweeps}"
+        f"{trials} of {sweeps} {_time(rows_missing)}, "
+        f"{rows_missing['tokens'].sum():,} tokens, {rows_missing['flops'].sum():.2g} "
+        f"floating-point operations. {open_sweeps}"
     ).strip()
 
 
-def _time(counted: pd.DataFrame) -> str:
-    are = "is missing" if counted["missing"].sum() == 1 else "are missing"
-    unpriced = counted["unpriced"].sum()
-    if unpriced == counted["missing"].sum():
+def _time(rows_missing: pd.DataFrame) -> str:
+    are = "is missing" if rows_missing["missing"].sum() == 1 else "are missing"
+    unpriced = rows_missing["unpriced"].sum()
+    if unpriced == rows_missing["missing"].sum():
         return f"{are}: how long they take is not known"
     without = f" without {unpriced} of which it is not known" if unpriced else ""
-    return f"{are}: {duration(counted['seconds'].sum())} one after the other{without}"
+    return f"{are}: {duration(rows_missing['seconds'].sum())} one after the other{without}"

@@ -36,19 +36,19 @@ def places(words: str) -> frozenset[str]:
     `tables 1 to 3, figure 2 (360M)` names table 1, table 2, table 3 and figure 2; `A.9` is of the
     appendix.
     """
-    found, kind = [], ""
+    place_names, kind = [], ""
     for of_kind, first, last, number, letter in PLACE.findall(words.partition("(")[0]):
         kind = of_kind or kind
         if letter:
-            found.append(f"appendix {letter}")
+            place_names.append(f"appendix {letter}")
         elif not of_kind:
             numbers = range(int(first or number), int(last or number) + 1)
-            found += [f"{kind} {one}" for one in numbers]
-    return frozenset(found)
+            place_names += [f"{kind} {place_number}" for place_number in numbers]
+    return frozenset(place_names)
 
 
 def gallery(
-    made: Sequence[Made],
+    exhibits_made: Sequence[Made],
     verdicts: Sequence[Verdict],
     sweeps: Collection[str],
     scale: str,
@@ -61,24 +61,30 @@ def gallery(
     """
     exhibits = []
     for name in PAPER:
-        here = places(name)
-        known = [shown for shown in SHOWN if places(shown.source) & here]
-        drawn = [each for each in made if places(each.shown.source) & here]
-        shown = [Thumbnail(each.shown.title, each.anchor, each.picture) for each in drawn]
-        stated = tally([one for one in verdicts if places(one.claim.place) & here])
+        places_here = places(name)
+        known_exhibits = [
+            thumbnails for thumbnails in SHOWN if places(thumbnails.source) & places_here
+        ]
+        drawn = [exhibit for exhibit in exhibits_made if places(exhibit.shown.source) & places_here]
+        thumbnails = [
+            Thumbnail(exhibit.shown.title, exhibit.anchor, exhibit.picture) for exhibit in drawn
+        ]
+        stated = tally(
+            [verdict for verdict in verdicts if places(verdict.claim.place) & places_here]
+        )
         outcomes = [(outcome, count) for outcome, count in stated if count]
-        lacks = ("", "") if shown else _lacks(known[0], sweeps, scale, store)
-        exhibits.append(Exhibit(name, known[0].title, shown, outcomes, *lacks))
-    return exhibits if any(each.shown for each in exhibits) else []
+        lacks = ("", "") if thumbnails else _lacks(known_exhibits[0], sweeps, scale, store)
+        exhibits.append(Exhibit(name, known_exhibits[0].title, thumbnails, outcomes, *lacks))
+    return exhibits if any(exhibit.shown for exhibit in exhibits) else []
 
 
 def _lacks(
-    shown: Figure | Table, sweeps: Collection[str], scale: str, store: str
+    exhibit: Figure | Table, sweeps: Collection[str], scale: str, store: str
 ) -> tuple[str, str]:
     """Return in words why something was not drawn, and the command of its sweep."""
-    if not shown.sweeps:
+    if not exhibit.sweeps:
         return UNANSWERED, ""
-    if {*shown.sweeps} & {*sweeps}:
+    if {*exhibit.sweeps} & {*sweeps}:
         return UNFINISHED, ""
-    words = [f"sweep={shown.sweeps[-1]}", f"scale={scale}"]
+    words = [f"sweep={exhibit.sweeps[-1]}", f"scale={scale}"]
     return "its sweep was not run", command(words, store)

@@ -56,17 +56,17 @@ def _taxes(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame
 
     One row counts those of too few seeds or updates to say something.
     """
-    shown = gaps[gaps["pairs"] > 0]
-    updates = shown["point"].map(trials.groupby("point")["num_updates"].max())
-    is_weak = (shown["tax_n"] == 1) | (updates < ENOUGH_UPDATES)
-    left_out, shown = shown[is_weak], shown[~is_weak]
-    if not (shown["tax_n"] > 0).any():
-        return shown[:0]
+    rows_shown = gaps[gaps["pairs"] > 0]
+    updates = rows_shown["point"].map(trials.groupby("point")["num_updates"].max())
+    is_weak = (rows_shown["tax_n"] == 1) | (updates < ENOUGH_UPDATES)
+    left_out, rows_shown = rows_shown[is_weak], rows_shown[~is_weak]
+    if not (rows_shown["tax_n"] > 0).any():
+        return rows_shown[:0]
     columns = [
         *("who", "optimizer", "setting", "arm", "tax", "tax_low", "tax_high", "tax_n", "tax_from"),
         *("tax_why", "source", "converted"),
     ]
-    table = pd.concat([shown.assign(who="these trials"), reported_taxes()])
+    table = pd.concat([rows_shown.assign(who="these trials"), reported_taxes()])
     if len(left_out):
         why = f"{len(left_out)} more have one seed or fewer than {ENOUGH_UPDATES} updates: gaps.csv"
         table = pd.concat([table, pd.DataFrame({"who": ["these trials"], "tax_why": [why]})])

@@ -88,7 +88,7 @@ def report(
     out: Path,
     label: str | None = None,
     store: str = "",
-    asked: Asked | None = None,
+    question: Asked | None = None,
 ) -> str:
     """Write a report to `out` and return what to print.
 
@@ -96,7 +96,7 @@ def report(
     claims.csv, missing.csv and provenance.csv. `trials/` beside the page holds what opens on it for
     one trial. The report shows the whole store, with one folder per scale, or only the trials that
     the sweep `label` compares. `store` is the value of `results=` in the commands that the report
-    shows, such as a URL, if it is not the path `results`. `asked`: what the sweep `label` asks
+    shows, such as a URL, if it is not the path `results`. `question`: what the sweep `label` asks
     besides. The trials of several `results` are compared together: see `stored`. Raises BadInput
     for a missing `results`, a `label` without a record, an `out` that cannot be written, or mixed
     data.
@@ -125,11 +125,11 @@ def report(
     except OSError as error:
         raise BadInput("out", out, f"must be a folder to write to ({error.strerror})") from None
     # A sweep's answer is for the pipeline that its file asks about.
-    said = [page.answer.printed] if label is None else []
-    if asked is not None:
+    printed_texts = [page.answer.printed] if label is None else []
+    if question is not None:
         [scope] = contents.parts
-        said = [*answers(asked, scope.asked_for().trials, contents.records, store, out)]
-    return _text(contents, page, out, said)
+        printed_texts = [*answers(question, scope.asked_for().trials, contents.records, store, out)]
+    return _text(contents, page, out, printed_texts)
 
 
 def _said(caught: Iterable[warnings.WarningMessage]) -> list[str]:
@@ -154,8 +154,8 @@ class _Contents(NamedTuple):
     def summary(self) -> str:
         """How many trials there are, also those that no table compares."""
         compared = frozenset[str]().union(*(scope.trial_ids for scope in self.parts))
-        asked = compared.union(*(record.trials for record in self.records))
-        return summary(self.stored[self.stored["trial_id"].isin(asked)], compared)
+        ids_asked = compared.union(*(record.trials for record in self.records))
+        return summary(self.stored[self.stored["trial_id"].isin(ids_asked)], compared)
 
     @classmethod
     def of(cls, views: StoreViews, label: str | None) -> "_Contents":
@@ -173,26 +173,29 @@ class _Contents(NamedTuple):
 def _write(
     contents: _Contents, chapters: Sequence[Chapter], word: str, out: Path, worker: Worker
 ) -> Page:
-    left = missing(contents.stored, contents.records, contents.expected, word)
-    made = provenance(contents.shown.trials, contents.records)
+    sweeps_left = missing(contents.stored, contents.records, contents.expected, word)
+    provenance_rows = provenance(contents.shown.trials, contents.records)
     tables = {
         "trials": contents.shown.trials.drop(columns=PATHS, errors="ignore"),
         "gaps": contents.shown.gaps,
-        "provenance": made,
-        "makers": makers(made),
-        "missing": left,
+        "provenance": provenance_rows,
+        "makers": makers(provenance_rows),
+        "missing": sweeps_left,
         "claims": claims_table(chapters),
     }
     worker.do(_write_tables, tables, contents.remarks, out)
-    lead, rest = with_lead(chapters)
-    listing, arms = _listed(contents.shown.trials, made), names.arms(contents.shown.trials)
+    lead, other_figures = with_lead(chapters)
+    listing, arms = (
+        _listed(contents.shown.trials, provenance_rows),
+        names.arms(contents.shown.trials),
+    )
     specs = [spec for chapter in chapters for drawn in chapter.figures for spec in drawn.specs]
     return Page(
         source=word.removeprefix("results="),
         made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
         summary=contents.summary,
         opening=_opening(contents.records, chapters),
-        answer=_answer(contents, left, word),
+        answer=_answer(contents, sweeps_left, word),
         overviews=[overview(scope.title, scope.whole().trials) for scope in contents.parts],
         taxes=[
             f"token tax, {scope.title}: {words}"
@@ -202,9 +205,9 @@ def _write(
         lead=lead,
         running=running(contents.shown.trials),
         remarks=contents.remarks,
-        chapters=rest,
-        missing=listed("Missing", shown(left), "", "missing.csv"),
-        cost=cost(left),
+        chapters=other_figures,
+        missing=listed("Missing", shown(sweeps_left), "", "missing.csv"),
+        cost=cost(sweeps_left),
         makers=listed("Code, machines, data and packages", tables["makers"], "", "makers.csv"),
         trials=listed("Trials", listing, TRIALS, "provenance.csv", arms=arms, most=MOST_TRIALS),
         configs=settings_by_trial(contents.shown.trials, specs),
@@ -217,17 +220,19 @@ def _opening(records: Sequence[Record], chapters: Sequence[Chapter]) -> Opening 
         return None
     [record] = records
     verdicts = [verdict for chapter in chapters for verdict in chapter.verdicts]
-    own = [verdict for verdict in verdicts if record.sweep in verdict.claim.sweeps]
-    return Opening(record.question or f"The sweep {record.sweep}", own, record.verdict)
+    verdicts_of_sweep = [verdict for verdict in verdicts if record.sweep in verdict.claim.sweeps]
+    return Opening(
+        record.question or f"The sweep {record.sweep}", verdicts_of_sweep, record.verdict
+    )
 
 
-def _answer(contents: _Contents, left: pd.DataFrame, word: str) -> StoreAnswer:
+def _answer(contents: _Contents, sweeps_left: pd.DataFrame, word: str) -> StoreAnswer:
     """Return the answer of the first part of the report with pairs that might decide, else that of
     the first: the first part that decides would be one more try at 5 % for each part."""
     views = [(scope.title, scope.asked_for().trials) for scope in contents.parts]
     views = views or [("", contents.shown.trials)]
-    answers = [answer(*view, contents.records, left, word) for view in views]
-    return next((each for each in answers if each.is_compared), answers[0])
+    answers = [answer(*view, contents.records, sweeps_left, word) for view in views]
+    return next((one_answer for one_answer in answers if one_answer.is_compared), answers[0])
 
 
 def _write_tables(tables: Mapping[str, pd.DataFrame], remarks: Sequence[str], out: Path) -> None:
@@ -241,10 +246,12 @@ def _write_tables(tables: Mapping[str, pd.DataFrame], remarks: Sequence[str], ou
         (out / f"{name}.csv").write_text(text, "utf-8", newline="")
 
 
-def _listed(trials: pd.DataFrame, made: pd.DataFrame) -> pd.DataFrame:
+def _listed(trials: pd.DataFrame, provenance_rows: pd.DataFrame) -> pd.DataFrame:
     """Return the columns of `provenance` that tell trials apart, and their settings."""
-    words = made["point"].map(settings(trials))
-    table = made[["trial_id", "status", "optimizer", "arm", "seed", "final_val_loss", "sweeps"]]
+    words = provenance_rows["point"].map(settings(trials))
+    table = provenance_rows[
+        ["trial_id", "status", "optimizer", "arm", "seed", "final_val_loss", "sweeps"]
+    ]
     table.insert(3, "setting", words)
     return table
 
@@ -255,12 +262,12 @@ def _text(contents: _Contents, page: Page, out: Path, answer: Sequence[str]) -> 
     if contents.shown.trials.empty:
         nothing = f"no trials in {page.source} yet: pipegap sweep or pipegap trial makes some"
         return "\n".join([nothing, *contents.remarks, page.cost, files])
-    shown = printed_gaps(contents.shown.gaps, width := terminal_width())
+    gaps_text = printed_gaps(contents.shown.gaps, width := terminal_width())
     claims = _claims_in_words(page.chapters)
-    if len(contents.records) > 1 and shown.count("\n") > MOST_LINES:
-        shown = f"{page.summary}; {len(contents.shown.gaps)} gaps: {out}/gaps.md"
-    said = filter(None, [*claims, *_few(contents.remarks, out), page.cost, files])
-    return "\n".join([*filter(None, [shown, hanging("\n".join(said), width)]), *answer])
+    if len(contents.records) > 1 and gaps_text.count("\n") > MOST_LINES:
+        gaps_text = f"{page.summary}; {len(contents.shown.gaps)} gaps: {out}/gaps.md"
+    texts = filter(None, [*claims, *_few(contents.remarks, out), page.cost, files])
+    return "\n".join([*filter(None, [gaps_text, hanging("\n".join(texts), width)]), *answer])
 
 
 def _few(remarks: Sequence[str], out: Path) -> list[str]:

@@ -112,16 +112,18 @@ def protocols(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFr
     left where no optimizer has a point of each kind, since there is nothing to compare.
     """
     values = trials.reindex(columns=["point", *TUNED]).drop_duplicates("point")
-    shown = _with_pairs(gaps).merge(values, on="point")
-    rates = pd.MultiIndex.from_frame(shown[[*TUNED]])
-    is_shared = rates.isin(rates[shown["optimizer"] == LEADER])
-    shown["rates"] = pd.Series(is_shared).map({True: SHARED, False: OWN})
-    plain, fed = (shown[shown["arm"] == arm] for arm in ("delay", "delay_ef"))
+    rows_shown = _with_pairs(gaps).merge(values, on="point")
+    rates = pd.MultiIndex.from_frame(rows_shown[[*TUNED]])
+    is_shared = rates.isin(rates[rows_shown["optimizer"] == LEADER])
+    rows_shown["rates"] = pd.Series(is_shared).map({True: SHARED, False: OWN})
+    plain, fed = (rows_shown[rows_shown["arm"] == arm] for arm in ("delay", "delay_ef"))
     if not (plain.groupby("optimizer")["rates"].nunique() > 1).any():
         return plain[:0]
     of_feedback = {name: f"EF {name}" for name in OF_DELAY[:3]}
-    left = fed.set_index("point")[[*of_feedback, *OF_FEEDBACK[:3]]].rename(columns=of_feedback)
-    table = plain.drop(columns=[*OF_FEEDBACK[:3]]).join(left, on="point")
+    feedback_rows = fed.set_index("point")[[*of_feedback, *OF_FEEDBACK[:3]]].rename(
+        columns=of_feedback
+    )
+    table = plain.drop(columns=[*OF_FEEDBACK[:3]]).join(feedback_rows, on="point")
     order = ["optimizer", "rates", *TUNED]
     columns = [*OF_POINT, *OF_DELAY, *of_feedback.values(), *OF_FEEDBACK]
     return table.sort_values(order, kind="stable", ignore_index=True)[columns]
@@ -138,8 +140,8 @@ def remedies(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFra
     # One arm of an optimizer usually runs on one device; of several the most frequent counts.
     cost = cost.sort_values("n", ascending=False).drop_duplicates(["optimizer", "arm"])
     cost = cost.assign(**{"time ratio": 1 / cost["speed ratio"], "time n": cost["speed n"]})
-    kept = cost[["optimizer", "arm", "memory ratio", "time ratio", "time n"]]
-    table = _with_pairs(gaps).merge(kept, on=["optimizer", "arm"], how="left")
+    cost_columns = cost[["optimizer", "arm", "memory ratio", "time ratio", "time n"]]
+    table = _with_pairs(gaps).merge(cost_columns, on=["optimizer", "arm"], how="left")
     order = ["optimizer", "setting", "delay", "gap"]
     return table.sort_values(order, kind="stable", ignore_index=True)[[*REMEDIES]]
 
@@ -173,14 +175,14 @@ def _scores(rows: pd.DataFrame) -> dict[str, Any]:
 
 def reported(scale: str, optimizer: str) -> dict[str, float]:
     """Return the losses of tables 1 and 2 as columns `paper sync`, …; none at any other scale."""
-    known = LOSSES.get(optimizer, {}) if scale == SCALE else {}
-    return {f"paper {arm}": loss for arm, loss in known.items()}
+    losses = LOSSES.get(optimizer, {}) if scale == SCALE else {}
+    return {f"paper {arm}": loss for arm, loss in losses.items()}
 
 
 def reported_scores(scale: str, task: str) -> dict[str, float]:
     """Return the scores of table 4 as columns `paper sync`, …; none at another scale."""
-    known = SCORES.get(task, ()) if scale == SCALE_OF_SCORES else ()
-    return {f"paper {arm}": score for arm, score in zip(("sync", "delay_ef"), known, strict=False)}
+    scores = SCORES.get(task, ()) if scale == SCALE_OF_SCORES else ()
+    return {f"paper {arm}": score for arm, score in zip(("sync", "delay_ef"), scores, strict=False)}
 
 
 def beside_paper(scale: str) -> str:

@@ -119,14 +119,14 @@ class Compared(NamedTuple):
 
 def compare(sync: Losses, arm: Losses) -> Compared | None:
     """What `best` says of losses of shape (points, seeds); None if an arm completed at no point."""
-    chosen, chosen_sync = _lowest(arm), _lowest(sync)
-    if chosen is None or chosen_sync is None:
+    best_point, chosen_sync = _lowest(arm), _lowest(sync)
+    if best_point is None or chosen_sync is None:
         return None
-    same_seeds = arm[chosen] - sync[chosen_sync]
+    same_seeds = arm[best_point] - sync[chosen_sync]
     gaps = held_out_gaps(sync, arm)
     held_out = gaps[np.isfinite(gaps)]
     low, high = map(float, interval_of_best(same_seeds, held_out))
-    return Compared(chosen_sync, chosen, same_seeds, held_out, (low, high))
+    return Compared(chosen_sync, best_point, same_seeds, held_out, (low, high))
 
 
 def _lowest(losses: Losses) -> int | None:
@@ -157,7 +157,7 @@ def _grid(group: pd.DataFrame) -> Grid:
         for name in ("final_val_loss_sync", "final_val_loss")
     )
     fair = np.isfinite(sync).all(axis=1)
-    points = [point for point, kept in zip(whole, fair, strict=True) if kept]
+    points = [point for point, is_fair in zip(whole, fair, strict=True) if is_fair]
     incomplete = len(seeds_by_point) - len(whole)
     return Grid(points, seeds, sync[fair], arm[fair], int((~fair).sum()), incomplete)
 
@@ -176,12 +176,12 @@ def _row_of_choice(
         return counts
     at, arm = tried.index[int(tried.to_numpy().argmin())]
     at_sync = str(means["sync_loss"].groupby("point").first().idxmin())
-    rest = group[~group["seed"].isin(choice)]
-    own = rest[(rest["point"] == at) & (rest["arm"] == arm)].set_index("seed")
-    base = rest[rest["point"] == at_sync].drop_duplicates("seed").set_index("seed")
-    seeds = own.index.intersection(base.index[base["final_val_loss_sync"].notna()])
+    held_out = group[~group["seed"].isin(choice)]
+    arm_rows = held_out[(held_out["point"] == at) & (held_out["arm"] == arm)].set_index("seed")
+    base = held_out[held_out["point"] == at_sync].drop_duplicates("seed").set_index("seed")
+    seeds = arm_rows.index.intersection(base.index[base["final_val_loss_sync"].notna()])
     sync = base.loc[seeds, "final_val_loss_sync"]
-    gaps = (own.loc[seeds, "final_val_loss"] - sync).dropna()
+    gaps = (arm_rows.loc[seeds, "final_val_loss"] - sync).dropna()
     low, high = mean_interval(gaps.to_numpy(dtype=float))
     coefficient = "" if arm == group["family"].iloc[0] else arm
     return {
@@ -192,7 +192,7 @@ def _row_of_choice(
         "low": low,
         "high": high,
         "loss_sync": sync[gaps.index].mean(),
-        "loss": own.loc[gaps.index, "final_val_loss"].mean(),
+        "loss": arm_rows.loc[gaps.index, "final_val_loss"].mean(),
         "point_sync": at_sync,
         "point": at,
         "setting_sync": words[at_sync],

@@ -62,10 +62,10 @@ def spikes(trials: pd.DataFrame) -> pd.DataFrame:
 
 def _spike(trial: Mapping[Any, Any]) -> dict[str, float]:
     switch = _switch(trial)
-    own = _losses(trial["folder"])
-    sync = own[:0] if pd.isna(trial["folder_sync"]) else _losses(trial["folder_sync"])
-    around = range(switch - WINDOW, int(own.index.max()) + 1) if len(own) else range(0)
-    height, recovery = measure(own.reindex(around).to_numpy(), sync.reindex(around).to_numpy())
+    losses = _losses(trial["folder"])
+    sync = losses[:0] if pd.isna(trial["folder_sync"]) else _losses(trial["folder_sync"])
+    around = range(switch - WINDOW, int(losses.index.max()) + 1) if len(losses) else range(0)
+    height, recovery = measure(losses.reindex(around).to_numpy(), sync.reindex(around).to_numpy())
     return {"switch": switch, "height": height, "recovery": recovery}
 
 
@@ -73,16 +73,16 @@ def _losses(folder: str) -> pd.Series:
     return training_losses(folder).set_index("update")["train_loss"]
 
 
-def measure(own: NDArray[np.float64], sync: NDArray[np.float64]) -> tuple[float, float]:
+def measure(losses: NDArray[np.float64], sync: NDArray[np.float64]) -> tuple[float, float]:
     """Height and recovery, from the losses of the same updates of a trial and its sync partner: the
     WINDOW updates before the switch and all from it on. NaN is a missing loss."""
-    if len(own) < 2 * WINDOW:
+    if len(losses) < 2 * WINDOW:
         return np.nan, np.nan
-    height = float((own - sync)[WINDOW : 2 * WINDOW].mean())
+    height = float((losses - sync)[WINDOW : 2 * WINDOW].mean())
     if not height > 0:
         return height, np.nan if np.isnan(height) else 0.0
-    means = np.lib.stride_tricks.sliding_window_view(own[WINDOW:], WINDOW).mean(axis=1)
-    back = np.flatnonzero(means <= own[:WINDOW].mean())
+    means = np.lib.stride_tricks.sliding_window_view(losses[WINDOW:], WINDOW).mean(axis=1)
+    back = np.flatnonzero(means <= losses[:WINDOW].mean())
     return height, float(back[0] + WINDOW) if len(back) else np.nan
 
 
@@ -144,8 +144,8 @@ def compared(late: pd.DataFrame) -> pd.DataFrame:
 
 def _paired(group: pd.DataFrame) -> Iterator[dict[str, object]]:
     cosines = group.pivot_table(index="seed", columns="optimizer", values="cosine")
-    for optimizer, other in combinations(cosines, 2):
-        paired = (cosines[optimizer] - cosines[other]).dropna().to_numpy()
+    for optimizer, second in combinations(cosines, 2):
+        paired = (cosines[optimizer] - cosines[second]).dropna().to_numpy()
         mean, low, high = mean_with_ends(paired)
         numbers = {"difference": mean, "low": low, "high": high, "n": len(paired)}
-        yield {"optimizer": optimizer, "other": other, **numbers}
+        yield {"optimizer": optimizer, "other": second, **numbers}

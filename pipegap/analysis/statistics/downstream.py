@@ -50,8 +50,8 @@ def noise(scores: Values) -> Noise:
     by_question = scores.mean(axis=0)
     if num_seeds == 1:
         return Noise(float(by_question.var(ddof=1)) / num_questions, 0.0, num_questions)
-    rest = scores - scores.mean(axis=1, keepdims=True) - by_question + scores.mean()
-    of_rest = float((rest**2).sum()) / (num_seeds - 1) / (num_questions - 1)
+    residuals = scores - scores.mean(axis=1, keepdims=True) - by_question + scores.mean()
+    of_rest = float((residuals**2).sum()) / (num_seeds - 1) / (num_questions - 1)
     of_questions = max(float(by_question.var(ddof=1)) - of_rest / num_seeds, 0.0)
     return Noise(of_questions / num_questions, of_rest / num_questions, num_questions)
 
@@ -175,13 +175,16 @@ def task_scores(trials: pd.DataFrame) -> list[TaskScores]:
         return []
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # the gaps say them
         paired = pairs(trials)
-    both = paired[(paired["status"] == Status.COMPLETED) & paired["gap"].notna()]
+    completed_pairs = paired[(paired["status"] == Status.COMPLETED) & paired["gap"].notna()]
     folders = dict(zip(trials["trial_id"], trials["folder"], strict=True))
-    known = {name: answered(folders[name]) for name in {*both["trial_id"], *both["trial_id_sync"]}}
+    answers_by_trial = {
+        name: answered(folders[name])
+        for name in {*completed_pairs["trial_id"], *completed_pairs["trial_id_sync"]}
+    }
     return [
         TaskScores(*map(_plain, key), *of_task)
-        for key, rows in both.groupby(SAME_ARM)
-        for of_task in _tasks(rows, known)
+        for key, rows in completed_pairs.groupby(SAME_ARM)
+        for of_task in _tasks(rows, answers_by_trial)
     ]
 
 
@@ -189,17 +192,19 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _tasks(rows: pd.DataFrame, known: dict[str, dict[str, Scores]]) -> Iterator[tuple[Any, ...]]:
+def _tasks(
+    rows: pd.DataFrame, answers_by_trial: dict[str, dict[str, Scores]]
+) -> Iterator[tuple[Any, ...]]:
     """Task, seeds, and the scores of sync and of the arm, for each task."""
     by_stem: dict[str, list[tuple[int, Scores, Scores]]] = {}
     for row in rows.sort_values("seed").to_dict("records"):
-        own, sync = known[row["trial_id"]], known[row["trial_id_sync"]]
-        for stem in own.keys() & sync.keys():
-            by_stem.setdefault(stem, []).append((int(row["seed"]), sync[stem], own[stem]))
-    chosen: dict[str, str] = {}
+        scores, sync = answers_by_trial[row["trial_id"]], answers_by_trial[row["trial_id_sync"]]
+        for stem in scores.keys() & sync.keys():
+            by_stem.setdefault(stem, []).append((int(row["seed"]), sync[stem], scores[stem]))
+    metric_of_task: dict[str, str] = {}
     for stem in sorted(by_stem, key=lambda stem: len(by_stem[stem])):
-        chosen[task_of(stem)] = stem
-    for task, stem in sorted(chosen.items()):
+        metric_of_task[task_of(stem)] = stem
+    for task, stem in sorted(metric_of_task.items()):
         seeds, of_sync, of_arm = zip(*by_stem[stem], strict=True)
         yield task, seeds, _stacked(of_sync), _stacked(of_arm)
 
@@ -246,8 +251,8 @@ def _measures(scores: TaskScores) -> Iterator[dict[str, Any]]:
 
 def _mcnemar(difference: Values) -> float:
     """The exact p-value of two checkpoints' right and wrong answers (McNemar 1947)."""
-    gained, lost = int((difference > 0).sum()), int((difference < 0).sum())
-    return float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
+    gained, num_lost = int((difference > 0).sum()), int((difference < 0).sum())
+    return float(stats.binomtest(gained, gained + num_lost).pvalue) if gained + num_lost else 1.0
 
 
 def precision(results: Path) -> str:

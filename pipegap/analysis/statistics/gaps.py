@@ -84,8 +84,8 @@ def gaps(df: pd.DataFrame) -> pd.DataFrame:
 def _without_sync(trials: pd.DataFrame) -> set[str]:
     """The points that have no sync trial, done or not, though others of their optimizer do."""
     sync = trials[trials["arm"] == "sync"]
-    others = trials[trials["optimizer"].isin(sync["optimizer"])]
-    return {*others.loc[~others["settings_key"].isin(sync["settings_key"]), "point"]}
+    other_arms = trials[trials["optimizer"].isin(sync["optimizer"])]
+    return {*other_arms.loc[~other_arms["settings_key"].isin(sync["settings_key"]), "point"]}
 
 
 def _table(rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -120,8 +120,8 @@ def _groups(paired: pd.DataFrame) -> dict[tuple[Any, ...], Group]:
 
 
 def _row(key: tuple[Any, ...], group: Group, seeds: set[int]) -> dict[str, Any]:
-    known = ~np.isnan(group["gap"])
-    gap = group["gap"][known]
+    has_gap = ~np.isnan(group["gap"])
+    gap = group["gap"][has_gap]
     mean, low, high = mean_with_ends(gap)
     num_fair = int(group["is_fair"].sum())
     return {
@@ -131,8 +131,8 @@ def _row(key: tuple[Any, ...], group: Group, seeds: set[int]) -> dict[str, Any]:
         "gap": mean,
         "low": low,
         "high": high,
-        "loss_sync": _mean(group["final_val_loss_sync"][known]),
-        "loss": _mean(group["final_val_loss"][known]),
+        "loss_sync": _mean(group["final_val_loss_sync"][has_gap]),
+        "loss": _mean(group["final_val_loss"][has_gap]),
         "diverged": num_fair - len(gap),
         "pairs": num_fair,
         "sync_diverged": int(group["sync_diverged"].sum()),
@@ -152,8 +152,8 @@ def _removed(group: Group) -> dict[str, float]:
     It is missing where a trial of either arm diverged, since the survivors would flatter the arm
     (`removed_n` is 0), and where the plain gap is too weak for an interval of the share.
     """
-    both = group["is_fair"] & group["has_plain"]
-    gap, plain_gap = group["gap"][both], group["gap_plain"][both]
+    comparable = group["is_fair"] & group["has_plain"]
+    gap, plain_gap = group["gap"][comparable], group["gap_plain"][comparable]
     low, high = share_interval(gap, plain_gap)
     is_known = not np.isnan(low)
     return {
@@ -169,9 +169,11 @@ def _absent(
 ) -> Iterator[dict[str, Any]]:
     """Rows of the arms that occur somewhere but have no result at a point."""
     # An unfinished trial has not recorded its data: its point is not known in full.
-    known = trials[trials["status"] != Status.UNFINISHED]
+    recorded = trials[trials["status"] != Status.UNFINISHED]
     arms = sorted(set(trials["arm"]) - {"sync"})
-    for optimizer, point in known[["optimizer", "point"]].drop_duplicates().itertuples(index=False):
+    for optimizer, point in (
+        recorded[["optimizer", "point"]].drop_duplicates().itertuples(index=False)
+    ):
         for arm in arms:
             if (optimizer, point, arm) not in present:
                 yield {
@@ -236,9 +238,9 @@ def spreads(results: Path, trial_ids: Collection[str]) -> dict[str, Spread]:
     several = groups[groups["count"] > 1]
     return {
         str(optimizer): Spread(
-            float(np.sqrt(np.average(own["var"], weights=own["count"] - 1))),
-            int(own["count"].sum()),
+            float(np.sqrt(np.average(of_optimizer["var"], weights=of_optimizer["count"] - 1))),
+            int(of_optimizer["count"].sum()),
         )
-        for optimizer, own in several.groupby("optimizer")
-        if (own["count"] - 1).sum() >= LEAST_FREEDOM
+        for optimizer, of_optimizer in several.groupby("optimizer")
+        if (of_optimizer["count"] - 1).sum() >= LEAST_FREEDOM
     }

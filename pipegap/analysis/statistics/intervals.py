@@ -126,8 +126,8 @@ def held_out_gaps(sync: Values, arm: Values) -> Values:
     on the others, shape (..., seeds); infinite if the arm diverged there, if it diverged on the
     others at every setting, or if there are no others."""
     base = at_best_on_others(sync, sync)
-    known = np.isfinite(base)
-    return np.where(known, at_best_on_others(arm, arm) - np.where(known, base, 0.0), np.inf)
+    is_finite = np.isfinite(base)
+    return np.where(is_finite, at_best_on_others(arm, arm) - np.where(is_finite, base, 0.0), np.inf)
 
 
 def interval_of_best(
@@ -158,12 +158,12 @@ def at_best_on_others(losses: Values, values: Values) -> Values:
     """
     diverged = np.isinf(losses)
     finite = np.where(diverged, 0.0, losses)
-    others = finite.sum(axis=-1, keepdims=True) - finite
-    lost = diverged.sum(axis=-1, keepdims=True) > diverged
-    others = np.where(lost | (losses.shape[-1] < 2), np.inf, others)
-    chosen = others.argmin(axis=-2)[..., None, :]
-    taken = np.take_along_axis(values, chosen, axis=-2)[..., 0, :]
-    return np.where(np.isinf(others.min(axis=-2)), np.inf, taken)
+    sums_of_others = finite.sum(axis=-1, keepdims=True) - finite
+    other_diverged = diverged.sum(axis=-1, keepdims=True) > diverged
+    sums_of_others = np.where(other_diverged | (losses.shape[-1] < 2), np.inf, sums_of_others)
+    best_index = sums_of_others.argmin(axis=-2)[..., None, :]
+    best_values = np.take_along_axis(values, best_index, axis=-2)[..., 0, :]
+    return np.where(np.isinf(sums_of_others.min(axis=-2)), np.inf, best_values)
 
 
 def excludes_zero(interval: Interval) -> bool:

@@ -39,19 +39,19 @@ def results(trials: pd.DataFrame) -> pd.DataFrame:
     counts: the one with the highest trainer_version, then the latest. Warns if they were made by
     different trainers. Raises BadInput if they differ in what their arm is made of.
     """
-    named = trials.rename(columns={f"pipeline.{name}": name for name in VARIANT})
-    done = named[named["status"].isin(FINAL)]
+    renamed = trials.rename(columns={f"pipeline.{name}": name for name in VARIANT})
+    done = renamed[renamed["status"].isin(FINAL)]
     if done.empty:  # of a store without trials the table does not even have all columns
         return done.reindex(columns=list(dict.fromkeys([*done, *VARIANT])))
     # Of few columns: the table has many, and every move of a row moves them all.
-    known = done[[*SAME_TRIAL, *NEWEST, "git"]].sort_values(NEWEST, kind="stable")
-    repeated = known[known.duplicated(SAME_TRIAL, keep=False)]
+    newest_first = done[[*SAME_TRIAL, *NEWEST, "git"]].sort_values(NEWEST, kind="stable")
+    repeated = newest_first[newest_first.duplicated(SAME_TRIAL, keep=False)]
     _refuse_other_values(done.loc[repeated.index])
     makers = repeated[MADE_BY].astype(str).groupby([repeated[name] for name in SAME_TRIAL])
     num_mixed = int((makers.nunique() > 1).any(axis=1).sum()) if len(repeated) else 0
     if num_mixed:
         _warn(f"{num_mixed} trials were run by several versions of the code: the newest count")
-    newest = known.drop_duplicates(SAME_TRIAL, keep="last").sort_values(SAME_TRIAL)
+    newest = newest_first.drop_duplicates(SAME_TRIAL, keep="last").sort_values(SAME_TRIAL)
     return done.loc[newest.index]
 
 
@@ -68,9 +68,9 @@ def _refuse_other_values(repeated: pd.DataFrame) -> None:
     counts = values.groupby([delayed[name] for name in SAME_TRIAL], dropna=False).nunique()
     for key in counts.columns[(counts > 1).any()]:
         trial = dict(zip(SAME_TRIAL, counts.index[counts[key] > 1][0], strict=True))
-        found = ", ".join(map(str, sorted(values[key].dropna().unique())))
+        values_found = ", ".join(map(str, sorted(values[key].dropna().unique())))
         allowed = f"trials of arm {trial['arm']}, seed {trial['seed']}, differ in it: move one away"
-        raise BadInput(key, found, allowed)
+        raise BadInput(key, values_found, allowed)
 
 
 def pairs(trials: pd.DataFrame) -> pd.DataFrame:
@@ -111,20 +111,22 @@ def overhead(trials: pd.DataFrame, arms: Collection[str] = COMPARED) -> pd.DataF
     of the store where a report has noted it (BESIDE), else those of the table.
     """
     done = results(trials)
-    known = trials[BESIDE] if BESIDE in trials else side_by_side(trials)
-    beside = done["trial_id"].map(known.set_axis(trials["trial_id"]))
-    speed = done["tokens_per_second"].mask(beside.astype(bool))
+    is_beside = trials[BESIDE] if BESIDE in trials else side_by_side(trials)
+    beside_of_done = done["trial_id"].map(is_beside.set_axis(trials["trial_id"]))
+    speed = done["tokens_per_second"].mask(beside_of_done.astype(bool))
     done = done.assign(tokens_per_second=speed)
-    kept = done[(done["status"] == Status.COMPLETED) & done["arm"].isin([*arms])]
-    kept = kept[[*SAME_COST, "arm", *MEASURED]].rename(columns=MEASURED)
-    kept = kept.astype(dict.fromkeys(MEASURED.values(), "float64"))
-    sync = kept[kept["arm"] == "sync"].drop(columns="arm")
-    paired = kept.merge(sync, on=SAME_COST, how="left", suffixes=("", "_sync"))
+    costs = done[(done["status"] == Status.COMPLETED) & done["arm"].isin([*arms])]
+    costs = costs[[*SAME_COST, "arm", *MEASURED]].rename(columns=MEASURED)
+    costs = costs.astype(dict.fromkeys(MEASURED.values(), "float64"))
+    sync = costs[costs["arm"] == "sync"].drop(columns="arm")
+    paired = costs.merge(sync, on=SAME_COST, how="left", suffixes=("", "_sync"))
     for name in MEASURED.values():
         paired[f"{name} ratio"] = paired[name] / paired[f"{name}_sync"]
     groups = paired.groupby(["optimizer", *WHERE, "arm"], dropna=False)
-    shown = [name for measured in MEASURED.values() for name in (measured, f"{measured} ratio")]
-    table = groups[shown].median()
+    columns_shown = [
+        name for measured in MEASURED.values() for name in (measured, f"{measured} ratio")
+    ]
+    table = groups[columns_shown].median()
     table["n"] = groups.size()
     table["speed n"] = groups["speed"].count()
     return table.reset_index()
@@ -138,38 +140,42 @@ def side_by_side(trials: pd.DataFrame) -> pd.Series:
     """
     ends = (trials["finished_at"] - EPOCH).dt.total_seconds()
     starts = ends - trials["wall_seconds"]
-    beside = pd.Series(True, index=trials.index)
-    known = starts.notna()
-    for _, rows in trials[known].groupby("device_name", dropna=False):
+    is_beside = pd.Series(True, index=trials.index)
+    has_start = starts.notna()
+    for _, rows in trials[has_start].groupby("device_name", dropna=False):
         first, last = starts[rows.index].to_numpy(), ends[rows.index].to_numpy()
         order = np.argsort(first, kind="stable")
-        ended = np.maximum.accumulate(last[order])
-        before = np.concatenate([[-np.inf], ended[:-1]]) > first[order]
-        after = np.concatenate([first[order][1:], [np.inf]]) < last[order]
-        beside.loc[rows.index[order]] = before | after
-    return beside
+        latest_end = np.maximum.accumulate(last[order])
+        overlaps_earlier = np.concatenate([[-np.inf], latest_end[:-1]]) > first[order]
+        overlaps_later = np.concatenate([first[order][1:], [np.inf]]) < last[order]
+        is_beside.loc[rows.index[order]] = overlaps_earlier | overlaps_later
+    return is_beside
 
 
 def _refuse_mixed_data(trials: pd.DataFrame) -> None:
-    seen = trials.groupby(["settings_key", "data.path"])["data_hash"].unique().reset_index()
-    for path, hashes in zip(seen["data.path"], seen["data_hash"], strict=True):
-        known = sorted(value[:8] for value in hashes if pd.notna(value))
-        if len(known) > 1:
+    hashes_by_setting = (
+        trials.groupby(["settings_key", "data.path"])["data_hash"].unique().reset_index()
+    )
+    for path, hashes in zip(
+        hashes_by_setting["data.path"], hashes_by_setting["data_hash"], strict=True
+    ):
+        short_hashes = sorted(value[:8] for value in hashes if pd.notna(value))
+        if len(short_hashes) > 1:
             allowed = (
                 f"trials of one setting on data.path={path} saw different data and cannot be "
                 "compared: move those on the old data out of the results folder"
             )
-            raise BadInput("data_hash", ", ".join(known), allowed)
+            raise BadInput("data_hash", ", ".join(short_hashes), allowed)
 
 
 def _warn_of_mixed(paired: pd.DataFrame) -> None:
     for key in MADE_BY:
-        own, partner = (
+        values, partner = (
             paired[name].astype("string").fillna("unknown") for name in (key, f"{key}_sync")
         )
-        mixed = own != partner
+        mixed = values != partner
         if mixed.any():
-            example = f"{own[mixed].iloc[0]} and {partner[mixed].iloc[0]}"
+            example = f"{values[mixed].iloc[0]} and {partner[mixed].iloc[0]}"
             _warn(f"{mixed.sum()} of {len(paired)} pairs mix {key} ({example}, for example)")
 
 

@@ -190,14 +190,14 @@ def taxes(trials: pd.DataFrame, pairs: pd.DataFrame) -> dict[tuple[Any, ...], Ta
     """
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # pairs has said so
         done = results(trials)
-    alike = {point: family.words for point, family in families(trials).items()}
-    by_arm = _taxes(done, pairs, alike, trials)
+    words_of_point = {point: family.words for point, family in families(trials).items()}
+    by_arm = _taxes(done, pairs, words_of_point, trials)
     by_decay = families_by_decay(trials)
     if not by_decay:
         return by_arm
-    others = _taxes(done, pairs, by_decay, trials)
+    taxes_by_decay = _taxes(done, pairs, by_decay, trials)
     return {
-        key: others[key] if tax.tax_why == ONE_LENGTH and others[key].tax_n else tax
+        key: taxes_by_decay[key] if tax.tax_why == ONE_LENGTH and taxes_by_decay[key].tax_n else tax
         for key, tax in by_arm.items()
     }
 
@@ -247,13 +247,13 @@ def token_tax(sync: Finals, delayed: Finals, updates: int) -> Tax:
     diverged = sum(not np.isfinite(delayed[seed][updates]) for seed in seeds)
     if diverged:
         return Tax(tax_why=f"{diverged} of {len(seeds)} delayed runs diverged")
-    own = {seed: sync[seed] for seed in seeds}, {seed: delayed[seed] for seed in seeds}
-    first = by_lengths(*own, updates)
+    finals_of_seeds = {seed: sync[seed] for seed in seeds}, {seed: delayed[seed] for seed in seeds}
+    first = by_lengths(*finals_of_seeds, updates)
     is_second = first.tax_why != ONE_LENGTH
-    estimates = [first, by_slope(*own, updates, SECOND if is_second else CONFIDENCE)]
-    known = [tax for tax in estimates if tax.tax_n]
-    if known:
-        return next((tax for tax in known if tax.tax_n > 1), known[0])
+    estimates = [first, by_slope(*finals_of_seeds, updates, SECOND if is_second else CONFIDENCE)]
+    estimates_known = [tax for tax in estimates if tax.tax_n]
+    if estimates_known:
+        return next((tax for tax in estimates_known if tax.tax_n > 1), estimates_known[0])
     return Tax(tax_why="; ".join(dict.fromkeys(tax.tax_why for tax in estimates)))
 
 
@@ -265,14 +265,16 @@ def by_lengths(sync: Finals, delayed: Finals, updates: int) -> Tax:
 def by_slope(sync: Finals, delayed: Finals, updates: int, confidence: float = CONFIDENCE) -> Tax:
     """From sync's runs of several lengths, if delayed runs fall as they do; each seed has both arms
     at `updates`."""
-    known = {
+    finals_known = {
         seed: {length: loss for length, loss in finals.items() if np.isfinite(loss)}
         for seed, finals in sync.items()
     }
-    return _read_off(known, delayed, updates, confidence, SLOPE)
+    return _read_off(finals_known, delayed, updates, confidence, SLOPE)
 
 
-def _read_off(runs: Finals, others: Finals, updates: int, confidence: float, source: str) -> Tax:
+def _read_off(
+    runs: Finals, references: Finals, updates: int, confidence: float, source: str
+) -> Tax:
     """The tax by the length at which runs of several lengths end as the others do at `updates`: the
     delayed ones as sync, over its length, or sync's as the delayed ones, and the inverse of it."""
     seeds, lengths = _several(runs)
@@ -282,7 +284,7 @@ def _read_off(runs: Finals, others: Finals, updates: int, confidence: float, sou
     diverged = sum(np.isnan([*of_seed.values()]).any() for of_seed in losses)
     if diverged:
         return Tax(tax_why=f"{diverged} of {len(seeds)} longer or shorter delayed runs diverged")
-    levels = np.array([others[seed][updates] for seed in seeds])
+    levels = np.array([references[seed][updates] for seed in seeds])
     ends = bracket(losses, float(levels.mean()))
     is_delayed = source == LENGTHS
     if not isinstance(ends, tuple):
@@ -323,8 +325,8 @@ def best_taxes(gaps: pd.DataFrame) -> pd.DataFrame:
     """The rows of a table of gaps that have a tax, for each optimizer and arm the one of the lowest
     loss of sync, by optimizer and arm. Of 5 to 9 settings that are alike, 93 to 97 % of the
     intervals at the best one cover its tax (simulated)."""
-    known = gaps[gaps["tax_n"] > 0].sort_values("loss_sync", kind="stable")
-    best = known.drop_duplicates(["optimizer", "arm"])
+    rows_with_tax = gaps[gaps["tax_n"] > 0].sort_values("loss_sync", kind="stable")
+    best = rows_with_tax.drop_duplicates(["optimizer", "arm"])
     return best.sort_values(["optimizer", "arm"], ignore_index=True)
 
 

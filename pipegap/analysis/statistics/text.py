@@ -109,15 +109,15 @@ def gap_table(gaps: pd.DataFrame, *, width: int | None = None) -> str:
     constant = [name for name in VARYING if len({*cells[name]}) <= 1]
     may_go = OPTIONAL if width is None else cells
     empty = [name for name in may_go if not any(cells[name])]
-    shown = [name for name in cells if name not in (*constant, *empty)]
-    table = Table(*shown, box=box.MARKDOWN if width is None else box.SIMPLE_HEAD)
-    lines = [*zip(*(cells[name] for name in shown), strict=True)]
+    columns_shown = [name for name in cells if name not in (*constant, *empty)]
+    table = Table(*columns_shown, box=box.MARKDOWN if width is None else box.SIMPLE_HEAD)
+    lines = [*zip(*(cells[name] for name in columns_shown), strict=True)]
     for values in lines:
         table.add_row(*values)
     buffer = io.StringIO()
     console = Console(file=buffer, width=WIDTH_OF_FILES, color_system=None, markup=False)
     if width is not None and console.measure(table).maximum > width:
-        return "\n".join(packed(shown, values, width, BARE) for values in lines)
+        return "\n".join(packed(columns_shown, values, width, BARE) for values in lines)
     console.print(table)
     return "\n".join(line.rstrip() for line in buffer.getvalue().strip("\n").splitlines())
 

@@ -57,8 +57,8 @@ def answered(folder: str) -> dict[str, Scores]:
     for path in (Path(folder) / FOLDER).glob("[!.]*"):
         try:
             if files := _latest(path):
-                found = _scores(tuple((file, file.stat().st_mtime_ns) for file in files))
-                scores[found.stem(path)] = found.scores
+                answers = _scores(tuple((file, file.stat().st_mtime_ns) for file in files))
+                scores[answers.stem(path)] = answers.scores
         except (ValueError, LookupError, OSError):
             message = f"{path} is damaged: delete it, and evaluate its trial again"
             warnings.warn(message, DamagedRows, stacklevel=2)
@@ -98,10 +98,10 @@ class Answers(NamedTuple):
 def _scores(files: tuple[tuple[Path, int], ...]) -> Answers:
     """Return what is in `files`, each of which was last changed at its time."""
     rows = [json.loads(line) for path, _ in files for line in path.read_bytes().splitlines()]
-    asked = "".join(row[key] for row in rows for key in HASHES if "filter" in row)
+    hashes = "".join(row[key] for row in rows for key in HASHES if "filter" in row)
     measured = [_measured(_of_sample(row) if "filter" in row else row) for row in rows]
     scores = dict(zip((*MEASURES, CHANCE), np.array(measured).T, strict=True))
-    return Answers(hashlib.sha256(asked.encode()).hexdigest()[:12] if asked else "", scores)
+    return Answers(hashlib.sha256(hashes.encode()).hexdigest()[:12] if hashes else "", scores)
 
 
 def _of_sample(sample: Row) -> Row:
@@ -115,12 +115,12 @@ def _of_sample(sample: Row) -> Row:
     if "acc_mutual_info" in sample:  # asked once more, without a context
         choices, logs = choices[: len(choices) // 2], logs[: len(logs) // 2]
     best = int(np.argmax(logs))
-    others = [place for place in range(len(logs)) if place != best]
+    other_places = [place for place in range(len(logs)) if place != best]
     target = sample["target"]
     if sample["acc"]:
         gold = best
-    elif len(others) == 1:
-        [gold] = others
+    elif len(other_places) == 1:
+        [gold] = other_places
     else:
         gold = int(target) if target.isdigit() else choices.index(target.strip())
     return {
@@ -136,7 +136,7 @@ def _measured(row: Row) -> tuple[float, ...]:
     """Return the measures of one answer, and the chance."""
     logs, gold = np.array(row["log_likelihoods"]), row["gold"]
     per_byte = logs / np.log(2) / np.array(row["bytes"])
-    right, others = per_byte[gold], np.delete(per_byte, gold)
+    right, wrong = per_byte[gold], np.delete(per_byte, gold)
     likelihoods = np.exp2(per_byte - per_byte.max())
     normed = row.get("accuracy_norm")
     if normed is None:
@@ -145,7 +145,7 @@ def _measured(row: Row) -> tuple[float, ...]:
         float(logs.argmax() == gold),
         float(normed),
         -right,
-        right - others.max(),
+        right - wrong.max(),
         likelihoods[gold] / likelihoods.sum(),
         1 / len(logs),
     )

@@ -87,28 +87,32 @@ def read_trials(
     damaged counts as unfinished; one whose config is damaged or missing has no row.
     """
     stamps = {name: stamp for name, stamp in _each(_stamp, folder, names) if stamp is not None}
-    known = read_index(path, None if whole else names) if path is not None and stamps else {}
-    entries = {name: entry for name, entry in known.items() if stamps.get(name) == entry.stamp}
+    entries_before = (
+        read_index(path, None if whole else names) if path is not None and stamps else {}
+    )
+    entries = {
+        name: entry for name, entry in entries_before.items() if stamps.get(name) == entry.stamp
+    }
     stale = [name for name in stamps if name not in entries]
     damaged: list[Damaged] = []
     without_result: dict[str, Entry] = {}
-    for name, (trial_id, config, result, found) in _each(_contents, folder, stale):
-        damaged += found
+    for name, (trial_id, config, result, damages) in _each(_contents, folder, stale):
+        damaged += damages
         if config:
             content = json.dumps(row(trial_id, config, result, stamps[name].result_ns))
-            (without_result if found else entries)[name] = Entry(stamps[name], content)
+            (without_result if damages else entries)[name] = Entry(stamps[name], content)
     if path is not None and whole and entries and len(stale) > WORTH_WRITING * len(stamps):
         write_index(path, entries)
     entries |= without_result
-    there = [name for name in stamps if name in entries]
+    names_there = [name for name in stamps if name in entries]
     # Parsed together, the rows share the strings of their keys.
-    rows = json.loads(f"[{','.join(entries[name].row for name in there)}]")
-    named = dict(zip(there, rows, strict=True))
-    copies = _copies(named, by_name=path is not None)
-    kept = {name: row for name, row in named.items() if name not in copies}
+    rows = json.loads(f"[{','.join(entries[name].row for name in names_there)}]")
+    rows_by_name = dict(zip(names_there, rows, strict=True))
+    copies = _copies(rows_by_name, by_name=path is not None)
+    distinct_rows = {name: row for name, row in rows_by_name.items() if name not in copies}
     says = "is a copy of trial {}, or its folder under another name: move it away"
     damaged += [Damaged(folder / name, says.format(copies[name])) for name in copies]
-    return kept, damaged
+    return distinct_rows, damaged
 
 
 def _copies(rows: Mapping[str, Row], *, by_name: bool) -> dict[str, str]:
@@ -134,8 +138,8 @@ def _each(
 
     batches = [names[start : start + BATCH] for start in range(0, len(names), BATCH)]
     with ThreadPoolExecutor(NUM_THREADS) as pool:
-        for batch, seen in zip(batches, pool.map(look_at, batches), strict=True):
-            yield from zip(batch, seen, strict=True)
+        for batch, results in zip(batches, pool.map(look_at, batches), strict=True):
+            yield from zip(batch, results, strict=True)
 
 
 def _stamp(folder: str) -> Stamp | None:
@@ -152,12 +156,12 @@ def _stamp(folder: str) -> Stamp | None:
 
 def _looked_at(path: str) -> tuple[int, int]:
     try:
-        seen = os.stat(path)
+        status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return ABSENT
     except OSError:
         return UNKNOWN
-    return seen.st_mtime_ns, seen.st_size
+    return status.st_mtime_ns, status.st_size
 
 
 def _contents(folder: str) -> tuple[str, Row, Row, list[Damaged]]:

@@ -146,15 +146,15 @@ def _rows(path: Path) -> Iterator[Row]:
             raise ValueError(f"it lacks {', '.join(lacking)}")
         if len({*names}) < len(names):
             raise ValueError("it has a column twice")
-        seen = set()
+        ids_seen = set()
         for line in filter(None, lines):
             where = f"line {lines.line_num}"
             if len(line) != len(names):
                 raise ValueError(f"{where} has {len(line)} of {len(names)} columns")
             row = {name: _value(name, text, where) for name, text in zip(names, line, strict=True)}
-            if row["trial_id"] is None or row["trial_id"] in seen:
+            if row["trial_id"] is None or row["trial_id"] in ids_seen:
                 raise ValueError(f"{where} has the trial of another line, or none")
-            seen.add(row["trial_id"])
+            ids_seen.add(row["trial_id"])
             yield row
 
 
@@ -163,12 +163,12 @@ def as_csv(trials: pd.DataFrame) -> str:
 
     A text that would be read as something else, such as "1.10", is written as JSON writes it.
     """
-    written = {
+    texts = {
         name: trials[name].astype(object).map(partial(_written, _dtype_of(name)))
         for name in map(str, trials)
         if trials[name].dtype in ("string", "object")
     }
-    return trials.assign(**written).to_csv(index=False)
+    return trials.assign(**texts).to_csv(index=False)
 
 
 def _written(dtype: str, value: Any) -> Any:

@@ -69,8 +69,8 @@ def metrics(folder: str, key: str) -> Iterator[Row]:
     rows = [row_of(line) for line in lines if quoted in line or not _looks_whole(line)]
     by_update = {row["update"]: row for row in rows if row is not None}
     if num_damaged := rows.count(None):
-        lost = f"{path} has {num_damaged} damaged lines, which are left out"
-        warnings.warn(f"{lost}: run its trial again", DamagedRows, stacklevel=2)
+        message = f"{path} has {num_damaged} damaged lines, which are left out"
+        warnings.warn(f"{message}: run its trial again", DamagedRows, stacklevel=2)
     return (by_update[update] for update in sorted(by_update) if key in by_update[update])
 
 
@@ -132,5 +132,5 @@ def spaced(items: Sequence[_T], most: int) -> Sequence[_T]:
 
 
 def _points(rows: Iterable[Row | None], key: str) -> list[Point]:
-    known = filter(None, rows)
-    return [(row["update"], row[key]) for row in known if row.get(key) is not None]
+    whole_rows = filter(None, rows)
+    return [(row["update"], row[key]) for row in whole_rows if row.get(key) is not None]

@@ -113,11 +113,11 @@ def head(column: str, arms: Mapping[str, str]) -> str:
     """
     if column in HEADS:
         return HEADS[column]
-    if counted := COUNTED.fullmatch(column):
-        return f"{head(counted[1], arms)}, n"
-    known = REPORTED_ARMS | {"sync": "sync"} | dict(arms)
+    if match := COUNTED.fullmatch(column):
+        return f"{head(match[1], arms)}, n"
+    arm_names = REPORTED_ARMS | {"sync": "sync"} | dict(arms)
     parts = column.split(" ")
-    return " ".join(known.get(part) or HEADS.get(part) or key(part) for part in parts)
+    return " ".join(arm_names.get(part) or HEADS.get(part) or key(part) for part in parts)
 
 
 def value(raw: Any) -> str:
@@ -144,10 +144,10 @@ def prose(text: object) -> str:
 
     `muon (optimizer.lr=0.004), delay_ef` becomes `Muon (learning rate 0.004), delay + EF`.
     """
-    named = SETTING.sub(
+    text_with_names = SETTING.sub(
         lambda match: f"{key(match[1])} {VALUES.get(match[2], match[2])}", str(text)
     )
-    return minus(WORD.sub(lambda match: WORDS.get(match[0], key(match[0])), named))
+    return minus(WORD.sub(lambda match: WORDS.get(match[0], key(match[0])), text_with_names))
 
 
 def parameters(number: float) -> str:
@@ -160,9 +160,9 @@ def parameters(number: float) -> str:
     return f"{number / (power or 1):.3g}{letter}"
 
 
-def in_words(known: pd.Series | Mapping[str, Any]) -> str:
+def in_words(values: pd.Series | Mapping[str, Any]) -> str:
     """Return keys of the config and their values: `learning rate 0.004, batch size 16`."""
-    return ", ".join(f"{key(name)} {value(raw)}" for name, raw in known.items())
+    return ", ".join(f"{key(name)} {value(raw)}" for name, raw in values.items())
 
 
 def settings(trials: pd.DataFrame) -> dict[str, str]:
@@ -191,9 +191,9 @@ def _by_label(trials: pd.DataFrame, column: str) -> dict[str, str]:
 
     Each is of the first row of the label, of one with a counted delay if there is such a row.
     """
-    known = trials[[column, "delay"]].sort_values("delay", ascending=False, kind="stable")
+    late_first = trials[[column, "delay"]].sort_values("delay", ascending=False, kind="stable")
     columns = [name for name in IN_NAME if name in trials]
-    rows = trials.loc[known.drop_duplicates(column).index, columns].to_dict("records")
+    rows = trials.loc[late_first.drop_duplicates(column).index, columns].to_dict("records")
     words = {str(row[column]): _arm(row, with_coefficient=column == "arm") for row in rows}
     names = [*words.values()]
     return {
@@ -213,8 +213,8 @@ def _arm(row: Mapping[Any, Any], *, with_coefficient: bool) -> str:
         name += f" + {correction}" + _options(row, with_coefficient)
     for phase in ("start", "cooldown"):
         if length := row[phase]:  # a share of the run below 1, else a number of updates
-            said = f"{100 * length:g} %" if length < 1 else f"{length:g} updates"
-            name += f", sync {phase} {said}"
+            length_text = f"{100 * length:g} %" if length < 1 else f"{length:g} updates"
+            name += f", sync {phase} {length_text}"
     return name
 
 

@@ -37,16 +37,16 @@ def remembered(function: Callable[..., T]) -> Callable[..., T]:
     Its arguments are tables alone, which nobody changes once they are made: a column is added to a
     copy. The caller changes the returned thing as little.
     """
-    known: dict[tuple[int, ...], T] = {}
+    results: dict[tuple[int, ...], T] = {}
 
     @wraps(function)
     def once(*tables: pd.DataFrame) -> T:
         key = tuple(map(id, tables))
-        if key not in known:
-            known[key] = function(*tables)
+        if key not in results:
+            results[key] = function(*tables)
             for table in tables:
-                weakref.finalize(table, known.pop, key, None)
-        return known[key]
+                weakref.finalize(table, results.pop, key, None)
+        return results[key]
 
     return once
 
@@ -68,7 +68,7 @@ def group_of(key: str) -> str:
 def versions(trials: pd.DataFrame) -> dict[str, str]:
     """Return the packages by the columns that hold their versions."""
     names = (name.partition(".") for name in map(str, trials))
-    return {f"{group}.{rest}": rest for group, _, rest in names if group == VERSIONS}
+    return {f"{group}.{package}": package for group, _, package in names if group == VERSIONS}
 
 
 SHARDS = "data.shards"
@@ -101,8 +101,8 @@ def loop_point_columns(flat_config: Mapping[str, Any], names: Mapping[str, str])
     """Return the same of a recorded loop, whose choices are their names: every word counts, and
     None is as if there was no word."""
     words = {key: value for key, value in flat_config.items() if not key.endswith("._target_")}
-    named = {group: names[group] for group in SHARED_GROUPS}
-    return _point({k: v for k, v in words.items() if v is not None} | named, None)
+    names_of_groups = {group: names[group] for group in SHARED_GROUPS}
+    return _point({k: v for k, v in words.items() if v is not None} | names_of_groups, None)
 
 
 def _point(config: Mapping[str, Any], data_hash: str | None) -> dict[str, str]:
@@ -153,8 +153,8 @@ def labelled(trials: pd.DataFrame) -> list[pd.DataFrame]:
     tables = []
     for _, points in _points(trials).groupby("optimizer"):
         paired = points[points.index.isin(has_pair)]
-        others = _telling_apart(points).drop(index=paired.index)
-        tables += [_called(table, points) for table in (_telling_apart(paired), others)]
+        other_points = _telling_apart(points).drop(index=paired.index)
+        tables += [_called(table, points) for table in (_telling_apart(paired), other_points)]
     return tables
 
 
@@ -188,14 +188,14 @@ def _telling_apart(points: pd.DataFrame) -> pd.DataFrame:
     differing += [data] if data else []
     differing += [choice for choice in CHOICES if _differs(points[choice])]
     by_name = {name: points.groupby(name) for name in (*CHOICES, "data") if name in differing}
-    kept = [
+    kept_keys = [
         key
         for key in differing
         if (name := group_of(key)) == key
         or name not in by_name
         or any(_differs(same[key]) for _, same in by_name[name])
     ]
-    table = points[kept].rename(columns=READ_AS)
+    table = points[kept_keys].rename(columns=READ_AS)
     rows = [*map(tuple, table.apply(texts).to_numpy())]
     return table if len({*rows}) == len(rows) else table.assign(point=table.index)
 

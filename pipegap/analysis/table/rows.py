@@ -100,13 +100,13 @@ def _of_loop(config: Config) -> dict[str, Any]:
     """
     groups = {key: config[key] for key in DEFINED if key in config and key != "choices"}
     leaves = dict(flatten(groups))
-    own = dict(flatten(own_words(config)))
-    nameless = {key for key in own if group_of(key) in TAKEN}
+    words_of_loop = dict(flatten(own_words(config)))
+    nameless = {key for key in words_of_loop if group_of(key) in TAKEN}
     nameless |= {key for key in NO_WORDS if key in leaves}
     nameless |= {key for key in COMPUTED_WITH if not is_number(leaves.get(key, 0))}
     columns = {
         f"{WORDS}.{key}" if key in nameless else key: _as_one(value)
-        for key, value in (leaves | own).items()
+        for key, value in (leaves | words_of_loop).items()
         if value is not None
     }
     return {"tokens_per_parameter": None, "clip_norm": None, **columns}

@@ -81,13 +81,17 @@ def _why_empty(trials: pd.DataFrame, conditions: Mapping[str, str]) -> str:
     """Say which values each key has among trials that fulfil the other conditions, or among all."""
     if trials.empty:
         return "no trial in the store"
-    there = []
+    values_there = []
     for key in conditions:
-        others = {other: value for other, value in conditions.items() if other != key}
-        rest = fulfilling(trials, others)
-        where = f" where {_said(others)}" if others and len(rest) else ""
-        there.append(f"{key} is {_values(trials if rest.empty else rest, key)}{where}")
-    return f"no trial with {_said(conditions)}: {'; '.join(there)}"
+        other_conditions = {
+            other_key: value for other_key, value in conditions.items() if other_key != key
+        }
+        remaining = fulfilling(trials, other_conditions)
+        where = f" where {_said(other_conditions)}" if other_conditions and len(remaining) else ""
+        values_there.append(
+            f"{key} is {_values(trials if remaining.empty else remaining, key)}{where}"
+        )
+    return f"no trial with {_said(conditions)}: {'; '.join(values_there)}"
 
 
 def _said(conditions: Mapping[str, str]) -> str:
@@ -97,9 +101,9 @@ def _said(conditions: Mapping[str, str]) -> str:
 def _values(trials: pd.DataFrame, key: str) -> str:
     """`wiki (18 trials), gcide (1 trial)`: the most frequent first, LISTED at most."""
     counts = trials[key].astype("string").fillna("none").value_counts().sort_index()
-    listed = counts.sort_values(ascending=False, kind="stable").head(LISTED)
-    words = [f"{value} ({n} trial{'s' if n > 1 else ''})" for value, n in listed.items()]
-    more = len(counts) - len(listed)
+    most_frequent = counts.sort_values(ascending=False, kind="stable").head(LISTED)
+    words = [f"{value} ({n} trial{'s' if n > 1 else ''})" for value, n in most_frequent.items()]
+    more = len(counts) - len(most_frequent)
     return ", ".join(words) + (f" and {more} more" if more else "")
 
 
@@ -111,11 +115,11 @@ def _records(table: pd.DataFrame) -> list[Row]:
 
 def _now(table: pd.DataFrame) -> pd.DataFrame:
     """A trial without a result is run by somebody, or was left."""
-    held = {
+    states = {
         folder: holder(Path(folder))
         for folder in table.loc[table["status"].isin([Status.UNFINISHED, Status.FAILED]), "folder"]
     }
-    runs = {folder: attempt for folder, attempt in held.items() if attempt is not None}
+    runs = {folder: attempt for folder, attempt in states.items() if attempt is not None}
     running = table["folder"].isin(list(runs))
     status = (
         table["status"]

@@ -56,10 +56,12 @@ def stored(stores: Sequence[Path]) -> tuple[pd.DataFrame, list[Record]]:
 
 def _warn_of_other_results(same: pd.DataFrame) -> None:
     """Warn of what the rows of one trial say in other stores than the first that is shown."""
-    first, *others = same[[*SAME, "store", "trial_id"]].astype(object).to_dict("records")
-    for other in others:
-        differ = [key for key in SAME if str(first[key]) != str(other[key])]
-        if differ and other["status"] != Status.UNFINISHED:
-            said = "; ".join(f"{key} {first[key]} and {other[key]}" for key in differ)
-            where = f"{first['store']} (shown) and {other['store']}"
-            warnings.warn(f"trial {first['trial_id']} differs in {where}: {said}", stacklevel=3)
+    first, *other_rows = same[[*SAME, "store", "trial_id"]].astype(object).to_dict("records")
+    for row in other_rows:
+        differ = [key for key in SAME if str(first[key]) != str(row[key])]
+        if differ and row["status"] != Status.UNFINISHED:
+            differences = "; ".join(f"{key} {first[key]} and {row[key]}" for key in differ)
+            where = f"{first['store']} (shown) and {row['store']}"
+            warnings.warn(
+                f"trial {first['trial_id']} differs in {where}: {differences}", stacklevel=3
+            )

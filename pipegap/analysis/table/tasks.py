@@ -98,8 +98,10 @@ def _as_config(row: pd.Series) -> dict[str, Any]:
 
 def _fixed(group: pd.DataFrame) -> pd.DataFrame:
     """Return the settings that are neither tuned nor a length."""
-    kept = [key for key in map(str, group) if group_of(key) not in TUNED and key not in LENGTH]
-    return group[kept]
+    fixed_keys = [
+        key for key in map(str, group) if group_of(key) not in TUNED and key not in LENGTH
+    ]
+    return group[fixed_keys]
 
 
 def _without_length(group: pd.DataFrame) -> pd.DataFrame:

@@ -68,9 +68,9 @@ def _broken(line: str, width: int) -> str:
     if len(line) <= width:
         return line
     inner = " " * (len(line) - len(line.lstrip()) + 4)
-    said, command, words = line.partition(COMMAND)
+    sentence, command, words = line.partition(COMMAND)
     parts = fill(
-        said + ":" * bool(command),
+        sentence + ":" * bool(command),
         width,
         subsequent_indent=inner,
         break_long_words=False,
@@ -80,10 +80,10 @@ def _broken(line: str, width: int) -> str:
 
 
 def aligned(
-    rows: Sequence[Sequence[str]], others: Callable[[str, int], str] = str.ljust
+    rows: Sequence[Sequence[str]], align: Callable[[str, int], str] = str.ljust
 ) -> Iterator[str]:
-    """Yield a line per row, its cells in columns: the first to the left, the rest by `others`."""
+    """Yield a line per row, its cells in columns: the first to the left, the rest by `align`."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        cells = map(others, row[1:], widths[1:])
+        cells = map(align, row[1:], widths[1:])
         yield "  ".join([row[0].ljust(widths[0]), *cells]).rstrip()

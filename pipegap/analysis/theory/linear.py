@@ -49,13 +49,13 @@ class Filter:
     now: Polynomial
     past: Polynomial
 
-    def __add__(self, other: "Filter") -> "Filter":
+    def __add__(self, addend: "Filter") -> "Filter":
         """The sum of both outputs for one input."""
-        return Filter(self.now * other.past + other.now * self.past, self.past * other.past)
+        return Filter(self.now * addend.past + addend.now * self.past, self.past * addend.past)
 
-    def __mul__(self, other: "Filter") -> "Filter":
+    def __mul__(self, factor: "Filter") -> "Filter":
         """One filter after the other."""
-        return Filter(self.now * other.now, self.past * other.past)
+        return Filter(self.now * factor.now, self.past * factor.past)
 
     def __rmul__(self, factor: float) -> "Filter":
         return Filter(factor * self.now, self.past)
@@ -155,8 +155,8 @@ class Loop:
         driven[0, 0] = 1.0
         # z⁻¹ is left out of b: it moves W in time and changes no variance.
         b = np.zeros(len(matrix))
-        now = (self.change.now * self.hooks.read.past).coef
-        b[: len(now)] = now
+        immediate = (self.change.now * self.hooks.read.past).coef
+        b[: len(immediate)] = immediate
         return float(b @ solve_discrete_lyapunov(matrix, driven) @ b)
 
 

@@ -100,8 +100,8 @@ def stability(
     )
 
 
-def _ratio(limit: float, other: float) -> float:
-    return limit / other if other else math.nan
+def _ratio(limit: float, base: float) -> float:
+    return limit / base if base else math.nan
 
 
 def largest_stable(loop: Loop) -> float:

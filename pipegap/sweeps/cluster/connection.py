@@ -91,8 +91,8 @@ driver's folder."""
 
 
 def _environment() -> dict[str, str]:
-    given = {name: os.environ.get(name, value) for name, value in UNLESS_SET.items()}
-    return {**ENVIRONMENT, **given}
+    variables = {name: os.environ.get(name, value) for name, value in UNLESS_SET.items()}
+    return {**ENVIRONMENT, **variables}
 
 
 @contextmanager
@@ -197,29 +197,29 @@ def _token(folder: Path) -> Mapping[str, str]:
 def _in_environment(variables: Mapping[str, str], without: re.Pattern[str]) -> Iterator[None]:
     """Let processes that are started within it inherit the variables, and none of those whose whole
     name is `without`."""
-    before = dict(os.environ)
-    for name in filter(without.fullmatch, before):
+    old_environment = dict(os.environ)
+    for name in filter(without.fullmatch, old_environment):
         del os.environ[name]
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name in variables.keys() - before.keys():
+        for name in variables.keys() - old_environment.keys():
             del os.environ[name]
-        os.environ.update(before)
+        os.environ.update(old_environment)
 
 
 @contextmanager
 def _changed() -> Iterator[None]:
     """Let Ray start as CHANGED says."""
-    before = {(owner, name): getattr(owner, name) for owner, name in CHANGED}
+    originals = {(owner, name): getattr(owner, name) for owner, name in CHANGED}
     for (owner, name), ours in CHANGED.items():
         setattr(owner, name, ours)
     try:
         yield
     finally:
-        for (owner, name), theirs in before.items():
-            setattr(owner, name, theirs)
+        for (owner, name), original in originals.items():
+            setattr(owner, name, original)
 
 
 @contextmanager
@@ -228,19 +228,19 @@ def _errors_in_one_line() -> Iterator[None]:
 
     Ray itself prints a raylet's log, twice, and ends this process a minute after its raylet died.
     """
-    before, said = ray_worker.print_to_stdstream, set[str]()
+    original, messages = ray_worker.print_to_stdstream, set[str]()
 
     def say(data: Mapping[str, Any], ignore_prefix: bool) -> None:
         line = one_line(data["lines"][0].strip().partition("\n")[0])
-        if line not in said:
-            said.add(line)
+        if line not in messages:
+            messages.add(line)
             print(f"Ray: {line} (a sweep that ends goes on by the same command)", file=sys.stderr)
 
     ray_worker.print_to_stdstream = say
     try:
         yield
     finally:
-        ray_worker.print_to_stdstream = before
+        ray_worker.print_to_stdstream = original
 
 
 def _require_listening(address: str) -> None:
@@ -257,7 +257,7 @@ def _require_answer(address: str) -> None:
     for 20 s to a minute, then end this process or give no reason."""
     where = [] if address == "auto" else ["--address", address]
     try:
-        asked = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "ray.scripts.scripts", "health-check", *where],
             timeout=CONNECT_WITHIN,
             capture_output=True,
@@ -266,8 +266,8 @@ def _require_answer(address: str) -> None:
         )
     except subprocess.TimeoutExpired:
         raise TimeoutError(f"no answer within {CONNECT_WITHIN:.0f} s") from None
-    if asked.returncode:
-        raise ConnectionError(one_line(asked.stderr.strip().rpartition("\n")[2]))
+    if process.returncode:
+        raise ConnectionError(one_line(process.stderr.strip().rpartition("\n")[2]))
 
 
 def require_seen_by_nodes(store: SweepStore) -> None:
@@ -276,9 +276,9 @@ def require_seen_by_nodes(store: SweepStore) -> None:
     Every other node must see what the driver has made, and fail to create it exclusively. Nodes
     that join later are not checked.
     """
-    here = ray.get_runtime_context().get_node_id()
-    others = [n for n in ray.nodes() if n["Alive"] and n["NodeID"] != here]
-    if not others:
+    this_node = ray.get_runtime_context().get_node_id()
+    other_nodes = [n for n in ray.nodes() if n["Alive"] and n["NodeID"] != this_node]
+    if not other_nodes:
         return
     task: Any = ray.remote(_sees)
     with store.probe() as sees:
@@ -287,7 +287,7 @@ def require_seen_by_nodes(store: SweepStore) -> None:
                 num_cpus=0,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
             ).remote(sees)
-            for node in others
+            for node in other_nodes
         }
         for address, answer in answers.items():
             with suppress(ray.exceptions.RayError):  # the node has left, or is busy

@@ -66,7 +66,10 @@ def _run_on_tune(session: Session, work: WorkList, display: Display) -> None:
     needed = {trial.trial_id: bundles(trial, session.gpus_per_trial) for trial in trials}
     for bundle in needed.values():
         require_room(bundle, ray.cluster_resources())
-    smallest = min(needed.values(), key=lambda each: sum(sum(bundle.values()) for bundle in each))
+    smallest = min(
+        needed.values(),
+        key=lambda bundles_of_trial: sum(sum(bundle.values()) for bundle in bundles_of_trial),
+    )
     stop = StopWhenAsked(session.asked_to_stop, display.running)
     shared = {"flag": stop.flag, "tracking": session.tracking, "store": session.store}
     train = tune.with_parameters(_train, **shared)

@@ -42,15 +42,15 @@ class _Asked(Exception):
     """A signal asks to stop."""
 
 
-def try_first(session: Session, todo: Sequence[Trial], wanted: bool | None) -> None:
+def try_first(session: Session, todo: Sequence[Trial], is_wanted: bool | None) -> None:
     """Trains the first updates of the largest trial to do, and says what became of them.
 
-    With `wanted` None only where a trial takes GPUs. Ends early once a signal asks to stop. Raises
-    Unavailable, in one line that says what to change, if the updates fail or do not repeat to the
-    bit, and BadInput if the cluster is too small for the trial.
+    With `is_wanted` None only where a trial takes GPUs. Ends early once a signal asks to stop.
+    Raises Unavailable, in one line that says what to change, if the updates fail or do not repeat
+    to the bit, and BadInput if the cluster is too small for the trial.
     """
     on_gpus = [trial for trial in todo if trial.config["device"] != "cpu"]
-    if not (on_gpus if wanted is None else wanted):
+    if not (on_gpus if is_wanted is None else is_wanted):
         return
     trial, started = largest(on_gpus or todo), time.monotonic()
     needed = bundles(trial, session.gpus_per_trial)

@@ -183,16 +183,16 @@ class RayRanks:
         unasked = set(range(len(self._actors))) - set(self._answers.values())
         self._answers |= {self._actors[index].liveness.remote(): index for index in unasked}
         ready, _ = ray.wait([*self._answers], num_returns=len(self._answers), timeout=0)
-        now = monotonic()
+        time_now = monotonic()
         for answer in ready:
             index = self._answers.pop(answer)
             try:
                 idle, waits = ray.get(answer)
             except ray.exceptions.RayError:
                 continue  # it died: `receive` says so
-            self._liveness[index], self._answered[index] = (now - idle, waits), now
+            self._liveness[index], self._answered[index] = (time_now - idle, waits), time_now
         return [
-            Liveness(now - beat, now - answered, waits)
+            Liveness(time_now - beat, time_now - answered, waits)
             for (beat, waits), answered in zip(self._liveness, self._answered, strict=True)
         ]
 

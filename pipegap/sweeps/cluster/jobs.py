@@ -102,34 +102,34 @@ def sweep_jobs(client: Client) -> list[Job]:
     return sorted(jobs, key=lambda job: job.start_time or 0)
 
 
-def job_name(label: str, words: Sequence[str], own: Own = NOTHING) -> str:
+def job_name(label: str, words: Sequence[str], user_files: Own = NOTHING) -> str:
     """Return a job's name: equal for equal words, in any order, and equal code and own files."""
-    wish = json.dumps([sorted(words), code_digest(), *own.digests])
+    wish = json.dumps([sorted(words), code_digest(), *user_files.digests])
     return f"{cut(label, LONGEST_LABEL)}-{hashlib.sha256(wish.encode()).hexdigest()[:12]}"
 
 
 def submit(
-    client: Client, label: str, words: Sequence[str], again: bool, own: Own = NOTHING
+    client: Client, label: str, words: Sequence[str], resubmit: bool, user_files: Own = NOTHING
 ) -> str:
-    """Submit the sweep of `words` with the user's `own` code and files; return the job's id.
+    """Submit the sweep of `words` with the user's `user_files` code and files; return the job's id.
 
     At most one job runs the sweep at a time. A job that runs is returned, and so is a job that
-    succeeded, unless `again`. After a job that failed or was stopped, a new one is submitted.
+    succeeded, unless `resubmit`. After a job that failed or was stopped, a new one is submitted.
     """
-    name = job_name(label, words, own)
+    name = job_name(label, words, user_files)
     attempts = {job.submission_id: job for job in sweep_jobs(client)}
     number = 1
     while f"{name}-{number}" in attempts:
         number += 1
     last = attempts.get(f"{name}-{number - 1}")
     if last is not None and (
-        not last.status.is_terminal() or (last.status == "SUCCEEDED" and not again)
+        not last.status.is_terminal() or (last.status == "SUCCEEDED" and not resubmit)
     ):
         print(f"job {last.submission_id}: submitted before, {last.status.lower()}", flush=True)
         return str(last.submission_id)
     job_id = f"{name}-{number}"
     deadline, has_waited = time.monotonic() + AGENT_WITHIN, False
-    with sent_with(own) as root:
+    with sent_with(user_files) as root:
         while True:
             try:
                 client.submit_job(
@@ -173,10 +173,10 @@ def follow(client: Client, job_id: str) -> int:
     except (RuntimeError, ClientError) as error:
         print(f"lost job {job_id} ({error}): the same command looks for it again", file=sys.stderr)
         return LOST
-    again = (
+    command = (
         "" if job.status == "SUCCEEDED" else ": the same command submits it again and resumes it"
     )
-    print(f"job {job_id}: {job.status.lower()}{again}")
+    print(f"job {job_id}: {job.status.lower()}{command}")
     return exit_code(job)
 
 

@@ -88,12 +88,12 @@ class Notices(Ends):
     not deliver, the next one finds in the store, but that it was stopped.
     """
 
-    def __init__(self, url: str, now: Round, every: float = EVERY) -> None:
-        super().__init__(now.request.fail_fast)
-        self._url, self._store, self._every = url, now.store, every
-        self.title = now.title
-        self._trials = _digest([trial.trial_id for trial in now.planned])
-        self._path = now.request.results / FOLDER / TOLD
+    def __init__(self, url: str, sweep_round: Round, every: float = EVERY) -> None:
+        super().__init__(sweep_round.request.fail_fast)
+        self._url, self._store, self._every = url, sweep_round.store, every
+        self.title = sweep_round.title
+        self._trials = _digest([trial.trial_id for trial in sweep_round.planned])
+        self._path = sweep_round.request.results / FOLDER / TOLD
         self._due: dict[str, dict[str, str]] = {}  # kind → key → line
         self._sent_at: dict[str, float] = {}
         self._has_warned = False
@@ -142,17 +142,17 @@ class Notices(Ends):
         elif status == Status.DIVERGED:
             self.tell("diverged", f"diverged {trial_id}", f"{trial_id} {name} diverged")
 
-    def end(self, now: Round, *, stopped: bool, has_run: bool) -> None:
+    def end(self, sweep_round: Round, *, stopped: bool, has_run: bool) -> None:
         """Have told that the sweep was stopped, or how it ended: if trials ran, or nobody did; and
         before what the store says of trials, and nobody told."""
         words = []
-        for trial in now.planned:
-            row = now.seen.result(trial.folder) or {"status": Status.WAITING}
+        for trial in sweep_round.planned:
+            row = sweep_round.seen.result(trial.folder) or {"status": Status.WAITING}
             words.append(Status(row["status"]))
             self._ended(trial.trial_id, trial.name, words[-1], row.get("error") or "")
         counts = ", ".join(f"{words.count(s)} {s}" for s in dict.fromkeys(Status) if s in words)
         what = "stopped" if stopped else "ended"
-        state = [*zip((trial.trial_id for trial in now.planned), words, strict=True)]
+        state = [*zip((trial.trial_id for trial in sweep_round.planned), words, strict=True)]
         key = f"{what} {_digest([self.title, state])}"
         if stopped or has_run:
             self._known.discard(key)
@@ -170,18 +170,21 @@ class Notices(Ends):
             for last in kinds[:1]:
                 for kind in self._due.keys() - {last}:
                     self._due[last] = {**self._due.pop(kind), **self._due[last]}
-        now = time.monotonic()
+        time_now = time.monotonic()
         for kind in [*self._due]:
-            too_early = now - self._sent_at.get(kind, -self._every) < self._every
+            too_early = time_now - self._sent_at.get(kind, -self._every) < self._every
             if not is_last and (too_early or self._end.is_set()):
                 continue
             with self._lock:
                 lines = self._due.pop(kind)
-            self._sent_at[kind] = now
+            self._sent_at[kind] = time_now
             what = {"kind": kind, "sweep": self.title, "store": self._store.name}
-            listed = _listed([*lines.values()], LONGEST_TEXT - len(_text(self.title, [])))
+            listed_lines = _listed([*lines.values()], LONGEST_TEXT - len(_text(self.title, [])))
             try:
-                post(self._url, {"text": _text(self.title, listed), **what, "lines": listed})
+                post(
+                    self._url,
+                    {"text": _text(self.title, listed_lines), **what, "lines": listed_lines},
+                )
             except (OSError, http.client.HTTPException, ValueError) as error:
                 self._warn(error, "tried again each minute")
                 with self._lock:  # it is tried again a minute later
@@ -202,14 +205,14 @@ class Notices(Ends):
         except (OSError, StoreAway) as error:
             self._warn(error, "the next command tells again what was told")
 
-    def _warn(self, error: Exception, then: str) -> None:
+    def _warn(self, error: Exception, consequence: str) -> None:
         """Say once that a notice was not delivered or noted, without the error's text, which may
         have the URL."""
         if not self._has_warned:
             self._has_warned = True
             why = f" {error.code}" if isinstance(error, HTTPError) else ""
             print(
-                f"warning: notices: {type(error).__name__}{why}: {then} "
+                f"warning: notices: {type(error).__name__}{why}: {consequence} "
                 "(this does not affect the trials)",
                 file=sys.stderr,
                 flush=True,
@@ -227,13 +230,13 @@ def _cut(line: str) -> str:
 def _listed(lines: Sequence[str], most: int) -> list[str]:
     """Return as many of the lines as have `most` characters together, the first ones and always
     the last, which may say how a sweep ended; and how many more there are."""
-    *others, last = map(_cut, lines)
-    for number in reversed(range(min(len(others), LISTED - 1) + 1)):
-        more = [f"and {len(others) - number} more"] if number < len(others) else []
-        listed = [*others[:number], *more, last]
-        if len("\n".join(listed)) <= most:
+    *first_lines, last = map(_cut, lines)
+    for number in reversed(range(min(len(first_lines), LISTED - 1) + 1)):
+        more = [f"and {len(first_lines) - number} more"] if number < len(first_lines) else []
+        lines_listed = [*first_lines[:number], *more, last]
+        if len("\n".join(lines_listed)) <= most:
             break
-    return listed
+    return lines_listed
 
 
 def _digest(what: object) -> str:

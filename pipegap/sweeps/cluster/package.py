@@ -66,18 +66,18 @@ class Own:
         return [*folders, *(hashlib.sha256(content).hexdigest() for content in contents)]
 
 
-def take_along(given: Mapping[str, str], request: Request) -> tuple[list[str], Own]:
-    """Return the words of a job that asks for what `given` does, and what it needs of the user's.
+def take_along(values: Mapping[str, str], request: Request) -> tuple[list[str], Own]:
+    """Return the words of a job that asks for what `values` does, and what it needs of the user's.
 
     The folder of code is that of the words, or else of the sweep files. Raises BadInput if these
     name several, or one elsewhere than in `base`, which a word of the command line replaces.
     """
-    code = given.get(CODE_KEY) or _code_of(request.sweeps.values())
-    words, files = dict(given), dict[str, Path]()
+    code = values.get(CODE_KEY) or _code_of(request.sweeps.values())
+    words, files = dict(values), dict[str, Path]()
     for key in OF_FILES:
-        names = given.get(key, "").split(",")
+        names = values.get(key, "").split(",")
         sent = {name: f"{OWN_FILES}/{key}/{Path(name).name}" for name in names if is_path(name)}
-        files |= {there: Path(name) for name, there in sent.items()}
+        files |= {target: Path(name) for name, target in sent.items()}
         if sent:
             words[key] = ",".join(sent.get(name, name) for name in names)
     if code is not None:
@@ -116,19 +116,19 @@ def code_digest(root: Path = CODE_ROOT) -> str:
 
 
 @contextmanager
-def sent_with(own: Own) -> Iterator[Path]:
+def sent_with(user_files: Own) -> Iterator[Path]:
     """Yield a folder with what a job needs: the checkout, or a copy beside the user's own files."""
-    if own == Own():
+    if user_files == Own():
         yield CODE_ROOT
         return
-    with TemporaryDirectory(prefix="pipegap-job-") as made:
-        copytree(PACKAGE, Path(made, PACKAGE.name), ignore=ignore_patterns("__pycache__"))
-        if own.code is not None:
-            copytree(own.code, Path(made, OWN_CODE), ignore=_not_sent)
-        for name, path in own.files.items():
-            Path(made, name).parent.mkdir(parents=True, exist_ok=True)
-            copyfile(path, Path(made, name))
-        yield Path(made)
+    with TemporaryDirectory(prefix="pipegap-job-") as folder:
+        copytree(PACKAGE, Path(folder, PACKAGE.name), ignore=ignore_patterns("__pycache__"))
+        if user_files.code is not None:
+            copytree(user_files.code, Path(folder, OWN_CODE), ignore=_not_sent)
+        for name, path in user_files.files.items():
+            Path(folder, name).parent.mkdir(parents=True, exist_ok=True)
+            copyfile(path, Path(folder, name))
+        yield Path(folder)
 
 
 def _not_sent(folder: str, names: list[str]) -> list[str]:
@@ -144,10 +144,10 @@ def require_shared(request: Request) -> None:
     for key, path in [("results", str(request.results)), *words]:
         if key in ("results", *PATHS) and not os.path.isabs(path):
             raise BadInput(key, path, SHARED)
-    given = dict(words)
-    keys_of_data = _keys_of_data(given.get("data", ""), given.get(CODE_KEY, ""))
+    values = dict(words)
+    keys_of_data = _keys_of_data(values.get("data", ""), values.get(CODE_KEY, ""))
     for key in PATHS:
-        if key in keys_of_data and key not in given:
+        if key in keys_of_data and key not in values:
             raise BadInput(key, "", SHARED)
 
 

@@ -135,6 +135,6 @@ class WorkList:
                 break
         # On a slow file server a look takes long: the next one comes later, so that looks take at
         # most SHARE of the time.
-        now = self._clock()
-        self._next_look = now + max(wait, (now - looked_at) / SHARE)
+        time_now = self._clock()
+        self._next_look = time_now + max(wait, (time_now - looked_at) / SHARE)
         return None

@@ -24,7 +24,7 @@ POLL_EVERY = 0.5
 """Seconds between two questions to the queue, which limits the looks into the store itself."""
 
 
-def run_rounds(now: Round, ends: Ends) -> tuple[Round, bool]:
+def run_rounds(sweep_round: Round, ends: Ends) -> tuple[Round, bool]:
     """Run the trials that can run, in rounds: those that decide which others do, then the others.
 
     This driver tries each trial once at most. Trials that another driver runs are waited for, and
@@ -32,28 +32,30 @@ def run_rounds(now: Round, ends: Ends) -> tuple[Round, bool]:
     Returns the round at the end, and whether a signal or `ends` stopped it. Raises BadInput if
     another request has taken a label meanwhile.
     """
-    request = now.request
-    sweep_record.write(now, now.sweeps)
-    if not now.runnable:
-        return now, False
-    print(_what_starts(now.runnable), flush=True)
+    request = sweep_round.request
+    sweep_record.write(sweep_round, sweep_round.sweeps)
+    if not sweep_round.runnable:
+        return sweep_round, False
+    print(_what_starts(sweep_round.runnable), flush=True)
     from pipegap.sweeps.cluster.connection import session  # Ray is slow
 
-    with session(now.title, now.store, request.gpus_per_trial, request.tracking, ends) as here:
+    with session(
+        sweep_round.title, sweep_round.store, request.gpus_per_trial, request.tracking, ends
+    ) as running_session:
         from pipegap.sweeps.cluster.driver import run_trials
         from pipegap.sweeps.cluster.first_trial import try_first
 
-        if len(now.todo) == len(now.planned):
-            try_first(here, now.runnable, request.first_trial)
+        if len(sweep_round.todo) == len(sweep_round.planned):
+            try_first(running_session, sweep_round.runnable, request.first_trial)
         if note := request.tracking.note(request.results):
             print(f"tracking  {note}", flush=True)
-        work = WorkList(now.store)
-        work.add(now.runnable)
+        work = WorkList(sweep_round.store)
+        work.add(sweep_round.runnable)
         last_word = time.monotonic()
-        while len(work) and not here.asked_to_stop():
+        while len(work) and not running_session.asked_to_stop():
             num_left = len(work)
             if work.is_ready():
-                run_trials(here, work, now.planned, now.expected)
+                run_trials(running_session, work, sweep_round.planned, sweep_round.expected)
                 last_word = time.monotonic()
             else:
                 time.sleep(POLL_EVERY)
@@ -61,12 +63,14 @@ def run_rounds(now: Round, ends: Ends) -> tuple[Round, bool]:
                 last_word = time.monotonic()
                 print(f"waits for {len(work)} trials that other drivers run", flush=True)
             if len(work) < num_left:
-                now = _next(now, here.asked_to_stop)
-                work.add(now.runnable)
-        stopped = here.asked_to_stop()
-    now = now.again()
-    sweep_record.write(now, now.sweeps)  # what is left is priced by what has finished
-    return now, stopped
+                sweep_round = _next(sweep_round, running_session.asked_to_stop)
+                work.add(sweep_round.runnable)
+        stopped = running_session.asked_to_stop()
+    sweep_round = sweep_round.again()
+    sweep_record.write(
+        sweep_round, sweep_round.sweeps
+    )  # what is left is priced by what has finished
+    return sweep_round, stopped
 
 
 def _what_starts(trials: Sequence[Trial]) -> str:
@@ -78,18 +82,18 @@ def _what_starts(trials: Sequence[Trial]) -> str:
     return does
 
 
-def _next(now: Round, asked_to_stop: Callable[[], bool]) -> Round:
+def _next(sweep_round: Round, asked_to_stop: Callable[[], bool]) -> Round:
     """Return the next round; what it changes is recorded. While the store is away it is asked
     again."""
     while not asked_to_stop():
         try:
-            new = now.again()
-            pairs = zip(now.sweeps, new.sweeps, strict=True)
+            new = sweep_round.again()
+            pairs = zip(sweep_round.sweeps, new.sweeps, strict=True)
             sweep_record.write(new, [sweep for old, sweep in pairs if sweep != old])
             return new
         except StoreAway:
             time.sleep(POLL_EVERY)
-    return now
+    return sweep_round
 
 
 def require_ready(store: SweepStore, todo: Sequence[Trial]) -> None:
@@ -102,8 +106,8 @@ def require_ready(store: SweepStore, todo: Sequence[Trial]) -> None:
     distinct = {_needs(trial.config): trial.config for trial in todo}
     missing = {str(error): error for config in distinct.values() for error in _missing_of(config)}
     if missing:
-        first, *others = missing.values()
-        also = "".join(f"; also {error}" for error in others)
+        first, *more_problems = missing.values()
+        also = "".join(f"; also {error}" for error in more_problems)
         raise BadInput(first.key, first.value, f"{first.allowed}{also}")
 
 

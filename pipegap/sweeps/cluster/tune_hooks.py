@@ -34,7 +34,7 @@ def inherited_environment() -> Iterator[None]:
     Ray starts a process anew for them, though one waits for work, and logs them: AWS keys too. The
     other variable that Tune always gives is for PyTorch Lightning.
     """
-    passed_on, given = class_cache.ENV_VARS_TO_PROPAGATE, dict(class_cache.DEFAULT_ENV_VARS)
+    passed_on, defaults = class_cache.ENV_VARS_TO_PROPAGATE, dict(class_cache.DEFAULT_ENV_VARS)
     keys = {name for name in passed_on if name.startswith("AWS_")}
     passed_on -= keys
     class_cache.DEFAULT_ENV_VARS.clear()
@@ -42,7 +42,7 @@ def inherited_environment() -> Iterator[None]:
         yield
     finally:
         passed_on |= keys
-        class_cache.DEFAULT_ENV_VARS.update(given)
+        class_cache.DEFAULT_ENV_VARS.update(defaults)
 
 
 class Offers(Searcher):
@@ -77,19 +77,19 @@ class Offers(Searcher):
             return Searcher.FINISHED
         if len(self._live) > self._num_slots():
             return None
-        chosen = self._work.next()
-        if chosen is not None:
-            self._live[trial_id] = chosen
-            return {"trial": self._payload(chosen)}
+        trial = self._work.next()
+        if trial is not None:
+            self._live[trial_id] = trial
+            return {"trial": self._payload(trial)}
         return None if self._live or self._work.has_turns else Searcher.FINISHED
 
     def on_trial_complete(
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
     ) -> None:
         """Called by Tune when a trial has ended, for the last time if it failed."""
-        chosen = self._live.pop(trial_id)
+        trial = self._live.pop(trial_id)
         if result is not None and result.get("status") == Status.ELSEWHERE and not error:
-            self._work.put_back(chosen)
+            self._work.put_back(trial)
 
 
 class StopWhenAsked(Stopper):
@@ -121,8 +121,8 @@ class StopWhenAsked(Stopper):
             self._deadline = time.monotonic() + GRACE
             self._waits_for = set(self._running)
         self.flag.set.remote()  # again and again: the actor may have been restarted
-        left = self._waits_for & self._running
-        return not left or time.monotonic() > self._deadline
+        still_running = self._waits_for & self._running
+        return not still_running or time.monotonic() > self._deadline
 
 
 class Untracked(Callback):

@@ -27,17 +27,17 @@ project=, entity=, mode=  as in conf/tracking/wandb.yaml; mode=online saves it, 
 
 def main(words: Sequence[str]) -> int:
     """Exit code 0. Raises BadInput for a bad key, or if the server refuses the workspace."""
-    given = parse(words, "pipegap dashboard", __doc__ or "", OPTIONS)
-    of_tracker = {f"{GROUP}.{key}": given.pop(key) for key in KEYS if key in given}
+    values = parse(words, "pipegap dashboard", __doc__ or "", OPTIONS)
+    of_tracker = {f"{GROUP}.{key}": values.pop(key) for key in KEYS if key in values}
     node = choice.take({GROUP: "wandb", **of_tracker}).node
-    request = parse_request([f"{key}={value}" for key, value in given.items()]) if given else None
-    made = build_workspace(
+    request = parse_request([f"{key}={value}" for key, value in values.items()]) if values else None
+    workspace = build_workspace(
         node["project"],
         node["entity"] or "",
         [*request.sweeps] if request else [],
         [key for sweep in request.sweeps.values() for key in _swept(sweep)] if request else [],
     )
-    print({"offline": spec, "online": save}[node["mode"]](made))
+    print({"offline": spec, "online": save}[node["mode"]](workspace))
     return DONE
 
 
@@ -84,12 +84,12 @@ def build_workspace(
     )
 
 
-def spec(made: "ws.Workspace") -> str:
+def spec(workspace: "ws.Workspace") -> str:
     """Return the workspace as the server stores it, as JSON; the library keeps this to itself."""
-    return made._to_model().model_dump_json(by_alias=True, indent=1)
+    return workspace._to_model().model_dump_json(by_alias=True, indent=1)
 
 
-def save(made: "ws.Workspace") -> str:
+def save(workspace: "ws.Workspace") -> str:
     """Save the workspace to the server, as a new view; return its URL.
 
     Raises BadInput without a key in the environment, or if the server refuses it.
@@ -99,8 +99,8 @@ def save(made: "ws.Workspace") -> str:
     if not os.environ.get("WANDB_API_KEY"):
         raise BadInput("mode", "online", "needs a key in the environment, WANDB_API_KEY")
     try:
-        made.entity = made.entity or wandb.Api().default_entity or ""
-        url: str = made.save().url
+        workspace.entity = workspace.entity or wandb.Api().default_entity or ""
+        url: str = workspace.save().url
     except (wandb.Error, OSError, ValueError) as error:
         allowed = f"the server refused it ({' '.join(str(error).split())})"
         raise BadInput("mode", "online", allowed) from None

@@ -54,35 +54,36 @@ class Asked(NamedTuple):
 
     def folder(self, trial: Trial, task: str) -> Path:
         """Where the samples of a trial lie; what is asked otherwise has a folder of its own."""
-        said = [f"{key}={self.counts[key]}" for key in COUNTS[:2] if key in self.counts]
-        return trial.folder / "evaluation" / "@".join([Path(task).stem, *said])
+        words = [f"{key}={self.counts[key]}" for key in COUNTS[:2] if key in self.counts]
+        return trial.folder / "evaluation" / "@".join([Path(task).stem, *words])
 
 
 def main(words: Sequence[str]) -> int:
     """Exit code 0; raises BadInput."""
-    asked = parse_words(words)
-    if asked.average:
-        return _average(asked)
-    trials = _with_weights(asked.request)
-    if asked.request.dry_run:
+    request = parse_words(words)
+    if request.average:
+        return _average(request)
+    trials = _with_weights(request.request)
+    if request.request.dry_run:
         from pipegap.analysis.statistics.downstream import precision
 
-        print(precision(asked.request.results))
+        print(precision(request.request.results))
         return DONE
-    left = [
-        [name for name in asked.tasks if not asked.folder(trial, name).exists()] for trial in trials
+    unfinished = [
+        [name for name in request.tasks if not request.folder(trial, name).exists()]
+        for trial in trials
     ]
-    print(f"{len(trials)} trials, {sum(map(bool, left))} to ask", flush=True)
-    tasks = {name: _tasks(name, asked.benchmarks) for name in asked.tasks if any(left)}
-    for trial, names in zip(trials, left, strict=True):
-        model = _model(trial, asked.counts) if names else None
+    print(f"{len(trials)} trials, {sum(map(bool, unfinished))} to ask", flush=True)
+    tasks = {name: _tasks(name, request.benchmarks) for name in request.tasks if any(unfinished)}
+    for trial, names in zip(trials, unfinished, strict=True):
+        model = _model(trial, request.counts) if names else None
         for name in names:
-            _ask(model, tasks[name], asked.folder(trial, name), asked.counts.get("limit"))
+            _ask(model, tasks[name], request.folder(trial, name), request.counts.get("limit"))
             print(f"{trial.name}: {name}", flush=True)
     return DONE
 
 
-def _average(asked: Asked) -> int:
+def _average(question: Asked) -> int:
     """Prints a line for each completed trial of the sweeps that kept its weights; of those that
     cannot be averaged a line on stderr, and the exit code is 1. Raises BadInput if none can be.
 
@@ -90,7 +91,7 @@ def _average(asked: Asked) -> int:
     """
     from pipegap.trainer.averaged import mean_of, validation_loss, whole_sets
 
-    number, request = asked.average, asked.request
+    number, request = question.average, question.request
     planned, completed = _completed(request)
     if not completed:
         allowed = f"must have a completed trial: {request.results} has none of {len(planned)}"
@@ -137,29 +138,29 @@ def _average(asked: Asked) -> int:
 
 def _completed(request: Request) -> tuple[list[Trial], list[tuple[Trial, float]]]:
     """The trials of the sweeps, and those that are completed, with their final losses."""
-    seen = Snapshot()
-    planned = all_planned(plan_sweeps(request, seen))
-    rows = [(trial, seen.finished(trial) or {}) for trial in planned]
+    snapshot = Snapshot()
+    planned = all_planned(plan_sweeps(request, snapshot))
+    rows = [(trial, snapshot.finished(trial) or {}) for trial in planned]
     done = [(trial, row) for trial, row in rows if row.get("status") == Status.COMPLETED]
     return planned, [(trial, row["final_val_loss"]) for trial, row in done]
 
 
 def parse_words(words: Sequence[str]) -> Asked:
     """Raises BadInput for words that nothing can be asked by."""
-    given = parse(words, "pipegap evaluate", __doc__ or "", KEYS)
+    values = parse(words, "pipegap evaluate", __doc__ or "", KEYS)
     tasks, folder, counts, average = list[str](), "", dict[str, int](), 0
-    if "average" in given:  # what is said of tasks is refused below
-        average = parse_count("average", given.pop("average"), low=1)
+    if "average" in values:  # what is said of tasks is refused below
+        average = parse_count("average", values.pop("average"), low=1)
     else:
-        tasks, folder = _take_tasks(given), given.pop("benchmarks", str(FOLDER))
-        counts = {key: parse_count(key, given.pop(key), low=1) for key in COUNTS if key in given}
-    request = parse_request([f"{key}={value}" for key, value in given.items()])
+        tasks, folder = _take_tasks(values), values.pop("benchmarks", str(FOLDER))
+        counts = {key: parse_count(key, values.pop(key), low=1) for key in COUNTS if key in values}
+    request = parse_request([f"{key}={value}" for key, value in values.items()])
     require_folder("results", request.where)  # weights of an object store stay there
     return Asked(tasks, folder, counts, average, request)
 
 
-def _take_tasks(given: Given) -> list[str]:
-    word = given.pop("tasks", "")
+def _take_tasks(values: Given) -> list[str]:
+    word = values.pop("tasks", "")
     names = [name.strip() for name in word.strip().removeprefix("[").removesuffix("]").split(",")]
     if not all(names) or len({*names}) < len(names):
         allowed = f"must name tasks, each once: [{','.join(BENCHMARKS)}] or others of lm-eval's"
@@ -174,16 +175,16 @@ def _take_tasks(given: Given) -> list[str]:
 def _with_weights(request: Request) -> list[Trial]:
     """The completed trials of the sweeps that kept their weights as transformers reads them."""
     planned, completed = _completed(request)
-    kept = [trial for trial, _ in completed if isfile(trial.folder / "final/config.json")]
-    if not kept:
+    with_weights = [trial for trial, _ in completed if isfile(trial.folder / "final/config.json")]
+    if not with_weights:
         allowed = (
             f"must have trials that kept their final weights as transformers reads them: of "
             f"{len(planned)} trials none in {request.results} did (save_final=true)"
         )
         raise BadInput("sweep", request.title, allowed)
-    if len(kept) < len(planned):
-        print(f"{len(kept)} of {len(planned)} trials kept their weights (save_final=true)")
-    return kept
+    if len(with_weights) < len(planned):
+        print(f"{len(with_weights)} of {len(planned)} trials kept their weights (save_final=true)")
+    return with_weights
 
 
 def _tasks(word: str, folder: str) -> list[Any]:
@@ -198,16 +199,16 @@ def _tasks(word: str, folder: str) -> list[Any]:
     is_file = Path(word).is_file()
     manager = TaskManager(include_defaults=not is_file)  # to list lm-eval's own takes seconds
     if not is_file and word not in manager.all_tasks:
-        known = [other for other in manager.all_tasks if other.startswith(word[:3])]
-        raise one_of("tasks", word, [*BENCHMARKS, *known[:30]], ", or the file of a task")
+        similar_names = [name for name in manager.all_tasks if name.startswith(word[:3])]
+        raise one_of("tasks", word, [*BENCHMARKS, *similar_names[:30]], ", or the file of a task")
     try:
-        found = [*manager.load([word])["tasks"].values()]
+        loaded_tasks = [*manager.load([word])["tasks"].values()]
     except Exception as error:  # lm-eval, datasets and the network have their own
         allowed = f"must be a task whose data is here or on the hub ({first_line(error)})"
         raise BadInput("tasks", word, allowed) from None
-    if any(task.OUTPUT_TYPE != "multiple_choice" for task in found):
+    if any(task.OUTPUT_TYPE != "multiple_choice" for task in loaded_tasks):
         raise BadInput("tasks", word, "must be a task of multiple choice")
-    return found
+    return loaded_tasks
 
 
 def _model(trial: Trial, counts: Mapping[str, int]) -> Any:

@@ -9,9 +9,9 @@ from pipegap.trainer.base.cli import parse, refuse_others
 
 def main(words: Sequence[str]) -> int:
     """Prints one line per job, the oldest first: id, status, start, command. Exit code 0."""
-    given = parse(words, "pipegap jobs", __doc__ or "", ADDRESS)
-    address = given.pop("address", "")
-    refuse_others(given, "pipegap jobs")
+    values = parse(words, "pipegap jobs", __doc__ or "", ADDRESS)
+    address = values.pop("address", "")
+    refuse_others(values, "pipegap jobs")
     with jobs_of(address) as client:
         jobs = sweep_jobs(client)
         for job in jobs:

@@ -25,22 +25,22 @@ def main(words: Sequence[str]) -> int:
     """Exit code 0, also if there is nothing to list; raises BadInput."""
     from pipegap.analysis.table.selection import SHOWN
 
-    given = parse(words, "pipegap list", __doc__ or "", OPTIONS)
-    form = take_choice(given, "format", FORMATS)
-    columns = given.pop("columns", ",".join(SHOWN)).split(",")
-    print(select(given).text(columns, form))
+    values = parse(words, "pipegap list", __doc__ or "", OPTIONS)
+    form = take_choice(values, "format", FORMATS)
+    columns = values.pop("columns", ",".join(SHOWN)).split(",")
+    print(select(values).text(columns, form))
     return DONE
 
 
-def select(given: Given) -> "Selection":
-    """Return the trials in the store `results` that fulfil all other conditions of `given`.
+def select(values: Given) -> "Selection":
+    """Return the trials in the store `results` that fulfil all other conditions of `values`.
 
     Raises BadInput, and warns as `selection.select`. Prints what could be selected if nothing is.
     """
     from pipegap.analysis.table import selection
 
-    conditions = {key: value for key, value in given.items() if key != "results"}
-    selected = selection.select(pulled(given.get("results", "results")), conditions)
+    conditions = {key: value for key, value in values.items() if key != "results"}
+    selected = selection.select(pulled(values.get("results", "results")), conditions)
     if selected.why_empty:
         print(selected.why_empty, file=sys.stderr)
     return selected

@@ -18,14 +18,14 @@ dry_run=    true says what it would delete, and deletes nothing"""
 
 def main(words: Sequence[str]) -> int:
     """Exit code 0; raises BadInput."""
-    given = parse(words, "pipegap prune", __doc__ or "", OPTIONS)
-    dry_run = take_flag(given, "dry_run")
-    given.setdefault("checkpoints", "")  # nothing is deleted by default
-    chosen = STATUSES[take_choice(given, "checkpoints", [*STATUSES])]
-    rows = [row for row in select(given).rows() if row["status"] in chosen]
+    values = parse(words, "pipegap prune", __doc__ or "", OPTIONS)
+    dry_run = take_flag(values, "dry_run")
+    values.setdefault("checkpoints", "")  # nothing is deleted by default
+    statuses = STATUSES[take_choice(values, "checkpoints", [*STATUSES])]
+    rows = [row for row in select(values).rows() if row["status"] in statuses]
     from pipegap.trainer.store.opened import open_store  # torch is slow
 
-    store = open_store(given.get("results", "results"))
+    store = open_store(values.get("results", "results"))
     num_files, num_bytes, num_trials = 0, 0, 0
     with nullcontext() if dry_run else store.driven():
         for spare in store.spare([Path(row["folder"]) for row in rows]):

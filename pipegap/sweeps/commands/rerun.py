@@ -41,33 +41,36 @@ def main(words: Sequence[str]) -> int:
 
     Raises BadInput.
     """
-    given = parse(words, "pipegap rerun", __doc__ or "", OPTIONS)
-    force, dry_run = take_flag(given, "force"), take_flag(given, "dry_run")
-    gpus_per_trial = parse_gpus(given.pop("gpus_per_trial", "1"))
-    first_trial = CHOICES[take_choice(given, "first_trial", [*CHOICES])]
-    tracking = choice.take(given, given.get("code"))
-    store = open_store(given.get("results", "results"))
-    if not given.keys() - {"results"}:
+    values = parse(words, "pipegap rerun", __doc__ or "", OPTIONS)
+    force, dry_run = take_flag(values, "force"), take_flag(values, "dry_run")
+    gpus_per_trial = parse_gpus(values.pop("gpus_per_trial", "1"))
+    first_trial = CHOICES[take_choice(values, "first_trial", [*CHOICES])]
+    tracking = choice.take(values, values.get("code"))
+    store = open_store(values.get("results", "results"))
+    if not values.keys() - {"results"}:
         raise BadInput("rerun", "", "must say which trials, e.g. status=failed")
-    rows = select(given).rows()
+    rows = select(values).rows()
     stays = (Status.RUNNING,) if force else (Status.RUNNING, *FINAL)
-    chosen, refused = _trials([row for row in rows if row["status"] not in stays], store.folder)
-    print(f"{len(rows)} trials selected, {len(chosen)} to run", flush=True)
+    trials, refused = _trials([row for row in rows if row["status"] not in stays], store.folder)
+    print(f"{len(rows)} trials selected, {len(trials)} to run", flush=True)
     for status in stays:
-        if left := sum(row["status"] == status for row in rows):
+        if num_left := sum(row["status"] == status for row in rows):
             is_run = status == Status.RUNNING
             why = "a process runs them" if is_run else "force=true runs them again"
-            print(f"{left} {status} are left as they are: {why}")
-    if dry_run or not chosen:
+            print(f"{num_left} {status} are left as they are: {why}")
+    if dry_run or not trials:
         return FAILED if refused else DONE
-    seen = Snapshot()
-    require_ready(store, [trial for trial in chosen if seen.finished(trial) is None])
+    snapshot = Snapshot()
+    require_ready(store, [trial for trial in trials if snapshot.finished(trial) is None])
     from pipegap.sweeps.cluster.connection import session  # Ray is slow
 
-    with store.driven(), session("rerun", store, gpus_per_trial, tracking, Ends()) as here:
-        stopped = _run(chosen, here, first_trial, seen)
+    with (
+        store.driven(),
+        session("rerun", store, gpus_per_trial, tracking, Ends()) as running_session,
+    ):
+        stopped = _run(trials, running_session, first_trial, snapshot)
     store.pull()
-    exit_code = _report(chosen, seen.again())
+    exit_code = _report(trials, snapshot.again())
     return Stopped.exit_code if stopped else exit_code or (FAILED if refused else DONE)
 
 
@@ -103,7 +106,10 @@ def recorded(folder: Path, arm: str, trial_id: str, results: Path) -> Trial:
 
 
 def _run(
-    trials: Sequence[Trial], here: "Session", first_trial: bool | None, seen: Snapshot
+    trials: Sequence[Trial],
+    running_session: "Session",
+    first_trial: bool | None,
+    snapshot: Snapshot,
 ) -> bool:
     """Runs the trials; returns whether a signal asked to stop.
 
@@ -112,27 +118,30 @@ def _run(
     from pipegap.sweeps.cluster.driver import run_trials
     from pipegap.sweeps.cluster.first_trial import try_first
 
-    done = [trial for trial in trials if seen.finished(trial) is not None]
+    done = [trial for trial in trials if snapshot.finished(trial) is not None]
     if not done:
-        try_first(here, trials, first_trial)
-    work, restores = WorkList(here.store), [here.store.archive(trial) for trial in done]
-    here.store.pull()
+        try_first(running_session, trials, first_trial)
+    work, restores = (
+        WorkList(running_session.store),
+        [running_session.store.archive(trial) for trial in done],
+    )
+    running_session.store.pull()
     work.add(trials)
     try:
-        run_trials(here, work, trials)
+        run_trials(running_session, work, trials)
     finally:
         for restore in restores:
             restore()
-    return here.asked_to_stop()
+    return running_session.asked_to_stop()
 
 
-def _report(trials: Sequence[Trial], seen: Snapshot) -> int:
-    now = Progress(trials)
-    now.refresh(now.trials, seen)
-    print(", ".join(f"{count} {status}" for status, count in sorted(now.counts.items())))
-    failed = [(t.name, row) for t in trials if (row := seen.failure(t)) is not None]
+def _report(trials: Sequence[Trial], snapshot: Snapshot) -> int:
+    progress = Progress(trials)
+    progress.refresh(progress.trials, snapshot)
+    print(", ".join(f"{count} {status}" for status, count in sorted(progress.counts.items())))
+    failed = [(t.name, row) for t in trials if (row := snapshot.failure(t)) is not None]
     for line in failures(failed, len(trials)):
         print(line)
-    if left := now.counts[Status.INTERRUPTED]:
-        print(f"stopped with {left} trials to go: rerun status=interrupted resumes them")
-    return DONE if all(state.status in FINAL for state in now.states.values()) else FAILED
+    if num_interrupted := progress.counts[Status.INTERRUPTED]:
+        print(f"stopped with {num_interrupted} trials to go: rerun status=interrupted resumes them")
+    return DONE if all(state.status in FINAL for state in progress.states.values()) else FAILED

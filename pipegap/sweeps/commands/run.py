@@ -22,19 +22,19 @@ def main(words: Sequence[str]) -> int:
     """Exit code: 0 done, 1 a trial failed or has not run, 143 stopped. Raises BadInput."""
     url, words = take_url(words)
     request = parse_request(_request_words(words))
-    now = Round.first(request, open_store(request.where))
-    print(hanging(summary(now), terminal_width()), flush=True)
+    sweep_round = Round.first(request, open_store(request.where))
+    print(hanging(summary(sweep_round), terminal_width()), flush=True)
     if request.dry_run:
         return DONE
-    require_ready(now.store, now.todo)
-    with now.store.driven(), Notices(url, now) as notices:
-        first, (now, stopped) = now, run_rounds(now, notices)
-        notices.end(now, stopped=stopped, has_run=bool(first.runnable))
+    require_ready(sweep_round.store, sweep_round.todo)
+    with sweep_round.store.driven(), Notices(url, sweep_round) as notices:
+        first, (sweep_round, stopped) = sweep_round, run_rounds(sweep_round, notices)
+        notices.end(sweep_round, stopped=stopped, has_run=bool(first.runnable))
         if notices.has_failed():
             print(f"stopped by fail_fast={request.fail_fast}")
         elif stopped:
-            return _say_what_is_left(now)
-        return max(_end(now, sweep) for sweep in now.sweeps)
+            return _say_what_is_left(sweep_round)
+        return max(_end(sweep_round, sweep) for sweep in sweep_round.sweeps)
 
 
 def _request_words(words: Sequence[str]) -> list[str]:
@@ -71,25 +71,29 @@ def _request_words(words: Sequence[str]) -> list[str]:
     )
 
 
-def _say_what_is_left(now: Round) -> int:
+def _say_what_is_left(sweep_round: Round) -> int:
     """Whoever asked to stop will not wait for a report: Slurm kills after a minute."""
-    print(f"stopped with {len(now.todo)} trials to go: the same command resumes them")
-    where = shlex.quote(now.request.where)
+    print(f"stopped with {len(sweep_round.todo)} trials to go: the same command resumes them")
+    where = shlex.quote(sweep_round.request.where)
     print(f"a report of what is done: pipegap report results={where} out=report")
     return Stopped.exit_code
 
 
-def _end(now: Round, plan: SweepPlan) -> int:
+def _end(sweep_round: Round, plan: SweepPlan) -> int:
     """Prints what became of a sweep, its report and its advice; returns an exit code."""
-    if len(now.sweeps) > 1:
+    if len(sweep_round.sweeps) > 1:
         print(f"\nsweep {plan.label}")
-    todo = [trial for trial in plan.distinct if now.seen.finished(trial) is None]
-    lost = [(trial.name, row) for trial in todo if (row := now.seen.failure(trial)) is not None]
-    print(sweep_record.report(now, plan))
-    for line in failures(lost, len(plan.distinct)):
+    todo = [trial for trial in plan.distinct if sweep_round.seen.finished(trial) is None]
+    failed_trials = [
+        (trial.name, row) for trial in todo if (row := sweep_round.seen.failure(trial)) is not None
+    ]
+    print(sweep_record.report(sweep_round, plan))
+    for line in failures(failed_trials, len(plan.distinct)):
         print(line)
-    if lost:
-        print(f"all that failed: {shlex.join([*LIST_FAILED, f'results={now.request.where}'])}")
-    if left := len(todo) - len(lost):
-        print(f"{left} trials have not run: the same command runs them")
+    if failed_trials:
+        print(
+            f"all that failed: {shlex.join([*LIST_FAILED, f'results={sweep_round.request.where}'])}"
+        )
+    if num_left := len(todo) - len(failed_trials):
+        print(f"{num_left} trials have not run: the same command runs them")
     return FAILED if todo else DONE

@@ -48,11 +48,11 @@ class WatchedSweep:
         """The view now. The gap table has `width` columns; with None it is Markdown."""
         with suppress(StoreAway):  # for a moment: what was seen last is shown
             self._now = self._now.again()
-        trials, seen = self._now.planned, self._now.seen
+        trials, snapshot = self._now.planned, self._now.seen
         self.progress = Progress(trials, self.progress)
-        self.progress.refresh(self.progress.trials, seen)
+        self.progress.refresh(self.progress.trials, snapshot)
         self._gaps.refresh(self.progress, width)
-        failed = [(t.name, row) for t in trials if (row := seen.failure(t)) is not None]
+        failed = [(t.name, row) for t in trials if (row := snapshot.failure(t)) is not None]
         notes = [*failures(failed, len(trials))]
         if any(trial.plan.data_hash is None for trial in trials):
             notes.append("its data is not prepared here: trials cannot be recognised by their ids")
@@ -68,12 +68,12 @@ class WatchedSweep:
 
 def main(words: Sequence[str]) -> int:
     """Exit code 0, whatever became of the trials. Raises BadInput."""
-    given = parse(words, "pipegap status", __doc__ or "", KEYS)
-    if not given.keys() - {"results"}:
-        print(_overview(given.get("results", "results")))
+    values = parse(words, "pipegap status", __doc__ or "", KEYS)
+    if not values.keys() - {"results"}:
+        print(_overview(values.get("results", "results")))
         return DONE
-    watch = take_flag(given, "watch")
-    sweep = WatchedSweep(parse_request([f"{key}={value}" for key, value in given.items()]))
+    watch = take_flag(values, "watch")
+    sweep = WatchedSweep(parse_request([f"{key}={value}" for key, value in values.items()]))
     console = ReadConsole()
     width = console.width if console.is_terminal else None
     console.width = width or WIDTH_OF_FILES
@@ -96,26 +96,29 @@ def _overview(where: str) -> str:
     failed = dict[str, Row]()
     rows = [("sweep", "trials", *(str(status) for status in ENDED), "left")]
     more = ["more"]
-    seen, results = Snapshot(), pulled(where)
+    snapshot, results = Snapshot(), pulled(where)
     planned = set[str]()
     for record in records(results):
         planned |= record.trials.keys()
-        found = {key: seen.result(results / "trials" / key) for key in record.trials}
-        ended = {key: result for key, result in found.items() if result}
-        ends = Counter(result["status"] for result in ended.values())
-        failed |= {key: row for key, row in ended.items() if row["status"] == Status.FAILED}
+        result_of_trial = {key: snapshot.result(results / "trials" / key) for key in record.trials}
+        finished = {key: result for key, result in result_of_trial.items() if result}
+        ends = Counter(result["status"] for result in finished.values())
+        failed |= {key: row for key, row in finished.items() if row["status"] == Status.FAILED}
         counts = (len(record.trials), *(ends[status] for status in ENDED))
-        left = len(record.trials) - ends.total()
-        rows.append((record.label, *map(str, (*counts, left))))
+        num_left = len(record.trials) - ends.total()
+        rows.append((record.label, *map(str, (*counts, num_left))))
         more.append(_command(record, where))
     if len(rows) == 1:
         return f"{results} has no record of a sweep: pipegap sweep sweep=main makes one"
     lines = [*map("  ".join, zip(aligned(rows, str.rjust), more, strict=True))]
     if (width := terminal_width()) and max(map(len, lines)) > width:
-        head, *shown = aligned(rows, str.rjust)
-        lines = [head, *(f"{row}\n  {then}" for row, then in zip(shown, more[1:], strict=True))]
-    if seen.closed:
-        lines.append(seen.closed)
+        head, *table_rows = aligned(rows, str.rjust)
+        lines = [
+            head,
+            *(f"{row}\n  {next_step}" for row, next_step in zip(table_rows, more[1:], strict=True)),
+        ]
+    if snapshot.closed:
+        lines.append(snapshot.closed)
     if failed:
         lines += failures(failed.items(), len(planned))
         lines.append(f"all that failed: {shlex.join([*LIST_FAILED, *_store(where)])}")
@@ -131,12 +134,12 @@ def _command(record: Record, where: str) -> str:
     return shlex.join(["pipegap", "status", *record.given, *_store(where)])
 
 
-def _require_asked(asked: Asked, where: str) -> None:
+def _require_asked(request: Asked, where: str) -> None:
     """Raise BadInput for a sweep that was asked for here, but only in other words."""
-    if asked.record is None and asked.records:
-        commands = " or ".join(_command(record, where) for record in asked.records)
+    if request.record is None and request.records:
+        commands = " or ".join(_command(record, where) for record in request.records)
         allowed = f"was run here with other words, or another file: {commands}"
-        raise BadInput("sweep", asked.name, allowed)
+        raise BadInput("sweep", request.name, allowed)
 
 
 def _watch(sweep: WatchedSweep, width: int | None, show: Callable[[RenderableType], None]) -> None:

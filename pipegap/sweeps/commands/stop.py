@@ -12,15 +12,15 @@ KEYS = f"ID ...   as `jobs` lists them\n{ADDRESS}"
 def main(words: Sequence[str]) -> int:
     """Waits until the jobs have ended. Exit code 0. Raises BadInput for an unknown job."""
     ids = [word for word in words if "=" not in word and not word.startswith("-")]
-    given = parse([word for word in words if word not in ids], "pipegap stop", __doc__ or "", KEYS)
-    address = given.pop("address", "")
-    refuse_others(given, "pipegap stop")
+    values = parse([word for word in words if word not in ids], "pipegap stop", __doc__ or "", KEYS)
+    address = values.pop("address", "")
+    refuse_others(values, "pipegap stop")
     if not ids:
         raise BadInput("stop", "", "must name jobs: `pipegap jobs` lists their ids")
     with jobs_of(address) as client:
-        known = [str(job.submission_id) for job in sweep_jobs(client)]
-        if unknown := sorted(set(ids) - set(known)):
-            raise BadInput("stop", unknown[0], f"must be one of {', '.join(known) or 'no jobs'}")
+        job_ids = [str(job.submission_id) for job in sweep_jobs(client)]
+        if unknown := sorted(set(ids) - set(job_ids)):
+            raise BadInput("stop", unknown[0], f"must be one of {', '.join(job_ids) or 'no jobs'}")
         for job_id in ids:
             client.stop_job(job_id)
         for job_id in ids:

@@ -21,20 +21,20 @@ The same words find the same job, unless it failed or was stopped."""
 
 def main(words: Sequence[str]) -> int:
     """Exit code: the job's; 0 if it is not followed, 130 after Ctrl-C, 1 if the cluster is lost."""
-    given = parse(words, "pipegap submit", __doc__ or "", KEYS)
-    if "notify" in given:
+    values = parse(words, "pipegap submit", __doc__ or "", KEYS)
+    if "notify" in values:
         allowed = f"is a secret, which Ray would show: set {NOTIFY} where ray start runs"
         raise BadInput("notify", "a URL", allowed)
-    address, again = given.pop("address", ""), take_flag(given, "again")
-    follows = take_choice(given, "follow", ("true", "false")) == "true"
-    request = [f"{key}={value}" for key, value in given.items()]
+    address, resubmit = values.pop("address", ""), take_flag(values, "again")
+    follows = take_choice(values, "follow", ("true", "false")) == "true"
+    request = [f"{key}={value}" for key, value in values.items()]
     parsed = parse_request(request)
     if parsed.dry_run:
         from pipegap.sweeps.commands import run  # slow: it brings torch
 
         return run.main(request)
     require_shared(parsed)
-    job_words, own = take_along(given, parsed)
+    job_words, user_files = take_along(values, parsed)
     with jobs_of(address) as client:
-        job_id = submit(client, parsed.label, job_words, again, own)
+        job_id = submit(client, parsed.label, job_words, resubmit, user_files)
         return follow(client, job_id) if follows else 0

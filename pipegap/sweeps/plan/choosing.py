@@ -92,17 +92,17 @@ class Choice:
 
 
 def try_at(
-    point: GridPoint, values: Mapping[str, Any], seeds: Sequence[int], seen: Snapshot
+    point: GridPoint, values: Mapping[str, Any], seeds: Sequence[int], snapshot: Snapshot
 ) -> TriedSetting:
     """Return the values as they are tried at a point, in every arm and at these seeds."""
-    there = point.at(values)
-    trials, by_arm = there.trials(seeds), dict[str, list[float]]()
+    point_there = point.at(values)
+    trials, by_arm = point_there.trials(seeds), dict[str, list[float]]()
     for trial in trials:
-        if (loss := seen.final_loss(trial)) is None:
-            return TriedSetting(dict(values), there, trials, None)
+        if (loss := snapshot.final_loss(trial)) is None:
+            return TriedSetting(dict(values), point_there, trials, None)
         by_arm.setdefault(trial.arm, []).append(loss)
     losses = {arm: fmean(of_arm) for arm, of_arm in by_arm.items()}
-    return TriedSetting(dict(values), there, trials, losses)
+    return TriedSetting(dict(values), point_there, trials, losses)
 
 
 def check_reach(sweep: Sweep, points: Iterable[GridPoint]) -> None:
@@ -124,13 +124,13 @@ def _ends(sweep: Sweep, point: GridPoint) -> list[dict[str, Any]]:
     return [_setting(sweep, point, _times(factors, start)) for factors in product(*ends)]
 
 
-def choose(sweep: Sweep, choices: Sequence[Choice], seen: Snapshot) -> list[Choice]:
+def choose(sweep: Sweep, choices: Sequence[Choice], snapshot: Snapshot) -> list[Choice]:
     """Return the choices by the results that were seen; settled ones stay."""
     if (search := sweep.search) is not None:
-        return [c if c.settled else try_settings(sweep, search, c.point, seen) for c in choices]
+        return [c if c.settled else try_settings(sweep, search, c.point, snapshot) for c in choices]
     leaders = _leaders(sweep, [choice.point for choice in choices])
     tuned = [
-        c if c.settled or i != leaders[i] else tune(sweep, c.point, seen)
+        c if c.settled or i != leaders[i] else tune(sweep, c.point, snapshot)
         for i, c in enumerate(choices)
     ]
     return [
@@ -146,14 +146,14 @@ def _leaders(sweep: Sweep, points: Sequence[GridPoint]) -> list[int]:
     of_axis = {*keys(sweep.axes["optimizer"])}
     leaders, words = dict[tuple[str, ...], int](), []
     for i, point in enumerate(points):
-        own = [word for word in point.overrides if {*keys([word])} & of_axis]
-        setting = tuple(word for word in point.overrides if word not in own)
-        words.append((own, setting))
-        if own == [f"optimizer={sweep.shared}"]:
+        axis_words = [word for word in point.overrides if {*keys([word])} & of_axis]
+        setting = tuple(word for word in point.overrides if word not in axis_words)
+        words.append((axis_words, setting))
+        if axis_words == [f"optimizer={sweep.shared}"]:
             leaders[setting] = i
     return [
-        i if {*keys(own)} & {*sweep.tune} else leaders[setting]
-        for i, (own, setting) in enumerate(words)
+        i if {*keys(axis_words)} & {*sweep.tune} else leaders[setting]
+        for i, (axis_words, setting) in enumerate(words)
     ]
 
 
@@ -163,7 +163,7 @@ def _follow(sweep: Sweep, point: GridPoint, leader: Choice) -> Choice:
     return Choice(point, [], leader.settled, leader.chosen, arms, leader.point)
 
 
-def tune(sweep: Sweep, point: GridPoint, seen: Snapshot) -> Choice:
+def tune(sweep: Sweep, point: GridPoint, snapshot: Snapshot) -> Choice:
     """Return what is tried at a point and the best of it, by the store's results."""
     if not sweep.tune:
         return Choice(point, settled=True, arms=point.trials(sweep.seeds))
@@ -175,14 +175,14 @@ def tune(sweep: Sweep, point: GridPoint, seen: Snapshot) -> Choice:
     todo = [_times(factors, start) for factors in product(*sweep.tune.values())]
     while todo:
         for values in todo:
-            tried[values] = try_at(sync, _setting(sweep, point, values), seeds, seen)
+            tried[values] = try_at(sync, _setting(sweep, point, values), seeds, snapshot)
         losses = {values: (setting.losses or {}).get("sync") for values, setting in tried.items()}
         todo = beyond(losses, sizes)
     settled = None not in losses.values()
     winner = _best(losses) if settled else None
-    chosen = {} if winner is None else {"sync": tried[winner]}
-    found = Choice(point, [tried[values] for values in sorted(tried)], settled, chosen)
-    return replace(found, arms=found.arms_at(point, sweep.seeds))
+    best_of_arms = {} if winner is None else {"sync": tried[winner]}
+    choice = Choice(point, [tried[values] for values in sorted(tried)], settled, best_of_arms)
+    return replace(choice, arms=choice.arms_at(point, sweep.seeds))
 
 
 def _best(losses: Losses) -> Values | None:
@@ -208,13 +208,13 @@ def beyond(losses: Losses, sizes: Sequence[int]) -> list[Values]:
         lowest = tuple(axis[0] for axis in axes)
         return [lowest] if lowest not in losses else []
     place = [axis.index(value) for axis, value in zip(axes, winner, strict=True)]
-    beside = [
+    neighbours = [
         (*winner[:key], axis[i], *winner[key + 1 :])
         for key, axis in enumerate(axes)
         for i in (place[key] - 1, place[key] + 1)
         if 0 <= i < len(axis)
     ]
-    return [values for values in beside if values not in losses]
+    return [values for values in neighbours if values not in losses]
 
 
 def _extended(axis: list[float], most: int) -> list[float]:
@@ -239,8 +239,10 @@ def _setting(sweep: Sweep, point: GridPoint, values: Values) -> dict[str, float]
     """Return the tuned keys at these values, and the keys that are held inverse to them."""
     factor = math.prod(values) / math.prod(_start(sweep.tune, point))
     inverse = sweep.tuning.inverse
-    held = {key: value / factor for key, value in zip(inverse, _start(inverse, point), strict=True)}
-    return {**dict(zip(sweep.tune, values, strict=True)), **held}
+    inverse_values = {
+        key: value / factor for key, value in zip(inverse, _start(inverse, point), strict=True)
+    }
+    return {**dict(zip(sweep.tune, values, strict=True)), **inverse_values}
 
 
 def _start(keys: Iterable[str], point: GridPoint) -> Values:
@@ -249,14 +251,14 @@ def _start(keys: Iterable[str], point: GridPoint) -> Values:
     Raises BadInput for a value that is no number, or 0, of which every multiple is 0.
     """
     start = {key: value_of(point.configs["sync"], key) for key in keys}
-    for key, own in start.items():
-        if isinstance(own, bool) or not isinstance(own, int | float) or own == 0:
-            allowed = f"must be a number other than 0 in the config ({own})"
+    for key, value in start.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or value == 0:
+            allowed = f"must be a number other than 0 in the config ({value})"
             raise BadInput("sweep.tune", key, allowed)
     return tuple(start.values())
 
 
-def try_settings(sweep: Sweep, search: Search, point: GridPoint, seen: Snapshot) -> Choice:
+def try_settings(sweep: Sweep, search: Search, point: GridPoint, snapshot: Snapshot) -> Choice:
     """Return what the sampler proposes at a point, by the store's results, and the best of it."""
     space = _space_at(point, search)
     study, axes = _study(search, space)
@@ -264,16 +266,18 @@ def try_settings(sweep: Sweep, search: Search, point: GridPoint, seen: Snapshot)
     while len(tried) < search.budget:
         number = min(search.at_once, search.budget - len(tried))
         proposed = [study.ask(axes) for _ in range(number)]
-        settings = [try_at(point, _rounded(space, p.params), search.seeds, seen) for p in proposed]
+        settings = [
+            try_at(point, _rounded(space, p.params), search.seeds, snapshot) for p in proposed
+        ]
         tried += settings
         losses = [setting.losses for setting in settings]
         if None in losses:  # Optuna hears of all that it proposed together, or of none
             return Choice(point, tried, arms=point.trials(sweep.seeds))
-        for one, of_arms in zip(proposed, losses, strict=True):
-            study.tell(one, fmean((of_arms or {}).values()))
-    chosen = _best_of_arms(tried)
-    arms = [t for setting in chosen.values() for t in setting.point.trials(sweep.seeds)]
-    return Choice(point, tried, True, chosen, [*{t.plan.trial_id: t for t in arms}.values()])
+        for proposal, of_arms in zip(proposed, losses, strict=True):
+            study.tell(proposal, fmean((of_arms or {}).values()))
+    best_of_arms = _best_of_arms(tried)
+    arms = [t for setting in best_of_arms.values() for t in setting.point.trials(sweep.seeds)]
+    return Choice(point, tried, True, best_of_arms, [*{t.plan.trial_id: t for t in arms}.values()])
 
 
 def _study(search: Search, space: Space) -> "tuple[optuna.Study, dict[str, BaseDistribution]]":
@@ -316,12 +320,12 @@ def _best_of_arms(tried: Sequence[TriedSetting]) -> dict[str, TriedSetting]:
     judged = [(setting, setting.losses or {}) for setting in tried]
     fair = [pair for pair in judged if pair[1].get("sync", math.inf) < math.inf]
     arms = dict.fromkeys(arm for _, losses in fair for arm in losses)
-    chosen: dict[str, TriedSetting] = {}
+    best_settings: dict[str, TriedSetting] = {}
     for arm in sorted(arms, key=lambda arm: arm != "sync"):
         setting, losses = min(fair, key=lambda pair: pair[1][arm])
         if losses[arm] < math.inf:
-            chosen[arm] = setting
-    return chosen
+            best_settings[arm] = setting
+    return best_settings
 
 
 def _space_at(point: GridPoint, search: Search) -> Space:
@@ -332,8 +336,8 @@ def _space_at(point: GridPoint, search: Search) -> Space:
 def _axis(key: str, axis: Axis, point: GridPoint) -> tuple[float, float, bool] | list[Any]:
     where = f"sweep.search.space.{key}"
     in_arms = (value_of(config, key) for config in point.configs.values())
-    own = next((own for own in in_arms if own is not None), None)
-    if own is None or isinstance(own, dict):
+    value = next((value for value in in_arms if value is not None), None)
+    if value is None or isinstance(value, dict):
         name = " ".join(point.overrides) or "every point"
         allowed = f"must be a key that has one value in some arm, and has none at {name}: "
         raise BadInput(where, axis, f"{allowed}search.space.{key}=null leaves it out")
@@ -342,9 +346,9 @@ def _axis(key: str, axis: Axis, point: GridPoint) -> tuple[float, float, bool] |
     [(form, (low, high))] = axis.items()
     if form == "range":
         return low, high, False
-    if isinstance(own, bool) or not isinstance(own, int | float) or own <= 0:
-        raise BadInput(where, axis, f"must be a range: factors need a positive number, not {own}")
-    return low * own, high * own, True
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise BadInput(where, axis, f"must be a range: factors need a positive number, not {value}")
+    return low * value, high * value, True
 
 
 def _corners(space: Space) -> list[dict[str, Any]]:

@@ -182,9 +182,9 @@ def measure() -> Rates:
             matrix, out = torch.ones(SIDE, SIDE, dtype=dtype), torch.empty(SIDE, SIDE, dtype=dtype)
             seconds = _fastest(partial(torch.mm, matrix, matrix, out=out))
             products[name] = 2 * SIDE**3 / seconds
-        one, other, total = torch.ones(3, IN_CACHE)
-        moved = 3 * IN_CACHE * one.itemsize
-        in_cache = moved / _fastest(lambda: torch.add(one, other, out=total))
+        first, second, total = torch.ones(3, IN_CACHE)
+        moved = 3 * IN_CACHE * first.itemsize
+        in_cache = moved / _fastest(lambda: torch.add(first, second, out=total))
         small = torch.zeros(16)
         calls = _fastest(lambda: [small.add_(small) for _ in range(CALLS)])
         return Rates(products, in_cache, calls / CALLS)
@@ -285,9 +285,9 @@ def _gpu() -> Device:
     gpus = [*known_devices().values()]
     if not torch.cuda.is_available():
         return gpus[0]
-    here = torch.cuda.get_device_name()
-    known = next((gpu for gpu in gpus if gpu.name in here), gpus[0])
-    return replace(known, memory=float(torch.cuda.get_device_properties().total_memory))
+    device_name = torch.cuda.get_device_name()
+    gpu_here = next((gpu for gpu in gpus if gpu.name in device_name), gpus[0])
+    return replace(gpu_here, memory=float(torch.cuda.get_device_properties().total_memory))
 
 
 def counted_seconds(config: Config, plan: Plan) -> float:
@@ -300,8 +300,8 @@ def counted_seconds(config: Config, plan: Plan) -> float:
 def counted_update_and_forward(config: Config, num_updates: int) -> tuple[float, float]:
     """Return `of_update_and_forward` of a trial on the device of its config; counted once for all
     trials that differ in nothing that matters to it."""
-    counted = {key: config[key] for key in KEYS} | which_optimizer(config)
-    return _counted(json.dumps(counted, sort_keys=True), num_updates)
+    facts = {key: config[key] for key in KEYS} | which_optimizer(config)
+    return _counted(json.dumps(facts, sort_keys=True), num_updates)
 
 
 @cache
@@ -322,8 +322,8 @@ def of_update_and_forward(config: Config, num_updates: int, device: Device) -> t
     correction: NoCorrection = build(config["correction"], num_updates, schedule.lags)
     evaluates = {**config, "dtype": config["eval_dtype"]}
     training, evaluation = (
-        _by_rank(given, schedule, work(given, model, schedule, correction))
-        for given in (config, evaluates)
+        _by_rank(pass_config, schedule, work(pass_config, model, schedule, correction))
+        for pass_config in (config, evaluates)
     )
     forward = max(FORWARD * device.passes(rank, evaluates["dtype"]) for rank in evaluation)
     passes = [device.passes(rank, config["dtype"]) for rank in training]
@@ -331,7 +331,10 @@ def of_update_and_forward(config: Config, num_updates: int, device: Device) -> t
     if len(training) == 1:
         return passes[0] + updates[0], forward
     operations = schedule.num_microbatches * schedule.num_chunks
-    costs = [_costs(both / operations, u) for both, u in zip(passes, updates, strict=True)]
+    costs = [
+        _costs(pass_seconds / operations, u)
+        for pass_seconds, u in zip(passes, updates, strict=True)
+    ]
     return steady(schedule, costs)[0], forward
 
 
@@ -345,8 +348,8 @@ def _by_rank(
     return [[stages[stage] for stage in rank] for rank in ranks]
 
 
-def _costs(both: float, update: float) -> dict[str, float]:
-    """Return the seconds of each kind of operation, given `both` a forward and its backward."""
-    backward = (1 - FORWARD) * both
+def _costs(forward_and_backward: float, update: float) -> dict[str, float]:
+    """Return the seconds of each kind of operation, from those of a forward with its backward."""
+    backward = (1 - FORWARD) * forward_and_backward
     halves = {"I": backward / 2, "W": backward / 2}
-    return {"F": FORWARD * both, "B": backward, **halves, "U": update}
+    return {"F": FORWARD * forward_and_backward, "B": backward, **halves, "U": update}

@@ -59,16 +59,19 @@ class Asked:
         """That of its record, or else the first that is free."""
         if self.record is not None:
             return self.record.label
-        taken = {record.label for record in self.records}
+        labels_taken = {record.label for record in self.records}
         first = f"{self.name}-{self.scale}"
         labels = chain([first], (f"{first}-{number}" for number in count(2)))
-        return next(label for label in labels if label not in taken)
+        return next(label for label in labels if label not in labels_taken)
 
     @property
     def others(self) -> str:
         """The other requests, each by its label and words; empty if there are none."""
-        others = [record for record in self.records if not self._is_of(record)]
-        return "; ".join(f"{other.label} is {shlex.join(other.given)}" for other in others)
+        other_records = [record for record in self.records if not self._is_of(record)]
+        return "; ".join(
+            f"{other_record.label} is {shlex.join(other_record.given)}"
+            for other_record in other_records
+        )
 
 
 def _hash(sweep: Sweep, swept: Sequence[GridPoint]) -> str:

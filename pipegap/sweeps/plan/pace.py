@@ -60,7 +60,7 @@ def expected(
     store: Path,
     trials: Sequence[Trial],
     todo: Sequence[Trial],
-    seen: Snapshot,
+    snapshot: Snapshot,
     gpus_per_trial: float,
 ) -> Expected:
     """Return what these trials take, by the results that were seen, and the compiler before those
@@ -69,20 +69,20 @@ def expected(
     Those of a shape that no finished trial has are counted. If the finished ones of other shapes
     disagree with what is counted of them, the rates of this machine are measured again.
     """
-    paces, ratios = _paces(store, trials, seen)
+    paces, ratios = _paces(store, trials, snapshot)
     to_count = [trial for trial in trials if shape(trial.config) not in paces]
     if to_count and ratios and not 1 / OFF < median(ratios) < OFF:
         measure_again()
-    counted = {trial.trial_id: _counted(trial, gpus_per_trial) for trial in to_count}
-    by_pace = {t.trial_id: _seconds(t, paces) for t in trials if t.trial_id not in counted}
-    return Expected({**by_pace, **counted}, compiler_seconds(todo), by_pace.keys())
+    seconds_counted = {trial.trial_id: _counted(trial, gpus_per_trial) for trial in to_count}
+    by_pace = {t.trial_id: _seconds(t, paces) for t in trials if t.trial_id not in seconds_counted}
+    return Expected({**by_pace, **seconds_counted}, compiler_seconds(todo), by_pace.keys())
 
 
-def _paces(store: Path, trials: Sequence[Trial], seen: Snapshot) -> tuple[Paces, list[float]]:
+def _paces(store: Path, trials: Sequence[Trial], snapshot: Snapshot) -> tuple[Paces, list[float]]:
     """Return the paces of these trials; for shapes without a finished one, those of others of the
     store. And `_times_counted` of finished trials of any shape, if shapes are missing."""
     paces: Paces = {}
-    finished = [(t.folder, t.config, result) for t in trials if (result := seen.finished(t))]
+    finished = [(t.folder, t.config, result) for t in trials if (result := snapshot.finished(t))]
     for _, config, result in finished:
         _add(paces, config, result)
     missing = {shape(trial.config) for trial in trials} - paces.keys()
@@ -91,7 +91,7 @@ def _paces(store: Path, trials: Sequence[Trial], seen: Snapshot) -> tuple[Paces,
             config = read(folder / "config.json", CONFIG)
             is_alike = shape(config) in missing
             is_read = is_alike or len(finished) < MOST_COMPARED
-            if is_read and (result := seen.result(folder)) is not None:
+            if is_read and (result := snapshot.result(folder)) is not None:
                 finished.append((folder, config, result))
                 if is_alike:
                     _add(paces, config, result)
@@ -112,16 +112,16 @@ def _times_counted(folder: Path, config: Config, result: Mapping[str, Any]) -> f
         if config["device"] == "cpu" and not config["code"] and is_here and seconds > LEAST_SECONDS:
             update, _ = counted_update_and_forward(config, result["num_updates"])
             tokens = config["batch_size"] * config["seq_len"]
-            counted = result["tokens"] / tokens * update / config["num_threads"]
-            return seconds / counted
+            seconds_counted = result["tokens"] / tokens * update / config["num_threads"]
+            return seconds / seconds_counted
     return None
 
 
 def _add(paces: Paces, config: Config, result: Mapping[str, Any]) -> None:
     """Add the pace of a finished trial, unless it trained on no token."""
     if result.get("tokens") and (speed := result["tokens_per_second"]):
-        rest = max(0.0, result["wall_seconds"] - result["tokens"] / speed)
-        pace = Pace(speed, rest / ceil(result["num_updates"] / config["eval_every"]))
+        overhead = max(0.0, result["wall_seconds"] - result["tokens"] / speed)
+        pace = Pace(speed, overhead / ceil(result["num_updates"] / config["eval_every"]))
         paces.setdefault(shape(config), {}).setdefault(_kind(config), []).append(pace)
 
 
@@ -129,8 +129,8 @@ def _seconds(trial: Trial, paces: Paces) -> float:
     """Return the seconds by the median pace of a trial's shape. Those with its optimizer and
     pipeline go before others."""
     of_shape = paces[shape(trial.config)]
-    alike = of_shape.get(_kind(trial.config)) or [*chain.from_iterable(of_shape.values())]
-    pace = Pace(*map(median, zip(*alike, strict=True)))
+    same_kind = of_shape.get(_kind(trial.config)) or [*chain.from_iterable(of_shape.values())]
+    pace = Pace(*map(median, zip(*same_kind, strict=True)))
     training = trial.plan.tokens / pace.tokens_per_second
     return training + trial.plan.num_evaluations * pace.seconds_per_evaluation
 

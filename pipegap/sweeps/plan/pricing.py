@@ -61,24 +61,24 @@ class Cost:
         return max(self.total / num_units, self.longest)
 
 
-def costs(now: Round, todo: Sequence[Trial]) -> list[Cost]:
+def costs(sweep_round: Round, todo: Sequence[Trial]) -> list[Cost]:
     """Return what these trials take, on cores and on GPUs."""
-    seconds, made = now.expected.seconds, []
+    seconds, costs_of_trials = sweep_round.expected.seconds, []
     for name in dict.fromkeys(map(unit, todo)):
         ids = {t.trial_id: t for t in todo if unit(t) == name}
-        amounts = {key: occupied(t, now.request.gpus_per_trial) for key, t in ids.items()}
+        amounts = {key: occupied(t, sweep_round.request.gpus_per_trial) for key, t in ids.items()}
         total = sum(seconds[key] * amount for key, amount in amounts.items())
-        made.append(Cost(name, total, max(seconds[key] for key in ids)))
-    return made
+        costs_of_trials.append(Cost(name, total, max(seconds[key] for key in ids)))
+    return costs_of_trials
 
 
-def _lines(now: Round) -> Iterator[str]:
+def _lines(sweep_round: Round) -> Iterator[str]:
     """Yield the plan: what is asked for, what is done, what the rest will cost."""
-    trials, todo = now.planned, now.todo
-    num_asked = sum(len(sweep.planned) for sweep in now.sweeps)
+    trials, todo = sweep_round.planned, sweep_round.todo
+    num_asked = sum(len(sweep.planned) for sweep in sweep_round.sweeps)
     counts = f"{len(trials)} unique, {len(trials) - len(todo)} done, {len(todo)} to do"
     yield f"trials    {num_asked} asked, {counts}"
-    yield from _table(now)
+    yield from _table(sweep_round)
     yield (
         f"tokens    {sum(t.plan.tokens for t in todo):.3g} to train on, all trials "
         f"together; {max(t.plan.tokens for t in trials):.3g} in the longest trial"
@@ -86,67 +86,69 @@ def _lines(now: Round) -> Iterator[str]:
     flops = sum(trial.plan.flops for trial in todo)
     yield f"compute   {flops:.3g} floating-point operations (FLOPs) to do"
     if todo:
-        yield from _time(now, costs(now, todo))
-        if compiler := now.expected.compiler:
+        yield from _time(sweep_round, costs(sweep_round, todo))
+        if compiler := sweep_round.expected.compiler:
             yield (
                 f"compiler  {duration(compiler)}, once on a machine: the first trials compile "
                 "graphs that all others share"
             )
     yield _models(trials)
-    yield _memory(trials, now.request.gpus_per_trial)
+    yield _memory(trials, sweep_round.request.gpus_per_trial)
     yield _storage(trials, todo)
     yield from dict.fromkeys(filter(None, (_uneven_cut(t.plan) for t in trials)))
     yield from _warnings(trials)
-    if closed := now.seen.closed:
+    if closed := sweep_round.seen.closed:
         yield f"warning   {closed}"
 
 
-def _table(now: Round) -> Iterator[str]:
+def _table(sweep_round: Round) -> Iterator[str]:
     """Yield one row per sweep; `shared` are trials that a row above has too."""
-    rows, seen = [], set[str]()
-    for sweep in now.sweeps:
-        new = [trial for trial in sweep.distinct if trial.trial_id not in seen]
-        seen |= {trial.trial_id for trial in new}
-        rows.append(_row(now, sweep.label, sweep.distinct, new))
+    rows, ids_counted = [], set[str]()
+    for sweep in sweep_round.sweeps:
+        new = [trial for trial in sweep.distinct if trial.trial_id not in ids_counted]
+        ids_counted |= {trial.trial_id for trial in new}
+        rows.append(_row(sweep_round, sweep.label, sweep.distinct, new))
     if len(rows) > 1:
-        planned = [trial for sweep in now.sweeps for trial in sweep.distinct]
-        rows.append(_row(now, "together", planned, now.planned))
-    places = ", ".join(dict.fromkeys(f"on {_where(now, t)}" for t in now.planned))
+        planned = [trial for sweep in sweep_round.sweeps for trial in sweep.distinct]
+        rows.append(_row(sweep_round, "together", planned, sweep_round.planned))
+    places = ", ".join(dict.fromkeys(f"on {_where(sweep_round, t)}" for t in sweep_round.planned))
     yield from aligned([("sweep", "trials", "shared", "done", "to do", places), *rows], str.rjust)
 
 
-def _row(now: Round, label: str, own: Sequence[Trial], new: Sequence[Trial]) -> tuple[str, ...]:
-    ids = {trial.trial_id for trial in now.todo}
+def _row(
+    sweep_round: Round, label: str, trials: Sequence[Trial], new: Sequence[Trial]
+) -> tuple[str, ...]:
+    ids = {trial.trial_id for trial in sweep_round.todo}
     todo = [trial for trial in new if trial.trial_id in ids]
-    counts = len(own), len(own) - len(new), len(new) - len(todo), len(todo)
-    clock = sum(cost.clock(_num_units(now, cost.unit)) for cost in costs(now, todo))
+    counts = len(trials), len(trials) - len(new), len(new) - len(todo), len(todo)
+    clock = sum(cost.clock(_num_units(sweep_round, cost.unit)) for cost in costs(sweep_round, todo))
     clock += STARTS + compiler_seconds(todo)
     return (label, *(f"{count:,}" for count in counts), duration(clock) if todo else "-")
 
 
-def _num_units(now: Round, name: str) -> int:
+def _num_units(sweep_round: Round, name: str) -> int:
     """Return the GPUs that the plan counts with, or the cores that this process may use."""
     if name != "GPU":
         return num_cores()
     import torch
 
-    return now.request.gpus or torch.cuda.device_count() or NODE
+    return sweep_round.request.gpus or torch.cuda.device_count() or NODE
 
 
-def _where(now: Round, trial: Trial) -> str:
-    number = _num_units(now, unit(trial))
+def _where(sweep_round: Round, trial: Trial) -> str:
+    number = _num_units(sweep_round, unit(trial))
     return f"{number} {unit(trial)}{'s' * (number > 1)}"
 
 
-def _time(now: Round, taken: Sequence[Cost]) -> Iterator[str]:
+def _time(sweep_round: Round, costs_of_trials: Sequence[Cost]) -> Iterator[str]:
     """Yield the line on what all of it takes, and what the estimate rests on; and the line on the
     price of the hours, if it was asked for."""
-    total = " and ".join(f"{duration(cost.total)} of one {cost.unit}" for cost in taken)
-    longest = max(cost.longest for cost in taken)
-    assumed = [t for t in now.todo if t.trial_id not in now.expected.measured]
+    total = " and ".join(f"{duration(cost.total)} of one {cost.unit}" for cost in costs_of_trials)
+    longest = max(cost.longest for cost in costs_of_trials)
+    assumed = [t for t in sweep_round.todo if t.trial_id not in sweep_round.expected.measured]
     sources = (
-        f"{len(now.todo) - len(assumed)} of {len(now.todo)} trials by the time that finished "
-        "ones of their shape took"
+        f"{len(sweep_round.todo) - len(assumed)} of {len(sweep_round.todo)} trials by the time "
+        "that finished ones of their shape took"
     )
     if assumed:
         rates = " and ".join(dict.fromkeys(map(_rates, assumed)))
@@ -155,8 +157,8 @@ def _time(now: Round, taken: Sequence[Cost]) -> Iterator[str]:
         f"time      {total}, longest trial {duration(longest)}, start and evaluation included "
         f"({sources})"
     )
-    if hourly := now.request.hourly:
-        hours = {cost.unit: cost.total / 3600 for cost in taken}
+    if hourly := sweep_round.request.hourly:
+        hours = {cost.unit: cost.total / 3600 for cost in costs_of_trials}
         parts = (f"{_rounded(number)} {name} hours" for name, number in hours.items())
         money = _rounded(hourly * sum(hours.values()), 2)
         yield f"price     {money}: {' and '.join(parts)}, {hourly:g} each"
@@ -175,13 +177,13 @@ def _rates(trial: Trial) -> str:
     return f"rates measured on a core on {measured().day}"
 
 
-def summary(now: Round) -> str:
+def summary(sweep_round: Round) -> str:
     """Return the lines of a plan: what the sweeps cost, and which gap their seeds detect."""
-    request, lines = now.request, [*_lines(now)]
-    for sweep in now.sweeps:
+    request, lines = sweep_round.request, [*_lines(sweep_round)]
+    for sweep in sweep_round.sweeps:
         open_or_chosen = [*_label(sweep), *sweep.estimate]
         open_or_chosen += sweep.remarks if request.dry_run else []
-        if len(now.sweeps) == 1:
+        if len(sweep_round.sweeps) == 1:
             lines += [*_precision(request.results, sweep), *open_or_chosen]
         else:
             lines += [f"{sweep.label}: {' '.join(line.split())}" for line in open_or_chosen]
@@ -250,9 +252,9 @@ def _passes(trials: Sequence[Trial]) -> Iterator[float]:
     nodes = {json.dumps(t.config["data"]): t.config["data"] for t in trials if t.plan.data_hash}
     for key, node in nodes.items():
         source: Source = made("data", node, Source)
-        known = getattr(source, "num_training_tokens", None)  # None before they are prepared
+        num_tokens = getattr(source, "num_training_tokens", None)  # None before they are prepared
         longest = max(t.plan.tokens for t in trials if json.dumps(t.config["data"]) == key)
-        yield longest / known if known else 0.0
+        yield longest / num_tokens if num_tokens else 0.0
 
 
 def _models(trials: Sequence[Trial]) -> str:
@@ -295,12 +297,12 @@ def _peak(trials: Sequence[Trial]) -> int:
 
 def _storage(trials: Sequence[Trial], todo: Sequence[Trial]) -> str:
     """Return the line on storage. A true pipeline also writes what its ranks have sent."""
-    kept = f"about {in_bytes(sum(trial.plan.kept_bytes for trial in trials))} kept of all trials"
+    stored = f"about {in_bytes(sum(trial.plan.kept_bytes for trial in trials))} kept of all trials"
     if not todo:
-        return f"storage   {kept}"
+        return f"storage   {stored}"
     most = max((2 + (t.config["runner"] != "emulated")) * t.plan.checkpoint_bytes for t in todo)
     return (
-        f"storage   {kept}, and up to {in_bytes(most)} for each that runs "
+        f"storage   {stored}, and up to {in_bytes(most)} for each that runs "
         "(two checkpoints, estimated from its parameters; a third while ranks write)"
     )
 

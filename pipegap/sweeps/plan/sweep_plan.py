@@ -131,11 +131,11 @@ class SweepPlan:
         """Lines on what was chosen and what was left out, and why."""
         return [*tried.remarks(self.sweep, self.choices), *_left_out(self.sweep, self.points)]
 
-    def refreshed(self, seen: Snapshot) -> "SweepPlan":
+    def refreshed(self, snapshot: Snapshot) -> "SweepPlan":
         """Return the plan by the results that were seen."""
         if self.settled:
             return self
-        return replace(self, points=_decided(self.sweep, self.choices, seen))
+        return replace(self, points=_decided(self.sweep, self.choices, snapshot))
 
 
 @dataclass(frozen=True)
@@ -151,14 +151,16 @@ class Round:
     def first(cls, request: Request, store: SweepStore) -> "Round":
         """Return the round of now; raises BadInput for what can be known to be wrong."""
         store.pull()
-        seen = Snapshot()
-        return cls(request, store, seen, plan_sweeps(request, seen))
+        snapshot = Snapshot()
+        return cls(request, store, snapshot, plan_sweeps(request, snapshot))
 
     def again(self) -> "Round":
         """Return the round of now, after this one. Raises StoreAway."""
         self.store.pull()
-        seen = self.seen.again()
-        return replace(self, seen=seen, sweeps=[sweep.refreshed(seen) for sweep in self.sweeps])
+        snapshot = self.seen.again()
+        return replace(
+            self, seen=snapshot, sweeps=[sweep.refreshed(snapshot) for sweep in self.sweeps]
+        )
 
     @property
     def title(self) -> str:
@@ -190,27 +192,29 @@ class Round:
         return expected(request.results, self.planned, self.todo, self.seen, request.gpus_per_trial)
 
 
-def plan_sweeps(request: Request, seen: Snapshot | None = None) -> list[SweepPlan]:
+def plan_sweeps(request: Request, snapshot: Snapshot | None = None) -> list[SweepPlan]:
     """Return one plan per sweep, by the results that were seen, or that the store has now; raises
     BadInput for everything that can be known to be wrong."""
     compose = Composer(request.if_there)
-    now = seen or Snapshot()
-    return [_plan_sweep(name, request, compose, now) for name in request.sweeps]
+    snapshot_now = snapshot or Snapshot()
+    return [_plan_sweep(name, request, compose, snapshot_now) for name in request.sweeps]
 
 
-def _plan_sweep(name: str, request: Request, compose: Composer, seen: Snapshot) -> SweepPlan:
+def _plan_sweep(name: str, request: Request, compose: Composer, snapshot: Snapshot) -> SweepPlan:
     """Return the plan of the sweep `name`, NAME-SCALE, with the label that it has in the store."""
     sweep = request.sweeps[name]
     swept = points(sweep, request.results, compose)
     check_reach(sweep, swept)
-    asked = Asked.of(request, name, swept)
-    choices = [Choice(replace(point, sweep=asked.label)) for point in swept]
-    return SweepPlan(asked.label, sweep, _decided(sweep, choices, seen), asked)
+    request_of_sweep = Asked.of(request, name, swept)
+    choices = [Choice(replace(point, sweep=request_of_sweep.label)) for point in swept]
+    return SweepPlan(
+        request_of_sweep.label, sweep, _decided(sweep, choices, snapshot), request_of_sweep
+    )
 
 
-def _decided(sweep: Sweep, choices: Sequence[Choice], seen: Snapshot) -> list[JudgedPoint]:
-    chosen = choose(sweep, choices, seen)
-    return judge(sweep, chosen, seen)
+def _decided(sweep: Sweep, choices: Sequence[Choice], snapshot: Snapshot) -> list[JudgedPoint]:
+    choices_now = choose(sweep, choices, snapshot)
+    return judge(sweep, choices_now, snapshot)
 
 
 def all_planned(sweeps: Iterable[SweepPlan]) -> list[Trial]:
@@ -234,7 +238,7 @@ def _lengthened(trial: Trial, factor: float, choice: Choice) -> Trial:
     return Trial(trial.arm, config, choice.point.plan(config), setting, trial.sweeps)
 
 
-def judge(sweep: Sweep, choices: Sequence[Choice], seen: Snapshot) -> list[JudgedPoint]:
+def judge(sweep: Sweep, choices: Sequence[Choice], snapshot: Snapshot) -> list[JudgedPoint]:
     """Return every point of the sweep, judged by the results that the store has.
 
     Nothing is decided of a group while a point of it has to run.
@@ -244,14 +248,20 @@ def judge(sweep: Sweep, choices: Sequence[Choice], seen: Snapshot) -> list[Judge
     firsts = [(choice, _first(choice), _group(choice)) for choice in choices]
     losses: dict[str, list[float | None]] = {}
     for choice, first, group in firsts:
-        of_first = [seen.final_loss(trial) for trial in first]
+        of_first = [snapshot.final_loss(trial) for trial in first]
         losses.setdefault(group, []).extend(of_first if choice.settled else [None])
     judged = []
     for choice, first, group in firsts:
-        known = [loss for loss in losses[group] if loss is not None]
-        settled = len(known) == len(losses[group])
-        own = [loss for trial in first if (loss := seen.final_loss(trial)) is not None]
-        why = _why(own[0], min(known), sweep.early_stop.margin) if own and settled else None
+        finite_losses = [loss for loss in losses[group] if loss is not None]
+        settled = len(finite_losses) == len(losses[group])
+        losses_of_point = [
+            loss for trial in first if (loss := snapshot.final_loss(trial)) is not None
+        ]
+        why = (
+            _why(losses_of_point[0], min(finite_losses), sweep.early_stop.margin)
+            if losses_of_point and settled
+            else None
+        )
         judged.append(JudgedPoint(choice, settled, first, why))
     return judged
 
@@ -269,12 +279,12 @@ def _group(choice: Choice) -> str:
     return json.dumps([published(config["optimizer"]["_target_"]), *comparable], sort_keys=True)
 
 
-def _why(own: float, best: float, margin: float) -> str | None:
-    """Return why a point with the loss `own` is left out; None if it is not."""
-    if own == math.inf:
+def _why(loss: float, best: float, margin: float) -> str | None:
+    """Return why a point with the loss `loss` is left out; None if it is not."""
+    if loss == math.inf:
         return "its sync arm diverged"
-    if own > best + margin:
-        return f"its sync arm ended at {own:.4f}, the best at {best:.4f}"
+    if loss > best + margin:
+        return f"its sync arm ended at {loss:.4f}, the best at {best:.4f}"
     return None
 
 

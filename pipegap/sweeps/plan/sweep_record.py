@@ -36,13 +36,13 @@ MADE_OF, PAGE = ".made_of.json", "index.html"
 """Files of a report: what the last one was made of, and what it printed; its page."""
 
 
-def write(now: Round, sweeps: Sequence[SweepPlan]) -> None:
+def write(sweep_round: Round, sweeps: Sequence[SweepPlan]) -> None:
     """Replace the record of each sweep; raise BadInput if the store cannot be written, or another
     request has taken a label since these were planned."""
-    results = now.request.results
+    results = sweep_round.request.results
     for sweep in sweeps:
         path = results / FOLDER / f"{sweep.label}.json"
-        holds = record(now, sweep)
+        holds = record(sweep_round, sweep)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -53,26 +53,26 @@ def write(now: Round, sweeps: Sequence[SweepPlan]) -> None:
                     raise BadInput("sweep", sweep.asked.name, allowed) from None
                 write_json(path, holds)
             clean(path.parent, path.stat().st_mtime_ns - OLD_NS)  # of killed drivers
-            now.store.push(path)
+            sweep_round.store.push(path)
         except OSError as error:
             allowed = f"must be a folder that can be written ({error.strerror})"
             raise BadInput("results", results, allowed) from None
 
 
-def _is_free(results: Path, asked: Asked) -> bool:
+def _is_free(results: Path, request: Asked) -> bool:
     """Whether no other request has taken the label since."""
-    now = replace(asked, records=of_sweep(results, asked.name, asked.scale))
-    return now.label == asked.label
+    request_now = replace(request, records=of_sweep(results, request.name, request.scale))
+    return request_now.label == request.label
 
 
-def record(now: Round, sweep: SweepPlan) -> dict[str, Any]:
+def record(sweep_round: Round, sweep: SweepPlan) -> dict[str, Any]:
     """Return what the record of a sweep holds."""
-    words, added = now.request.words, _of_scale(now.request.words, sweep)
-    seconds, measured = now.expected.seconds, now.expected.measured
+    words, added = sweep_round.request.words, _of_scale(sweep_round.request.words, sweep)
+    seconds, measured = sweep_round.expected.seconds, sweep_round.expected.measured
     return {
         "format": FORMAT,
         "sweep": sweep.asked.name,
-        "scale": now.request.scale,
+        "scale": sweep_round.request.scale,
         "label": sweep.label,
         "request": sweep.asked.request,
         "words": [*words, *added],
@@ -105,14 +105,14 @@ def _of_scale(words: Sequence[str], sweep: SweepPlan) -> list[str]:
     return ["compile=update"] if ways == {"update"} and not is_said else []
 
 
-def report(now: Round, plan: SweepPlan) -> str:
+def report(sweep_round: Round, plan: SweepPlan) -> str:
     """Writes the report of the arms at the chosen values, unless it is there; returns its text.
 
     The other values that tuning tried are in tuned.csv.
     """
-    request, out = now.request, now.request.results / "reports" / plan.label
+    request, out = sweep_round.request, sweep_round.request.results / "reports" / plan.label
     folders = [trial.folder for trial in plan.distinct]
-    made_of = state(record(now, plan), folders, code_version())
+    made_of = state(record(sweep_round, plan), folders, code_version())
     text = printed(out, made_of)
     if text is not None:
         return f"{text}\nnothing has changed since this report was made"
@@ -120,12 +120,12 @@ def report(now: Round, plan: SweepPlan) -> str:
     from pipegap.analysis.report.asked import Asked
 
     search = plan.sweep.search
-    asked = Asked(plan.sweep.advice, search.seeds if search else None)
+    question = Asked(plan.sweep.advice, search.seeds if search else None)
     lines = [*tried.write(plan.sweep, plan.choices, out)]
-    lines += [page.report(request.results, out, plan.label, request.where, asked)]
+    lines += [page.report(request.results, out, plan.label, request.where, question)]
     text = "\n".join(lines)
     write_json(out / MADE_OF, {"state": made_of, "printed": text})
-    now.store.push(out)
+    sweep_round.store.push(out)
     return text
 
 
@@ -149,10 +149,10 @@ def _modified(path: Path) -> int:
     return 0
 
 
-def printed(out: Path, now: str) -> str | None:
-    """Return what the report in `out` printed; None unless it is made of the state `now`."""
+def printed(out: Path, text_now: str) -> str | None:
+    """Return what the report in `out` printed; None unless it is made of the state `text_now`."""
     with suppress(Damaged, OSError, ValueError, LookupError):
         last = json.loads(content(out / MADE_OF))
-        if (out / PAGE).is_file() and last["state"] == now:
+        if (out / PAGE).is_file() and last["state"] == text_now:
             return str(last["printed"])
     return None

@@ -27,8 +27,8 @@ def estimate(sweep: Sweep, choices: Sequence[Choice]) -> list[str]:
         return []
     still_open = f"at {num_open} of {len(choices)} points: their arms are priced at"
     if sweep.search is not None:
-        left = sum(sweep.search.budget - len(choice.tried) for choice in choices)
-        trials = left * len(sweep.arms) * len(sweep.search.seeds)
+        num_left = sum(sweep.search.budget - len(choice.tried) for choice in choices)
+        trials = num_left * len(sweep.arms) * len(sweep.search.seeds)
         return [
             f"search    nothing is chosen yet {still_open} one setting, of up to "
             f"{len(sweep.arms)}; {trials} further trials, at settings that are not proposed yet, "
@@ -65,7 +65,9 @@ def write(sweep: Sweep, choices: Sequence[Choice], out: Path) -> Iterator[str]:
         ]
         for choice in choices
         for number, setting in enumerate(choice.tried)
-        for best_of in [[arm for arm, chosen in choice.chosen.items() if chosen is setting]]
+        for best_of in [
+            [arm for arm, setting_of_arm in choice.chosen.items() if setting_of_arm is setting]
+        ]
     ]
     out.mkdir(parents=True, exist_ok=True)
     with (out / name).open("w", encoding="utf-8", newline="") as file:
@@ -102,11 +104,11 @@ def _search_lines(sweep: Sweep, search: Search, choice: Choice) -> Iterator[str]
 
 def _how_tuned(sweep: Sweep) -> str:
     where = "each point" if sweep.shared is None else f"{sweep.shared}, and shared by all others,"
-    seed, held = sweep.tuning.seed, " and ".join(sweep.tuning.inverse)
+    seed, inverse_keys = sweep.tuning.seed, " and ".join(sweep.tuning.inverse)
     by = (
         f"{_keys_are(sweep)} chosen for {where} by the lowest final validation loss of its sync arm"
     )
-    product = f"; {held} is divided by the same factor" if held else ""
+    product = f"; {inverse_keys} is divided by the same factor" if inverse_keys else ""
     if seed is not None:
         return f"{by} at seed {seed}, which compares nothing{product}"
     return (
@@ -133,7 +135,7 @@ def _tune_line(sweep: Sweep, choice: Choice) -> str:
 
 def _is_on_edge(setting: TriedSetting, tried: Sequence[TriedSetting]) -> bool:
     """Whether a value of the setting is the smallest or largest of its key that was tried."""
-    axes = zip(*(other.values.values() for other in tried), strict=True)
+    axes = zip(*(trial_setting.values.values() for trial_setting in tried), strict=True)
     return any(
         value in (min(axis), max(axis))
         for value, axis in zip(setting.values.values(), axes, strict=True)

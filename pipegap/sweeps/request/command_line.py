@@ -70,23 +70,23 @@ class Request:
 def parse_request(arguments: Sequence[str]) -> Request:
     """Return the request that the words key=value of a command line make; raises BadInput."""
     arguments = [word for word in arguments if not word.startswith("notify=")]  # a secret
-    given = dict(map(split_word, arguments))
-    fail_fast = parse_count("fail_fast", given.pop("fail_fast", "0"), low=0)
-    names, scale = given.pop("sweep", ""), given.pop("scale", "few_updates")
-    results, dry_run = given.pop("results", "results"), take_flag(given, "dry_run")
-    gpus_per_trial = parse_gpus(given.pop("gpus_per_trial", "1"))
-    first_trial = CHOICES[take_choice(given, "first_trial", [*CHOICES])]
-    gpus = parse_count("gpus", given.pop("gpus", "0"), low=0)
-    hourly = _parse_hourly(given.pop("hourly", "0"))
+    values = dict(map(split_word, arguments))
+    fail_fast = parse_count("fail_fast", values.pop("fail_fast", "0"), low=0)
+    names, scale = values.pop("sweep", ""), values.pop("scale", "few_updates")
+    results, dry_run = values.pop("results", "results"), take_flag(values, "dry_run")
+    gpus_per_trial = parse_gpus(values.pop("gpus_per_trial", "1"))
+    first_trial = CHOICES[take_choice(values, "first_trial", [*CHOICES])]
+    gpus = parse_count("gpus", values.pop("gpus", "0"), low=0)
+    hourly = _parse_hourly(values.pop("hourly", "0"))
     files = [(f"{slug(name)}-{scale}", content) for name, content in sweep_files(names)]
     labels = [label for label, _ in files]
     for label in labels:
         if labels.count(label) > 1:
             allowed = f"must name {label} once, since that is the name of its report"
             raise BadInput("sweep", names, allowed)
-    tracking = choice.take(given, given.get("code") or _code_of(content for _, content in files))
+    tracking = choice.take(values, values.get("code") or _code_of(content for _, content in files))
     first = defaults_at(scale, of_paper=names == PAPER)
-    words, sweeps = [*map("=".join, given.items())], {}
+    words, sweeps = [*map("=".join, values.items())], {}
     for label, content in files:
         try:
             sweeps[label] = _at_scale(check_sweep(content), scale, first, words)
@@ -126,10 +126,10 @@ def take_url(words: Sequence[str]) -> tuple[str, list[str]]:
     which a process began. If these are the words of this process, it begins anew without the URL,
     which it then reads from a pipe. Raises BadInput for what is no URL.
     """
-    others = [word for word in words if not word.startswith("notify=")]
+    other_words = [word for word in words if not word.startswith("notify=")]
     url = os.environ.pop(NOTIFY, "")
     for word in words:
-        if word not in others:
+        if word not in other_words:
             url = word.partition("=")[2]
     if url.startswith(PIPE):
         try:
@@ -143,8 +143,8 @@ def take_url(words: Sequence[str]) -> tuple[str, list[str]]:
     if url and not _is_url(url):
         raise BadInput("notify", "what was given", "must be a URL: http://… or https://…")
     if url and is_whole_command:
-        _begin_anew([*sys.orig_argv[1 : -len(words)], *others], url)
-    return url, others
+        _begin_anew([*sys.orig_argv[1 : -len(words)], *other_words], url)
+    return url, other_words
 
 
 def _begin_anew(words: Sequence[str], url: str) -> NoReturn:
@@ -185,8 +185,8 @@ def _at_scale(sweep: Sweep, scale: str, first: Sequence[str], words: Sequence[st
         try:
             at_scales[name] = changed(sweep, sweep.scales.get(name, []))
         except BadInput as error:
-            given = f"{error.key}={error.value}"
-            raise BadInput(f"sweep.scales.{name}", given, error.allowed) from None
+            word_there = f"{error.key}={error.value}"
+            raise BadInput(f"sweep.scales.{name}", word_there, error.allowed) from None
     return changed(at_scales[scale], words)
 
 
@@ -233,20 +233,22 @@ def _with_search(content: dict[str, Any], words: Sequence[str]) -> dict[str, Any
     Raises BadInput for an unknown file, or a key without a search that it could change.
     """
     pairs = (word.split("=", 1) for word in words)
-    given = {key: value for key, value in pairs if key.partition(".")[0] == SEARCH}
-    if not given:
+    search_words = {key: value for key, value in pairs if key.partition(".")[0] == SEARCH}
+    if not search_words:
         return content
-    own = content[SEARCH]
-    if (name := given.pop(SEARCH, None)) is not None:
-        own = None if name == "null" else search_file(name)
-    if own is None:
-        if given:
-            key, value = next(iter(given.items()))
+    search_content = content[SEARCH]
+    if (name := search_words.pop(SEARCH, None)) is not None:
+        search_content = None if name == "null" else search_file(name)
+    if search_content is None:
+        if search_words:
+            key, value = next(iter(search_words.items()))
             raise BadInput(key, value, "changes a search: ask for one by search=optuna")
         return {**content, SEARCH: None}
-    plain = {key.removeprefix(f"{SEARCH}."): parse(key, text, text) for key, text in given.items()}
+    plain = {
+        key.removeprefix(f"{SEARCH}."): parse(key, text, text) for key, text in search_words.items()
+    }
     axes = {key.partition(".")[2]: plain.pop(key) for key in [*plain] if key.startswith("space.")}
-    search, searched_keys = {**own, **plain}, set[str]()
+    search, searched_keys = {**search_content, **plain}, set[str]()
     if isinstance(search.get("space"), dict):  # anything else is refused when the sweep is checked
         space = {**search["space"], **axes}
         search["space"] = {key: axis for key, axis in space.items() if axis is not None or not axes}
@@ -255,31 +257,31 @@ def _with_search(content: dict[str, Any], words: Sequence[str]) -> dict[str, Any
     return {**content, SEARCH: search, "tune": {}, "tuning": {}, "shared": None, "grid": grid}
 
 
-def parse_gpus(given: str) -> float:
+def parse_gpus(text: str) -> float:
     """Return the share of a GPU for a trial without ranks; raises BadInput unless in (0, 1]."""
-    gpus = number(given)
+    gpus = number(text)
     if not 0 < gpus <= 1:
-        raise BadInput("gpus_per_trial", given, "must be a number above 0 and at most 1")
+        raise BadInput("gpus_per_trial", text, "must be a number above 0 and at most 1")
     return gpus
 
 
-def _parse_hourly(given: str) -> float:
-    hourly = number(given)
+def _parse_hourly(text: str) -> float:
+    hourly = number(text)
     if not 0 <= hourly <= MAX_COUNT:
-        raise BadInput("hourly", given, f"must be a number from 0 to {MAX_COUNT:,}")
+        raise BadInput("hourly", text, f"must be a number from 0 to {MAX_COUNT:,}")
     return hourly
 
 
-def parse_count(key: str, given: str, low: int) -> int:
+def parse_count(key: str, text: str, low: int) -> int:
     """Return the whole number; raises BadInput unless it is from `low` to MAX_COUNT."""
-    if not given.isdecimal() or not low <= int(given) <= MAX_COUNT:
-        raise BadInput(key, given, f"must be a whole number from {low} to {MAX_COUNT:,}")
-    return int(given)
+    if not text.isdecimal() or not low <= int(text) <= MAX_COUNT:
+        raise BadInput(key, text, f"must be a whole number from {low} to {MAX_COUNT:,}")
+    return int(text)
 
 
-def _refuse_without_effect(sweep: Sweep, given: Mapping[str, str]) -> None:
+def _refuse_without_effect(sweep: Sweep, values: Mapping[str, str]) -> None:
     """Raise BadInput for a key that the grid sets: it cannot be set for all trials as well."""
-    plain = {key.lstrip(PREFIXES): value for key, value in given.items()}
+    plain = {key.lstrip(PREFIXES): value for key, value in values.items()}
     for axis, words in sweep.axes.items():
         for key in sorted({*keys(words)} & {*plain}):
             allowed = f"is set by the sweep's grid: choose its values by grid.{axis}=[…]"

@@ -95,13 +95,13 @@ class GridPoint:
 
         Raises BadInput for a value that no trial can have.
         """
-        others = [word for word in self.overrides if word.split("=")[0] not in values]
+        other_words = [word for word in self.overrides if word.split("=")[0] not in values]
         words = [
             f"{key}={new:g}" if isinstance(new, float) else f"{key}={new}"
             for key, new in values.items()
         ]
         configs = {arm: _with(config, values) for arm, config in self.configs.items()}
-        return replace(self, overrides=[*others, *words], configs=configs)
+        return replace(self, overrides=[*other_words, *words], configs=configs)
 
     def trials(self, seeds: Sequence[int]) -> list[Trial]:
         """Return every arm at every seed; raises BadInput for an impossible trial."""
@@ -130,10 +130,12 @@ def points(sweep: Sweep, results: Path, compose: Composer | None = None) -> list
     swept_points = []
     for combination in product(*axes):
         swept = [word for words in combination for word in words]
-        composed = {arm: compose([*sweep.base, *swept, *own]) for arm, own in sweep.arms.items()}
+        composed = {
+            arm: compose([*sweep.base, *swept, *arm_words]) for arm, arm_words in sweep.arms.items()
+        }
         if {*keys(swept)} & {*SIZES}:
-            before = compose(sweep.base)
-            composed = {arm: _with_as_many_tokens(c, before) for arm, c in composed.items()}
+            base_config = compose(sweep.base)
+            composed = {arm: _with_as_many_tokens(c, base_config) for arm, c in composed.items()}
         configs = {arm: placed(config, results) for arm, config in composed.items()}
         swept_points.append(GridPoint(swept, configs, plan))
     _check_arms(swept_points)
@@ -147,9 +149,14 @@ def _check_arms(points: Iterable[GridPoint]) -> None:
     for point in points:
         sync = point.configs["sync"]
         for arm, config in point.configs.items():
-            if other := sorted(k for k in config if config[k] != sync[k] and k not in OF_ARMS):
-                allowed = f"must be that of sync, {sync[other[0]]}: arms differ in staleness only"
-                raise BadInput(f"sweep.arms.{arm}", f"{other[0]}={config[other[0]]}", allowed)
+            if differing_keys := sorted(
+                k for k in config if config[k] != sync[k] and k not in OF_ARMS
+            ):
+                value = sync[differing_keys[0]]
+                allowed = f"must be that of sync, {value}: arms differ in staleness only"
+                raise BadInput(
+                    f"sweep.arms.{arm}", f"{differing_keys[0]}={config[differing_keys[0]]}", allowed
+                )
             plan = point.plan(config)
             acts[arm] = acts.get(arm, False) or plan.is_delayed or plan.looks_ahead
     for arm, does_act in acts.items():
@@ -172,8 +179,8 @@ def _check_repeats(points: Iterable[GridPoint]) -> None:
 def placed(config: Config, results: Path) -> Config:
     """Return the config with absolute paths: a trial may run in another folder."""
     data = {key: _absolute(key, value) for key, value in config["data"].items()}
-    own = {key: _if_there(config.get(key)) for key in ("code", "from_pretrained")}
-    return {**config, "results": str(results.absolute()), "data": data, **own}
+    paths = {key: _if_there(config.get(key)) for key in ("code", "from_pretrained")}
+    return {**config, "results": str(results.absolute()), "data": data, **paths}
 
 
 def _if_there(word: str | None) -> str | None:
@@ -191,10 +198,10 @@ def unique(trials: Iterable[Trial]) -> list[Trial]:
     """Return each trial once, with all sweeps that ask for it, the longest first."""
     first: dict[str, Trial] = {}
     for trial in trials:
-        known = first.setdefault(trial.plan.trial_id, trial)
-        if not {*trial.sweeps} <= {*known.sweeps}:
-            sweeps = tuple(dict.fromkeys((*known.sweeps, *trial.sweeps)))
-            first[trial.plan.trial_id] = replace(known, sweeps=sweeps)
+        first_trial = first.setdefault(trial.plan.trial_id, trial)
+        if not {*trial.sweeps} <= {*first_trial.sweeps}:
+            sweeps = tuple(dict.fromkeys((*first_trial.sweeps, *trial.sweeps)))
+            first[trial.plan.trial_id] = replace(first_trial, sweeps=sweeps)
     return sorted(first.values(), key=lambda trial: -trial.plan.flops)
 
 
@@ -218,9 +225,9 @@ def _with(config: Config, values: Mapping[str, Any]) -> Config:
     return validate(_with_as_many_tokens(changed, config))
 
 
-def _with_as_many_tokens(changed: Config, before: Config) -> Config:
-    """Return the changed config, trained on as many tokens as with the batches of `before`."""
-    if changed["num_updates"] is None or all(changed[key] == before[key] for key in SIZES):
+def _with_as_many_tokens(changed: Config, config_before: Config) -> Config:
+    """Return the changed config, trained on as many tokens as `config_before` with its batches."""
+    if changed["num_updates"] is None or all(changed[key] == config_before[key] for key in SIZES):
         return changed
-    old, new = (config["batch_size"] * config["seq_len"] for config in (before, changed))
+    old, new = (config["batch_size"] * config["seq_len"] for config in (config_before, changed))
     return {**changed, "num_updates": max(1, round(changed["num_updates"] * old / new))}

@@ -103,20 +103,20 @@ FORMS = (
 Axis = dict[str, list[float]] | list[Any]
 
 
-def _axis(given: Any) -> Axis:
-    """Return `given` if it says how a key may be chosen; raises ValueError."""
-    if isinstance(given, list) and _are_choices(given):
-        return given
-    if isinstance(given, dict) and len(given) == 1:
-        [(form, ends)] = given.items()
+def _axis(value: Any) -> Axis:
+    """Return `value` if it says how a key may be chosen; raises ValueError."""
+    if isinstance(value, list) and _are_choices(value):
+        return value
+    if isinstance(value, dict) and len(value) == 1:
+        [(form, ends)] = value.items()
         if form in ("factors", "range") and _ascend(ends) and (form == "range" or ends[0] > 0):
             return {form: [float(end) for end in ends]}
     raise ValueError(FORMS)
 
 
-def _are_choices(given: list[Any]) -> bool:
-    scalars = all(isinstance(value, str | int | float) for value in given)
-    return scalars and 2 <= len({*map(str, given)}) == len(given) <= MAX_SETTINGS
+def _are_choices(values: list[Any]) -> bool:
+    scalars = all(isinstance(value, str | int | float) for value in values)
+    return scalars and 2 <= len({*map(str, values)}) == len(values) <= MAX_SETTINGS
 
 
 def _ascend(ends: Any) -> bool:
@@ -252,9 +252,9 @@ def check_sweep(content: Mapping[str, Any]) -> Sweep:
 def _refusal(error: ValidationError) -> BadInput:
     first = first_of(error)
     key = ".".join(str(part) for part in ("sweep", *first["loc"]))
-    given = "missing" if first["type"] == "missing" else first["input"]
+    value_text = "missing" if first["type"] == "missing" else first["input"]
     if key == "sweep.prefer":
-        return BadInput(key, given, RESERVED["prefer"])
+        return BadInput(key, value_text, RESERVED["prefer"])
     inner: dict[str, type[BaseModel]] = {
         "early_stop": EarlyStop,
         "advice": AdviceQuestion,
@@ -262,7 +262,7 @@ def _refusal(error: ValidationError) -> BadInput:
         "tuning": Tuning,
     }
     schema = inner.get(str(first["loc"][0]), Sweep) if len(first["loc"]) > 1 else Sweep
-    return BadInput(key, given, in_words(first, schema))
+    return BadInput(key, value_text, in_words(first, schema))
 
 
 def _check_repeats(sweep: Sweep) -> None:
@@ -270,9 +270,9 @@ def _check_repeats(sweep: Sweep) -> None:
     for key, values in {**lists, "seeds": sweep.seeds}.items():
         if any(value in values[:i] for i, value in enumerate(values)):
             raise BadInput(f"sweep.{key}", values, "must not repeat a value")
-    for arm, other in combinations(sweep.arms, 2):
-        if sorted(sweep.arms[arm]) == sorted(sweep.arms[other]):
-            allowed = f"must differ: {arm} and {other} have the same overrides"
+    for arm, other_arm in combinations(sweep.arms, 2):
+        if sorted(sweep.arms[arm]) == sorted(sweep.arms[other_arm]):
+            allowed = f"must differ: {arm} and {other_arm} have the same overrides"
             raise BadInput("sweep.arms", sweep.arms[arm], allowed)
 
 
@@ -291,10 +291,10 @@ def _check_grid(sweep: Sweep) -> None:
     axes = {f"grid.{axis}": {*keys(words)} for axis, words in sweep.axes.items()}
     arms = {f"arms.{arm}": {*keys(words)} for arm, words in sweep.arms.items()}
     for axis, swept in axes.items():
-        for other, changed in {**axes, **arms}.items():
-            if other != axis and (both := sorted(swept & changed)):
-                allowed = f"must be set in one place: sweep.{other} sets {both[0]} too"
-                raise BadInput(f"sweep.{axis}", both[0], allowed)
+        for other_axis, changed in {**axes, **arms}.items():
+            if other_axis != axis and (shared_keys := sorted(swept & changed)):
+                allowed = f"must be set in one place: sweep.{other_axis} sets {shared_keys[0]} too"
+                raise BadInput(f"sweep.{axis}", shared_keys[0], allowed)
 
 
 def _check_tune(sweep: Sweep) -> None:
@@ -313,8 +313,8 @@ def _check_tune(sweep: Sweep) -> None:
 
 def _check_tuning(sweep: Sweep) -> None:
     if sweep.tuning != Tuning() and not sweep.tune:
-        given = sweep.tuning.model_dump(exclude_defaults=True)
-        raise BadInput("sweep.tuning", given, "says how to tune: needs sweep.tune")
+        tuning_keys = sweep.tuning.model_dump(exclude_defaults=True)
+        raise BadInput("sweep.tuning", tuning_keys, "says how to tune: needs sweep.tune")
     if sweep.tuning.seed in sweep.seeds:
         allowed = "must not be a seed of the sweep: what is chosen is compared on those"
         raise BadInput("sweep.tuning.seed", sweep.tuning.seed, allowed)
@@ -337,9 +337,9 @@ def _check_search(sweep: Sweep) -> None:
     if sweep.tune:
         allowed = "must be left out where a search chooses the settings"
         raise BadInput("sweep.tune", list(sweep.tune), allowed)
-    if both := sorted({*sweep.search.seeds} & {*sweep.seeds}):
+    if shared_seeds := sorted({*sweep.search.seeds} & {*sweep.seeds}):
         allowed = "must not be a seed of the sweep: what is chosen is compared on those"
-        raise BadInput("sweep.search.seeds", both[0], allowed)
+        raise BadInput("sweep.search.seeds", shared_seeds[0], allowed)
     in_arms = {key for words in sweep.arms.values() for key in keys(words)}
     for where, changed in (("grid", {*sweep.grid}), ("arms", in_arms)):
         if twice := sorted(changed & {*sweep.search.space}):

@@ -126,8 +126,8 @@ class Tracking:
     def note(self, store: Path) -> str | None:
         """What people must do to see the runs of `store`, in a line, if the tracker says so."""
         keys = dict(self.node)
-        said = getattr(locate(keys.pop("_target_")), "note", None)
-        return said(store, keys) if said else None
+        note = getattr(locate(keys.pop("_target_")), "note", None)
+        return note(store, keys) if note else None
 
     def of(
         self,
@@ -143,20 +143,20 @@ class Tracking:
         return Background(partial(build, self.node, about), self.wait)
 
 
-def take(given: dict[str, str], code: str | None = None) -> Tracking:
-    """Remove `tracking` and `tracking.KEY` from `given`; return the tracker that they choose, of
+def take(values: dict[str, str], code: str | None = None) -> Tracking:
+    """Remove `tracking` and `tracking.KEY` from `values`; return the tracker that they choose, of
     conf/ or of the folder `code` of the user's own code.
 
     Raises BadInput for an unknown name or key, or a value that the tracker does not allow.
     """
-    name = given.pop(GROUP, "none")
+    name = values.pop(GROUP, "none")
     use_code(code)
     of_code = [] if code is None else sorted(Path(code, GROUP).glob("*.yaml"))
     files = {path.stem: path for path in [*of_code, *yamls(GROUP)]}
     if name not in files:
         raise one_of(GROUP, name, [*files])
-    keys = {key for key in given if key.startswith(f"{GROUP}.")}
-    changes = {key.partition(".")[2]: parse_value(key, given.pop(key)) for key in keys}
+    keys = {key for key in values if key.startswith(f"{GROUP}.")}
+    changes = {key.partition(".")[2]: parse_value(key, values.pop(key)) for key in keys}
     return make_tracking({**_content(files[name]), **changes}, code)
 
 

@@ -29,10 +29,10 @@ class TensorboardTracker:
 
     def __init__(self, about: About, *, dir: str) -> None:
         name = cut(NOT_IN_A_NAME.sub("-", about.name), LONGEST_NAME)
-        first, *others = (
+        first, *other_folders = (
             about.store / dir / sweep / f"{name}-{about.trial_id}" for sweep in about.sweeps
         )
-        self._about, self._folder, self._links = about, first, others
+        self._about, self._folder, self._links = about, first, other_folders
         self._writer: SummaryWriter | None = None
         self._last = 0
 

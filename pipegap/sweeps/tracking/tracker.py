@@ -106,5 +106,8 @@ def numbers(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, flo
 def summary(outcome: Row) -> Row:
     """Return the values of a trial's outcome that a tracker shows beside its curves."""
     keys = ("final_val_loss", "diverged_at", "delays", "wall_seconds")
-    shown = {key: outcome[key] for key in keys if key in outcome}
-    return {"status": str(outcome["status"]), **shown}  # wandb writes the name of an enumeration
+    outcome_shown = {key: outcome[key] for key in keys if key in outcome}
+    return {
+        "status": str(outcome["status"]),
+        **outcome_shown,
+    }  # wandb writes the name of an enumeration

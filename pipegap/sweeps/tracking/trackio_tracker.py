@@ -34,9 +34,9 @@ class TrackioTracker:
             raise RuntimeError(f"trackio writes to {TRACKIO_DIR} in this process, not to {folder}")
         SQLiteStorage.validate_project_name(project)
         self._storage, self._project, self._about = SQLiteStorage, project, about
-        made = {"_Created": datetime.now(UTC).isoformat(), "_Group": about.sweeps[0]}
+        metadata = {"_Created": datetime.now(UTC).isoformat(), "_Group": about.sweeps[0]}
         choice = {**about.choices, "arm": about.arm, "sweeps": list(about.sweeps)}
-        self._config: Row = {**about.config, "choice": choice, **made}
+        self._config: Row = {**about.config, "choice": choice, **metadata}
         self._rows: list[Row] = []
         self._next_time = 0.0
 
@@ -54,13 +54,13 @@ class TrackioTracker:
 
     def _write(self) -> None:
         self._next_time = monotonic() + WRITE_EVERY
-        shown = [dict(numbers(row)) for row in self._rows]
+        rows_shown = [dict(numbers(row)) for row in self._rows]
         steps = [row["update"] for row in self._rows]
         trial_id = self._about.trial_id
         self._storage.bulk_log(
             self._project,
             self._about.name,
-            shown,
+            rows_shown,
             steps,
             config=self._config,
             log_ids=[f"{trial_id}-{step}" for step in steps],

@@ -61,7 +61,7 @@ class WandbTracker:
             x_save_requirements=False,  # takes longer than all the rest of the start
         )
         optimizer = about.choices["optimizer"]
-        own = [*tags, *about.sweeps, about.arm, optimizer]
+        run_tags = [*tags, *about.sweeps, about.arm, optimizer]
         self._run = wandb.init(
             project=project,
             entity=entity,
@@ -73,7 +73,7 @@ class WandbTracker:
             name=cut(about.name, LONGEST_NAME),
             group=about.sweeps[0],  # a run has one group; the dashboard finds it by its tags
             job_type=cut(about.arm, LONGEST_TAG),
-            tags=sorted({cut(tag, LONGEST_TAG) for tag in own}),
+            tags=sorted({cut(tag, LONGEST_TAG) for tag in run_tags}),
             config={
                 **about.config,
                 "choice": {**about.choices, "arm": about.arm, "series": f"{optimizer} {about.arm}"},

@@ -141,7 +141,7 @@ class Display(Callback):
         return f"trials take {times:.0f} times as long as planned{why}"
 
     def _end(self, payload: dict[str, Any], status: Status, error: str) -> None:
-        left = self._progress.seconds_left  # at a pace that includes this trial's
+        seconds_left = self._progress.seconds_left  # at a pace that includes this trial's
         self.running.discard(payload["id"])
         self._progress.states[payload["id"]].status = status
         if status == Status.ELSEWHERE:
@@ -155,7 +155,7 @@ class Display(Callback):
                 f"{self._num_ended}/{len(self._todo)} {status} "
                 f"{payload['id']} {name}"
                 + (f": {why_failed(error)}" if status == Status.FAILED else "")
-                + (f", about {duration(left)} left" if left else ""),
+                + (f", about {duration(seconds_left)} left" if seconds_left else ""),
                 markup=False,
                 highlight=False,
                 soft_wrap=True,

@@ -69,7 +69,7 @@ class State:
 
 
 class Progress:
-    """The trials of a sweep with their states, which start as those of `before` if it has them.
+    """The trials of a sweep with their states, which start as those of `earlier` if it has them.
 
     The work of a trial is the seconds that it is `expected` to take, or else its FLOPs. While
     nobody knows a pace, they are what is left.
@@ -78,20 +78,22 @@ class Progress:
     def __init__(
         self,
         trials: Sequence[Trial],
-        before: "Progress | None" = None,
+        earlier: "Progress | None" = None,
         expected: Expected | None = None,
     ) -> None:
-        known: Mapping[str, State] = {} if before is None else before.states
+        states_before: Mapping[str, State] = {} if earlier is None else earlier.states
         self.trials = {trial.plan.trial_id: trial for trial in trials}
-        self.states: dict[str, State] = {key: known.get(key, State()) for key in self.trials}
+        self.states: dict[str, State] = {
+            key: states_before.get(key, State()) for key in self.trials
+        }
         self._expected = expected
         self._work = expected.seconds if expected else {t.trial_id: t.plan.flops for t in trials}
 
-    def refresh(self, trial_ids: Iterable[str], seen: Snapshot) -> None:
+    def refresh(self, trial_ids: Iterable[str], snapshot: Snapshot) -> None:
         """Take the states of these trials from the store, unless they are final."""
         for trial_id in trial_ids:
             if self.states[trial_id].status not in FINAL:
-                self.states[trial_id] = read_state(self.trials[trial_id].folder, seen)
+                self.states[trial_id] = read_state(self.trials[trial_id].folder, snapshot)
 
     def of(self, *statuses: Status) -> Iterator[tuple[Trial, State]]:
         """Yield the trials with one of these statuses."""
@@ -112,8 +114,8 @@ class Progress:
     def share(self) -> float:
         """The share of all trials' work that is done, or belongs to a failed trial."""
         total = sum(self._work[key] for key in self.trials)
-        left = sum(self._left(*pair) for pair in self.of(*STATUSES))
-        return 1 - left / total if total else 1.0
+        work_left = sum(self._left(*pair) for pair in self.of(*STATUSES))
+        return 1 - work_left / total if total else 1.0
 
     @property
     def seconds_left(self) -> float | None:
@@ -128,12 +130,12 @@ class Progress:
         paces = [pace for pair in self.of(*ACTIVE, *ENDED) if (pace := self._pace(*pair))]
         if not running or not (paces or self._expected):
             return None
-        left = sum(self._left(*pair) for pair in self.of(*STATUSES)) / len(running)
+        work_left = sum(self._left(*pair) for pair in self.of(*STATUSES)) / len(running)
         compiler = self._expected.compiler if self._expected else 0.0
         if not paces or (compiler and len([*self.of(*ENDED)]) < len(running)):
-            return left + compiler
+            return work_left + compiler
         slowest = max((self._left(*pair) / self._pace(*pair) for pair in paced), default=0.0)
-        return max(left / median(paces), slowest)
+        return max(work_left / median(paces), slowest)
 
     @property
     def slowdown(self) -> float:
@@ -156,8 +158,8 @@ class Progress:
             )
             at = f"update {state.num_done:,} of {trial.plan.num_updates:,}"
             return f"{len(running)} run, the furthest, {trial.name}, is at {at}"
-        if others := self.counts[Status.ELSEWHERE]:
-            return f"{others} run by other drivers, none here"
+        if num_elsewhere := self.counts[Status.ELSEWHERE]:
+            return f"{num_elsewhere} run by other drivers, none here"
         waiting = self.counts[Status.WAITING] + self.counts[Status.INTERRUPTED]
         return f"none runs, {waiting} wait until Ray has the cores or GPUs of one free"
 
@@ -165,35 +167,35 @@ class Progress:
         """Return the work per second of a trial since it is warm; 0 if that is not known."""
         share = (state.num_done - state.warm.num_done) / trial.plan.num_updates
         seconds = state.wall_seconds - state.warm.wall_seconds
-        known = share > 0 and seconds > 0
-        return self._work[trial.trial_id] * min(1.0, share) / seconds if known else 0.0
+        has_pace = share > 0 and seconds > 0
+        return self._work[trial.trial_id] * min(1.0, share) / seconds if has_pace else 0.0
 
     def _left(self, trial: Trial, state: State) -> float:
         share = min(1.0, state.num_done / trial.plan.num_updates)
         return 0.0 if state.status in ENDED else self._work[trial.trial_id] * (1 - share)
 
 
-def read_state(folder: Path, seen: Snapshot) -> State:
+def read_state(folder: Path, snapshot: Snapshot) -> State:
     """Return the state of the trial in `folder`, which need not exist. Of one that this user may
     not read nothing is known."""
     with suppress(PermissionError):
-        return _read_state(folder, seen)
+        return _read_state(folder, snapshot)
     return State()
 
 
-def _read_state(folder: Path, seen: Snapshot) -> State:
-    result = seen.result(folder)
+def _read_state(folder: Path, snapshot: Snapshot) -> State:
+    result = snapshot.result(folder)
     if result is not None and result["status"] != Status.FAILED:
         status, num_done = Status(result["status"]), result["num_updates"]
         return State(status, num_done, wall_seconds=result["wall_seconds"])
-    held = holder(folder)
-    if held is None and result is not None:
+    lease_holder = holder(folder)
+    if lease_holder is None and result is not None:
         return State(Status.FAILED)
     if not attempts(folder):
         return State()
     state = State(Status.INTERRUPTED)
-    if held is not None:
-        where = f"{held.get('host', '?')} pid {held.get('pid', '?')}"
+    if lease_holder is not None:
+        where = f"{lease_holder.get('host', '?')} pid {lease_holder.get('pid', '?')}"
         state = State(Status.RUNNING, where=where)
     if (row := last_row(folder)) is not None:
         state.update(row, Warm.after(row_number(folder, WARMING) or row))

@@ -44,11 +44,11 @@ def render(title: str, progress: Progress, *, gaps: str = "", note: str = "") ->
 
 
 def _head(title: str, progress: Progress) -> RenderableType:
-    ended = sum(progress.counts[status] for status in ENDED)
+    num_ended = sum(progress.counts[status] for status in ENDED)
     bar = ProgressBar(total=1.0, completed=progress.share, width=24)
     line = Table.grid(padding=(0, 1))
     line.add_row(bar, pace(progress))
-    return Group(Text(f"{title}: {ended} of {len(progress.trials)} trials ended"), line)
+    return Group(Text(f"{title}: {num_ended} of {len(progress.trials)} trials ended"), line)
 
 
 def pace(progress: Progress) -> str:
@@ -56,8 +56,8 @@ def pace(progress: Progress) -> str:
     words = [f"{progress.share:.0%}"]
     if speed := progress.tokens_per_second:
         words.append(f"{speed:,.0f} tokens/s")
-    if (left := progress.seconds_left) is not None:
-        words.append(f"about {duration(left)} left")
+    if (seconds_left := progress.seconds_left) is not None:
+        words.append(f"about {duration(seconds_left)} left")
     return ", ".join(words)
 
 
@@ -109,8 +109,8 @@ class _Running:
                 state.where,
             )
             table.add_row(*cells[:num_columns])
-        if rest := running[SHOWN:]:
-            table.add_row(f"and {len(rest)} more")
+        if more_running := running[SHOWN:]:
+            table.add_row(f"and {len(more_running)} more")
         return table
 
 
@@ -156,8 +156,8 @@ class Throttled:
         if started < self._next:
             return
         self._work()
-        ended = self._clock()
-        self._next = ended + max(self._every, (ended - started) / SHARE)
+        end = self._clock()
+        self._next = end + max(self._every, (end - started) / SHARE)
 
 
 class GapTable:

@@ -116,10 +116,10 @@ def clean(folder: Path, before_ns: int) -> None:
 
     `before_ns` is a modification time of this file system.
     """
-    for left in partials(folder):
+    for partial_file in partials(folder):
         with suppress(FileNotFoundError):
-            if left.stat().st_mtime_ns < before_ns:
-                left.unlink()
+            if partial_file.stat().st_mtime_ns < before_ns:
+                partial_file.unlink()
 
 
 def file_hash(path: Path) -> str:

@@ -25,7 +25,7 @@ def published(path: str) -> str:
     """
     path = path.removeprefix(PACKAGE) if is_own(path) else path
     home = MOVED.get(path, path)
-    return next((first for first, now in MOVED.items() if now == home), path)
+    return next((first for first, home_now in MOVED.items() if home_now == home), path)
 
 
 def is_own(path: str) -> bool:

@@ -89,10 +89,10 @@ def _end_with_parent() -> None:
 def repeated(action: Callable[[], bool], every: float, name: str) -> Iterator[None]:
     """Calls `action` every so many seconds, from a thread of this name, while the context lasts and
     as long as it returns True. A call that has begun ends before the context does."""
-    ended = threading.Event()
+    stop_event = threading.Event()
 
     def work() -> None:
-        while not ended.wait(every) and action():
+        while not stop_event.wait(every) and action():
             pass
 
     thread = threading.Thread(target=work, name=name, daemon=True)
@@ -100,7 +100,7 @@ def repeated(action: Callable[[], bool], every: float, name: str) -> Iterator[No
     try:
         yield
     finally:
-        ended.set()
+        stop_event.set()
         thread.join()
 
 
@@ -143,13 +143,13 @@ def _by_workers(
             workers.shutdown(cancel_futures=True)
 
 
-def num_cores(groups: Path = GROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
+def num_cores(groups: Path = GROUPS, cgroup_file: Path = Path("/proc/self/cgroup")) -> int:
     """The cores of the process's affinity (taskset, Slurm), or fewer by a quota of a container.
 
-    A quota of less than a core counts as one. `groups` is Linux' tree of control groups, `own`
-    names the process's place in it.
+    A quota of less than a core counts as one. `groups` is Linux' tree of control groups, and
+    `cgroup_file` names the process's place in it.
     """
-    return max(1, min([len(os.sched_getaffinity(0)), *_quotas(groups, own)]))
+    return max(1, min([len(os.sched_getaffinity(0)), *_quotas(groups, cgroup_file)]))
 
 
 def load() -> str:
@@ -157,7 +157,7 @@ def load() -> str:
     return f"{os.getloadavg()[0]:.0f} processes of this machine want {num_cores()} cores"
 
 
-def _quotas(groups: Path, own: Path) -> Iterator[int]:
+def _quotas(groups: Path, cgroup_file: Path) -> Iterator[int]:
     """The quotas, in whole cores, of the process's group and of all above it."""
     with suppress(OSError, ValueError):  # version 1
         folder = groups / "cpu"
@@ -167,7 +167,7 @@ def _quotas(groups: Path, own: Path) -> Iterator[int]:
         if quota > 0:
             yield quota // period
     with suppress(OSError):
-        for line in own.read_text("utf-8").splitlines():
+        for line in cgroup_file.read_text("utf-8").splitlines():
             group = groups / line.removeprefix("0::/")
             for folder in (group, *group.parents) if line.startswith("0::/") else ():
                 with suppress(OSError, ValueError):  # there is none, or it is `max`

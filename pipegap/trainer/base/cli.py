@@ -151,11 +151,11 @@ def exit_code(program: str, main: Callable[[], int]) -> int:
 
     Warnings for users are one line each too, said once.
     """
-    said: set[str] = set()
+    messages: set[str] = set()
 
     def warn(message: Warning | str, *_: object, **__: object) -> None:
-        if str(message) not in said:
-            said.add(str(message))
+        if str(message) not in messages:
+            messages.add(str(message))
             say(f"warning: {message}")
 
     try:
@@ -221,9 +221,9 @@ def parser(command: str, does: str, keys: str, words: str = "key=value") -> Pars
 
     `--help` prints what the command `does` and its `keys`.
     """
-    made = Parser(command, does, keys)
-    made.add_argument("keys", nargs="*", metavar=words)
-    return made
+    command_parser = Parser(command, does, keys)
+    command_parser.add_argument("keys", nargs="*", metavar=words)
+    return command_parser
 
 
 def require_text(word: str) -> None:
@@ -249,25 +249,27 @@ def split_word(word: str) -> tuple[str, str]:
 
 def parse(words: Sequence[str], command: str, does: str, keys: str) -> Given:
     """Returns key → last value. Raises BadInput for a word that is not key=value."""
-    given = dict(map(split_word, parser(command, does, keys).parse_args(words).keys))
-    for key, value in given.items():
+    values = dict(map(split_word, parser(command, does, keys).parse_args(words).keys))
+    for key, value in values.items():
         if not value:
             raise BadInput(key, value, f"must have a value, see {command} --help")
-    return given
+    return values
 
 
-def refuse_others(given: Given, command: str) -> None:
-    """Raises BadInput if a key is left in `given`, which the command does not know."""
-    for key, value in given.items():
+def refuse_others(values: Given, command: str) -> None:
+    """Raises BadInput if a key is left in `values`, which the command does not know."""
+    for key, value in values.items():
         raise BadInput(key, value, f"is not a key of this command, see {command} --help")
 
 
-def one_of(key: str, value: str, known: Collection[str], more: str = "") -> BadInput:
-    """Returns the refusal of a value that is not `known`; the closest known values come first.
+def one_of(key: str, value: str, allowed_names: Collection[str], more: str = "") -> BadInput:
+    """Returns the refusal of a value that is none of `allowed_names`; the closest come first.
 
     `more` says what else is allowed.
     """
-    return BadInput(key, value, f"must be one of {', '.join(closest_first(value, known))}{more}")
+    return BadInput(
+        key, value, f"must be one of {', '.join(closest_first(value, allowed_names))}{more}"
+    )
 
 
 def number(text: str) -> float:
@@ -278,20 +280,20 @@ def number(text: str) -> float:
         return math.nan
 
 
-def take_flag(given: Given, key: str) -> bool:
-    """Removes `key` from `given`; returns whether it is true, false if it is missing.
+def take_flag(values: Given, key: str) -> bool:
+    """Removes `key` from `values`; returns whether it is true, false if it is missing.
 
     Raises BadInput for another word than true or false.
     """
-    return take_choice(given, key, ("false", "true")) == "true"
+    return take_choice(values, key, ("false", "true")) == "true"
 
 
-def take_choice(given: Given, key: str, allowed: Sequence[str]) -> str:
-    """Removes `key` from `given` and returns its value; the first allowed value is the default.
+def take_choice(values: Given, key: str, allowed: Sequence[str]) -> str:
+    """Removes `key` from `values` and returns its value; the first allowed value is the default.
 
     Raises BadInput for a value that is not `allowed`.
     """
-    value = given.pop(key, allowed[0])
+    value = values.pop(key, allowed[0])
     if value not in allowed:
         raise BadInput(key, value, f"must be {' or '.join(allowed)}")
     return value
@@ -325,11 +327,11 @@ def stops_for_this_process_alone() -> Iterator[None]:
     # A process inherits the signals that are blocked in the thread which starts it. The kernel
     # gives this process its signals by a thread in which they are not.
     threading.Thread(target=over.wait, name="signals", daemon=True).start()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
         over.set()
 
 

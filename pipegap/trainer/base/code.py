@@ -80,8 +80,8 @@ def in_short(error: BaseException) -> str:
     ]
     if not frames:
         return str(error)
-    own = [frame for frame in frames if "site-packages" not in frame.filename]
-    last = (own or frames)[-1]  # not the library's line: wandb puts its own around sys.exit
+    user_frames = [frame for frame in frames if "site-packages" not in frame.filename]
+    last = (user_frames or frames)[-1]  # not the library's line: wandb puts its own around sys.exit
     return f"{name}: {error!s}, {last.filename}:{last.lineno}"
 
 

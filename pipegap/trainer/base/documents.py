@@ -55,14 +55,14 @@ class _Loader(yaml.SafeLoader):
 
     @override
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        made: dict[Any, Any] = super().construct_mapping(node, deep)
-        if len(made) < len(node.value):
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        if len(mapping) < len(node.value):
             keys = [self.construct_object(key) for key, _ in node.value]
             twice = next(i for i, key in enumerate(keys) if key in keys[:i])
             problem = f"the key {keys[twice]} is there twice: remove or rename one"
             mark = node.value[twice][0].start_mark
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
-        return made
+        return mapping
 
 
 for _tag, _pattern, _first in (

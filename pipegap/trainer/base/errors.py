@@ -30,8 +30,8 @@ def short(value: object) -> str:
 
 def some(names: Sequence[object]) -> str:
     """Returns the first names in full, and how many more there are."""
-    rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return "; ".join(map(str, names[:NAMED])) + rest
+    ending = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return "; ".join(map(str, names[:NAMED])) + ending
 
 
 def first_line(error: Exception) -> str:
@@ -39,15 +39,15 @@ def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def closest_first(word: str, known: Iterable[str]) -> list[str]:
-    """Returns the `known` words, first the words that look most like `word`."""
+def closest_first(word: str, names: Iterable[str]) -> list[str]:
+    """Returns the `names` words, first the words that look most like `word`."""
     matcher = SequenceMatcher(b=word[:SHOWN], autojunk=False)
 
-    def unlikeness(other: str) -> float:
-        matcher.set_seq1(other)
+    def unlikeness(name: str) -> float:
+        matcher.set_seq1(name)
         return -matcher.ratio()
 
-    return sorted(known, key=unlikeness)
+    return sorted(names, key=unlikeness)
 
 
 class BadInput(ValueError):

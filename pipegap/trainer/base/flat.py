@@ -154,8 +154,8 @@ def cloned(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
 
 def chosen(items: Sequence[T], numbers: Iterable[int]) -> Sequence[T]:
     """The items with these numbers, which ascend; the list itself, if they are all of them."""
-    few = list(numbers)
-    return items if len(few) == len(items) else [items[i] for i in few]
+    indices = list(numbers)
+    return items if len(indices) == len(items) else [items[i] for i in indices]
 
 
 def storage(tensor: Tensor) -> int:
@@ -182,18 +182,18 @@ def copy_into(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
 
 
 @torch.no_grad()
-def exchange(weights: Sequence[Tensor], others: Sequence[Tensor]) -> None:
+def exchange(weights: Sequence[Tensor], partners: Sequence[Tensor]) -> None:
     """Exchanges the content of each tensor with that of its counterpart, which is sharded alike.
 
     Memory changes hands where it is nobody else's; elsewhere numbers are copied.
     """
-    for weight, other in zip(_plain(weights), _plain(others), strict=True):
+    for weight, partner in zip(_plain(weights), _plain(partners), strict=True):
         if type(weight) in (Tensor, nn.Parameter) and owns_memory(weight):
-            weight.data, other.data = other.data, weight.data
+            weight.data, partner.data = partner.data, weight.data
         else:
             content = weight.clone()
-            weight.copy_(other)
-            other.copy_(content)
+            weight.copy_(partner)
+            partner.copy_(content)
 
 
 def _plain(tensors: Sequence[Tensor]) -> Iterator[Tensor]:

@@ -164,16 +164,16 @@ def on_cpu(state: Any) -> Any:
     what is returned. A part of a vector gets memory of its own: a pickle would hold all of the
     vector, once per part.
     """
-    known: dict[tuple[object, ...], torch.Tensor] = {}
+    copies: dict[tuple[object, ...], torch.Tensor] = {}
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
         is_part = tensor.untyped_storage().nbytes() > tensor.nbytes
         if not tensor.is_cuda and not is_part:
             return tensor
         key = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
-        if key not in known:
-            known[key] = tensor.detach().to("cpu", copy=True)
-        return known[key]
+        if key not in copies:
+            copies[key] = tensor.detach().to("cpu", copy=True)
+        return copies[key]
 
     return tree_map_only(torch.Tensor, moved, state)
 

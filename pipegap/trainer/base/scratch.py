@@ -21,10 +21,10 @@ WRITTEN_IN_PLACE = {".so", ".gch"}
 """What g++ writes under its last name, so that it may be cut; torch renames all other files."""
 
 
-def socket_base(wanted: str = "") -> Path:
+def socket_base(preferred: str = "") -> Path:
     """Returns where temporary files with sockets may lie: the folder that is wanted, or else that
     of TMPDIR, or else /tmp where it is too long or not in ASCII, which is all that Ray reads."""
-    base = Path(wanted or gettempdir())
+    base = Path(preferred or gettempdir())
     return base if len(str(base)) <= LONGEST_BASE and str(base).isascii() else Path("/tmp")
 
 
@@ -40,13 +40,15 @@ def scratch(
     """
     try:
         base.mkdir(parents=True, exist_ok=True)
-        made = Path(mkdtemp(dir=base, prefix=f".{prefix}"))
+        scratch_folder = Path(mkdtemp(dir=base, prefix=f".{prefix}"))
     except OSError as error:
         raise Unavailable(f"no temporary folder can be made in {base} ({error.strerror})") from None
     _clean(base, prefix, on_left)
-    lock = _locked(made)
+    lock = _locked(scratch_folder)
     try:
-        folder = made.rename(base / made.name[1:])  # only now can `_clean` see it
+        folder = scratch_folder.rename(
+            base / scratch_folder.name[1:]
+        )  # only now can `_clean` see it
         yield folder
         shutil.rmtree(folder, ignore_errors=True)  # a dying process may still write
     finally:

@@ -36,12 +36,12 @@ def rules(optimizer: Optimizer) -> dict[Tensor, tuple[dict[str, Any], Rule]]:
 
 def _by_group(optimizer: Optimizer) -> list[Rule | None]:
     """The rule of each group, in order; None for a group without one."""
-    found: list[Rule | None] = []
+    rules_found: list[Rule | None] = []
     for part in _steppers(optimizer):
         rule = RULES.get(f"{type(part).__module__.partition('.')[0]}.{type(part).__name__}")
         is_bare = rule is not None and not _is_surrounded(part)
-        found += [rule.of(group) if is_bare and rule else None for group in part.param_groups]
-    return found
+        rules_found += [rule.of(group) if is_bare and rule else None for group in part.param_groups]
+    return rules_found
 
 
 def _steppers(optimizer: Optimizer) -> Iterator[Optimizer]:

@@ -72,8 +72,11 @@ class _Stage:
 
     def __init__(self, place: StagePlace, signature: Signature) -> None:
         self._module = place.module()
-        named = dict(self._module.named_parameters())
-        self._names, shapes = list(named), [weight.shape for weight in named.values()]
+        weights_by_name = dict(self._module.named_parameters())
+        self._names, shapes = (
+            list(weights_by_name),
+            [weight.shape for weight in weights_by_name.values()],
+        )
         self._dtypes = dtypes_of(self._module, signature.dtype)
         numbers = {i: b for b, members in enumerate(signature.members) for i in members}
         self._blocks = Blocks(shapes, [numbers[i] for i in range(len(shapes))])
@@ -82,8 +85,8 @@ class _Stage:
     def forward(self, x: Tensor, *blocks: Tensor) -> Tensor:
         parts = zip(self._blocks.tensors(blocks), self._dtypes, strict=True)
         weights = [part.to(dtype) for part, dtype in parts]
-        named = dict(zip(self._names, weights, strict=True))
-        return functional_call(self._module, named, (x,))
+        weights_by_name = dict(zip(self._names, weights, strict=True))
+        return functional_call(self._module, weights_by_name, (x,))
 
     def loss(self, x: Tensor, targets: Tensor, *blocks: Tensor) -> list[Tensor | None]:
         inputs = self._inputs(x, blocks)
@@ -105,9 +108,9 @@ class _Stage:
     def _gradients(
         self, output: Tensor, gradient: Tensor | None, inputs: list[Tensor]
     ) -> list[Tensor | None]:
-        wanted = [t for t in inputs if t.requires_grad]
-        gradients: list[Tensor | None] = [*torch.autograd.grad(output, wanted, gradient)]
-        return gradients if len(wanted) == len(inputs) else [None, *gradients]
+        differentiable = [t for t in inputs if t.requires_grad]
+        gradients: list[Tensor | None] = [*torch.autograd.grad(output, differentiable, gradient)]
+        return gradients if len(differentiable) == len(inputs) else [None, *gradients]
 
     def examples(self, *more: Tensor) -> list[Tensor]:
         x = torch.zeros(self.signature.x, dtype=self.signature.input)

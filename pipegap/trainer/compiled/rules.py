@@ -204,8 +204,8 @@ class Adan(Rule):
         change = negative + gradients  # the library keeps the last gradient with a minus
         mean.copy_(mean + numbers["new"] * (gradients - mean))
         changes.copy_(changes + numbers["new change"] * (change - changes))
-        ahead = gradients + numbers["share of change"] * change
-        square.copy_(numbers["old square"] * square + numbers["new square"] * ahead * ahead)
+        direction = gradients + numbers["share of change"] * change
+        square.copy_(numbers["old square"] * square + numbers["new square"] * direction * direction)
         negative.copy_(-gradients)
         root = square.sqrt() / numbers["root"] + numbers["eps"]
         step = numbers["size"] * mean / root + numbers["size of changes"] * changes / root
@@ -236,12 +236,17 @@ class MarsVector(Rule):
         return self._by(gradients, weights, gradients, state, numbers)
 
     def _by(
-        self, ahead: Tensor, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Numbers
+        self,
+        direction: Tensor,
+        weights: Tensor,
+        gradients: Tensor,
+        state: Tensors,
+        numbers: Numbers,
     ) -> Tensor:
-        """Return the weights stepped by averages of `ahead`."""
+        """Return the weights stepped by averages of `direction`."""
         mean, square, last = state
-        mean.copy_(mean + numbers["new"] * (ahead - mean))
-        square.copy_(numbers["old square"] * square + numbers["new square"] * ahead * ahead)
+        mean.copy_(mean + numbers["new"] * (direction - mean))
+        square.copy_(numbers["old square"] * square + numbers["new square"] * direction * direction)
         last.copy_(gradients)
         return weights * numbers["kept"] - numbers["size"] * mean / (
             ((square + 1e-15).sqrt() + numbers["eps"]) / numbers["root"]
@@ -262,6 +267,6 @@ class Mars(MarsVector):
     def stepped(
         self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Numbers
     ) -> Tensor:
-        ahead = gradients + numbers["share of change"] * (gradients - state[2])
-        ahead = ahead / norms(ahead).clamp_min(1)
-        return self._by(ahead, weights, gradients, state, numbers)
+        direction = gradients + numbers["share of change"] * (gradients - state[2])
+        direction = direction / norms(direction).clamp_min(1)
+        return self._by(direction, weights, gradients, state, numbers)

@@ -110,8 +110,8 @@ class NorMuon(Muon):
 
     @override
     def numbers(self, group: Group, step: int) -> dict[str, float]:
-        own = {"new square": 1 - group["beta2"], "eps": group["eps"]}
-        return {**super().numbers(group, step), **own}
+        own_numbers = {"new square": 1 - group["beta2"], "eps": group["eps"]}
+        return {**super().numbers(group, step), **own_numbers}
 
     @override
     def stepped(
@@ -123,10 +123,12 @@ class NorMuon(Muon):
         rows.copy_(rows + numbers["new square"] * (squares - rows))
         even = update / (rows.sqrt() + numbers["eps"])
         entries = weights.shape[-2] * weights.shape[-1]
-        wanted = norms(update) if self.keeps_norm else 0.2 * math.sqrt(entries)
+        target_norms = norms(update) if self.keeps_norm else 0.2 * math.sqrt(entries)
         size = self.size(weights) if self.keeps_norm else 1.0
-        kept = weights * numbers["kept"]
-        return kept - numbers["lr"] * size * (wanted / (norms(even) + numbers["eps"])) * even
+        decayed = weights * numbers["kept"]
+        return (
+            decayed - numbers["lr"] * size * (target_norms / (norms(even) + numbers["eps"])) * even
+        )
 
 
 @dataclass(frozen=True)

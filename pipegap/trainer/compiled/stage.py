@@ -147,7 +147,7 @@ class CompiledStage(Stage):
         self._evaluated = self._evaluated or x.shape
         weights = self._stacks.master
         pairs = zip(self.evaluated(), weights, strict=True)
-        are_newest = all(shown is weight for shown, weight in pairs)
+        are_newest = all(tensor is weight for tensor, weight in pairs)
         if x.shape != self._evaluated or not are_newest:
             return super().evaluate(x)
         x = x.contiguous()

@@ -192,14 +192,14 @@ def update_graph(blocks: tuple[Block, ...], num_threads: int) -> Graph:
     """
 
     def function(numbers: Tensor, *tensors: Tensor) -> None:
-        taken, at = iter(tensors), 0
+        remaining, at = iter(tensors), 0
         for block in blocks:
-            old, new, gradients = next(taken), next(taken), next(taken)
-            state = [next(taken) for _ in block.state]
+            old, new, gradients = next(remaining), next(remaining), next(remaining)
+            state = [next(remaining) for _ in block.state]
             values = numbers[at : at + len(block.numbers)].unbind()
             at += len(block.numbers)
-            mine = dict(zip(block.numbers, values, strict=True))
-            new.copy_(block.rule.stepped(old, gradients, state, mine))
+            numbers_of_block = dict(zip(block.numbers, values, strict=True))
+            new.copy_(block.rule.stepped(old, gradients, state, numbers_of_block))
 
     examples = [torch.zeros(sum(len(block.numbers) for block in blocks))]
     for block in blocks:

@@ -21,7 +21,8 @@ class Blocks:
     def __init__(self, shapes: Sequence[torch.Size], keys: Sequence[Hashable]) -> None:
         pairs = list(zip(shapes, keys, strict=True))
         self.members = [
-            [i for i, pair in enumerate(pairs) if pair == chosen] for chosen in dict.fromkeys(pairs)
+            [i for i, pair in enumerate(pairs) if pair == block_key]
+            for block_key in dict.fromkeys(pairs)
         ]
         """For each block, the numbers of the tensors in it."""
         self.shapes = [torch.Size([len(of), *shapes[of[0]]]) for of in self.members]
@@ -113,10 +114,10 @@ class StackedVersions(Versions):
         return self.master
 
     @override
-    def close(self, ahead: Sequence[Tensor]) -> None:
+    def close(self, predicted: Sequence[Tensor]) -> None:
         self.newest += 1
-        for held in self._held:
-            held[self.newest % len(held)] = self.newest
+        for slot_versions in self._held:
+            slot_versions[self.newest % len(slot_versions)] = self.newest
 
     @override
     @torch.no_grad()

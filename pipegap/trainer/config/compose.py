@@ -90,8 +90,8 @@ def _compose(parsed: ParsedWords) -> tuple[Node, Node]:
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             config = hydra_compose("config", words, return_hydra_config=True)
-        chosen = config.hydra.runtime.choices
-        names = {group: chosen[group] for group in GROUPS if chosen.get(group)}
+        choices = config.hydra.runtime.choices
+        names = {group: choices[group] for group in GROUPS if choices.get(group)}
         node: Any = OmegaConf.to_container(config, resolve=False)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:  # of a YAML of the user's
         allowed = f"must be YAMLs that Hydra composes ({' '.join(str(error).split())})"
@@ -106,9 +106,11 @@ def _set(node: Node, word: Word) -> None:
     if not isinstance(holder, dict) or not (word.adds or last in holder):
         if word.if_there:
             return
-        near = closest_first(word.key, _keys(node))
-        near = sorted(near, key=lambda key: key.rpartition(".")[2] != last)[:SUGGESTED]
-        allowed = f"must be a key of the config (the closest are {', '.join(near)})"
+        suggestions = closest_first(word.key, _keys(node))
+        suggestions = sorted(suggestions, key=lambda key: key.rpartition(".")[2] != last)[
+            :SUGGESTED
+        ]
+        allowed = f"must be a key of the config (the closest are {', '.join(suggestions)})"
         raise BadInput(word.key, word.given, allowed)
     holder[last] = word.value
 

@@ -79,8 +79,12 @@ def _clips_by_stage(config: Mapping[str, Any]) -> bool:
 
 def trial_id(config: Mapping[str, Any], data_hash: str | None) -> str:
     """Return 16 hexadecimal digits, a hash of resolved config, data and trainer's version."""
-    kept = _of_loop(config) if is_of_loop(config) else _of_trial(config)
-    made_by = {"config": kept, "data_hash": data_hash, "trainer_version": version_of(config)}
+    hashed_config = _of_loop(config) if is_of_loop(config) else _of_trial(config)
+    made_by = {
+        "config": hashed_config,
+        "data_hash": data_hash,
+        "trainer_version": version_of(config),
+    }
     if foreign := sources(config):
         made_by["sources"] = foreign
     canonical = json.dumps(made_by, sort_keys=True, separators=(",", ":"))
@@ -93,31 +97,35 @@ def _of_loop(config: Mapping[str, Any]) -> dict[str, Any]:
     The words of the loop's own count beside the keys, where 0.2 wrote them.
     """
     left_out = ("choices", "results", "out", WORDS)
-    kept = {key: value for key, value in config.items() if key not in left_out} | own_words(config)
-    kept["data"] = {key: value for key, value in kept["data"].items() if key != "path"}
-    return kept
+    hashed_config = {
+        key: value for key, value in config.items() if key not in left_out
+    } | own_words(config)
+    hashed_config["data"] = {
+        key: value for key, value in hashed_config["data"].items() if key != "path"
+    }
+    return hashed_config
 
 
 def _of_trial(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the id of a trial hashes: what may change a number."""
-    kept: dict[str, Any] = json.loads(json.dumps(without_younger(config)))
+    hashed_config: dict[str, Any] = json.loads(json.dumps(without_younger(config)))
     for key in CHANGES_NO_NUMBER:
         *path, last = key.split(".")
-        node = kept
+        node = hashed_config
         for part in path:
             node = node[part]
         node.pop(last, None)
-    if published(kept["data"]["_target_"]).startswith(OWN_DATA):
+    if published(hashed_config["data"]["_target_"]).startswith(OWN_DATA):
         # The hash of the data stands for them.
-        for key in getattr(locate(kept["data"]["_target_"]), "COUNTED_BY_HASH", ()):
-            kept["data"].pop(key, None)
-    if kept["resume_from"]:
+        for key in getattr(locate(hashed_config["data"]["_target_"]), "COUNTED_BY_HASH", ()):
+            hashed_config["data"].pop(key, None)
+    if hashed_config["resume_from"]:
         # The name of a checkpoint, with its digest, without the attempt that wrote it.
-        name = Path(kept["resume_from"]).name
-        kept["resume_from"] = re.sub(r"^(checkpoint-\d+)-\d+(?=-)", r"\1", name)
-    if kept.get("from_pretrained"):
-        kept["from_pretrained"] = weights_digest(kept["from_pretrained"])
-    return kept
+        name = Path(hashed_config["resume_from"]).name
+        hashed_config["resume_from"] = re.sub(r"^(checkpoint-\d+)-\d+(?=-)", r"\1", name)
+    if hashed_config.get("from_pretrained"):
+        hashed_config["from_pretrained"] = weights_digest(hashed_config["from_pretrained"])
+    return hashed_config
 
 
 def sources(config: Mapping[str, Any]) -> dict[str, str]:
@@ -203,12 +211,14 @@ def _commit() -> str | None:
 
     An installed copy may lie inside a repository that does not track the copy.
     """
-    here = Path(__file__)
-    tracks = ["git", "ls-files", "--error-unmatch", here.name]
+    source_file = Path(__file__)
+    tracks = ["git", "ls-files", "--error-unmatch", source_file.name]
     describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        run(tracks, cwd=here.parent, check=True, capture_output=True)
-        done = run(describe, cwd=here.parent, check=True, capture_output=True, encoding="utf-8")
+        run(tracks, cwd=source_file.parent, check=True, capture_output=True)
+        done = run(
+            describe, cwd=source_file.parent, check=True, capture_output=True, encoding="utf-8"
+        )
     except (CalledProcessError, FileNotFoundError):
         return None
     return done.stdout.strip()
@@ -219,9 +229,12 @@ def _release() -> str | None:
 
     Another copy of the package may be installed too.
     """
-    here = Path(__file__)
+    source_file = Path(__file__)
     for package in distributions(name="pipegap"):
-        if Path(str(package.locate_file(here.relative_to(CODE_ROOT)))).resolve() == here.resolve():
+        if (
+            Path(str(package.locate_file(source_file.relative_to(CODE_ROOT)))).resolve()
+            == source_file.resolve()
+        ):
             return f"pipegap {package.version}"
     return None
 

@@ -46,8 +46,8 @@ def largest_rank(
     """
     is_true, dtype = config["runner"] != "emulated", getattr(torch, config["dtype"])
     of_stages = [
-        num_entries(stage) * _shared(dtype, lag, correction, is_true=is_true) + FP32 * kept
-        for stage, kept, lag in zip(stages, states, schedule.lags, strict=True)
+        num_entries(stage) * _shared(dtype, lag, correction, is_true=is_true) + FP32 * state_entries
+        for stage, state_entries, lag in zip(stages, states, schedule.lags, strict=True)
     ]
     return max(by_rank(schedule, of_stages)) if is_true else sum(of_stages)
 
@@ -126,15 +126,15 @@ def _weights(node: str, num_stages: int, seq_len: int) -> list[list[Weight]]:
         with torch.device("meta"):
             stage = model.stage(index, split)
         kinds = model.kinds(stage)
-        named = stage.named_parameters()
-        weights.append([Weight(kinds[name], tuple(weight.shape)) for name, weight in named])
+        pairs = stage.named_parameters()
+        weights.append([Weight(kinds[name], tuple(weight.shape)) for name, weight in pairs])
     return weights
 
 
 def states_of(optimizer: Callable[..., Optimizer], stages: Stages) -> list[int]:
     """Return how many fp32 numbers the optimizer keeps for each stage."""
-    kept = kept_entries(optimizer)
-    return [sum(kept(*weight) for weight in stage) for stage in stages]
+    num_entries_kept = kept_entries(optimizer)
+    return [sum(num_entries_kept(*weight) for weight in stage) for stage in stages]
 
 
 def visited(model: Recipe, stages: Stages) -> dict[Kind, float]:
@@ -184,17 +184,19 @@ def peak_bytes(config: Mapping[str, Any], num_updates: int) -> int:
     optimizer = locate(config["optimizer"]["_target_"])
     stages = weights_of(config["model"], schedule.num_stages, config["seq_len"])
     states = states_of(optimizer, stages)
-    made = [made_in_step(optimizer, stage) for stage in stages]
+    made_in_steps = [made_in_step(optimizer, stage) for stage in stages]
     is_true, itemsize = config["runner"] != "emulated", itemsize_of(config)
     entries = list(map(num_entries, stages))
     times = 1 if is_true else config["num_replicas"]
-    fresh, held = _held(config, schedule, correction, entries, states)
-    kept, again = _activations(config, model, stages)
+    fresh, held_entries = _held(config, schedule, correction, entries, states)
+    activation_bytes, recomputed_bytes = _activations(config, model, stages)
     costs = _Costs(
-        kept=tuple(times * number for number in kept),
-        again=tuple(again),
+        kept=tuple(times * number for number in activation_bytes),
+        again=tuple(recomputed_bytes),
         gradients=tuple(itemsize * number for number in entries),
-        update=tuple(FP32 * sum(of_stage) for of_stage in zip(held, made, strict=True)),
+        update=tuple(
+            FP32 * sum(of_stage) for of_stage in zip(held_entries, made_in_steps, strict=True)
+        ),
         loss=loss_bytes(config, model),
     )
     waiting = FP32 * (fresh + (0 if is_true else sum(entries) * (times - 1)))
@@ -242,7 +244,7 @@ def _held(
     is_true = config["runner"] != "emulated"
     fresh = max(by_rank(schedule, entries)) if is_true else sum(entries)
     pairs = zip(states, entries, strict=True)
-    return fresh, [max(kept, fresh + number) for kept, number in pairs]
+    return fresh, [max(num_kept, fresh + number) for num_kept, number in pairs]
 
 
 @cache

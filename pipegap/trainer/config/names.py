@@ -75,7 +75,9 @@ def _reads_like_ours(group: str, name: str) -> bool:
     """Whether an arm with this name as its part of `group` could be called as an arm of ours."""
     choices = declared(group)
     ours = {*choices, *(choice.arm.partition("(")[0] for choice in choices.values())}
-    return name in ours or any(group == "pipeline" and name.startswith(f"{own}_") for own in ours)
+    return name in ours or any(
+        group == "pipeline" and name.startswith(f"{choice_name}_") for choice_name in ours
+    )
 
 
 def spaced(name: str, space: str = " ") -> str:
@@ -112,9 +114,9 @@ def is_of_loop(config: Mapping[str, Any]) -> bool:
 
 def own_words(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the words of a recorded loop's own, wherever its config holds them."""
-    own = {key: value for key, value in config.items() if key not in DEFINED}
-    nested = own.pop(WORDS, {})
-    return own | (nested if isinstance(nested, dict) else {WORDS: nested})
+    words = {key: value for key, value in config.items() if key not in DEFINED}
+    nested = words.pop(WORDS, {})
+    return words | (nested if isinstance(nested, dict) else {WORDS: nested})
 
 
 @cache
@@ -157,10 +159,10 @@ def _name(group: str, node: Node, recorded: str | None) -> str:
     address = published(node["_target_"])
     if recorded is not None and _address(group, recorded) in (address, None):
         return recorded
-    alike = _alike(group, address)
-    if len(alike) == 1:
-        return alike[0][0]
-    return _closest(_values(node), alike) or label(node)
+    candidates = _alike(group, address)
+    if len(candidates) == 1:
+        return candidates[0][0]
+    return _closest(_values(node), candidates) or label(node)
 
 
 def is_offered(group: str, address: str) -> bool:
@@ -175,18 +177,18 @@ def data_place(config: Mapping[str, Any]) -> str:
     return str(config["data"].get("path") or names(config)["data"])
 
 
-def _closest(given: Node, alike: Sequence[tuple[str, Node]]) -> str | None:
-    for name, values in alike:
-        if values == given:  # the common case, and a cheap test
+def _closest(node: Node, candidates: Sequence[tuple[str, Node]]) -> str | None:
+    for name, values in candidates:
+        if values == node:  # the common case, and a cheap test
             return name
-    ranked = sorted((*_unlikeness(given, values), name) for name, values in alike)
-    return next((name for unshared, _, name in ranked if unshared < len(given)), None)
+    ranked = sorted((*_unlikeness(node, values), name) for name, values in candidates)
+    return next((name for unshared, _, name in ranked if unshared < len(node)), None)
 
 
-def _unlikeness(given: Node, values: Node) -> tuple[int, int]:
-    """How many values of `given` are not in `values`; how many keys of both together differ."""
-    shared = sum(key in values and values[key] == value for key, value in given.items())
-    return len(given) - shared, len(given.keys() | values.keys()) - shared
+def _unlikeness(node: Node, values: Node) -> tuple[int, int]:
+    """How many values of `node` are not in `values`; how many keys of both together differ."""
+    shared = sum(key in values and values[key] == value for key, value in node.items())
+    return len(node) - shared, len(node.keys() | values.keys()) - shared
 
 
 @cache
@@ -235,8 +237,8 @@ def refuse_own_loop(config: Mapping[str, Any]) -> None:
     if address.startswith(f"{LOOP}."):
         recorded = config.get("choices")
         pairs = recorded.items() if isinstance(recorded, dict) else ()
-        chosen = ", ".join(f"{group}={name}" for group, name in pairs)
-        allowed = f"was recorded by a loop of your own ({chosen}, seed={config.get('seed')})"
+        choices_text = ", ".join(f"{group}={name}" for group, name in pairs)
+        allowed = f"was recorded by a loop of your own ({choices_text}, seed={config.get('seed')})"
         raise BadInput("model", address, f"{allowed}: that loop runs it again, pipegap cannot")
 
 
@@ -252,5 +254,7 @@ def without_younger(config: Mapping[str, Any]) -> dict[str, Any]:
         if key in older and older[key] == usual:
             del older[key]
         elif isinstance(node, Mapping) and name in node and node[name] == usual:
-            older[group] = {other: value for other, value in node.items() if other != name}
+            older[group] = {
+                other_key: value for other_key, value in node.items() if other_key != name
+            }
     return older

@@ -105,8 +105,8 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
     contradict each other.
     """
     refuse_own_loop(config)
-    kept = {key: value for key, value in config.items() if not is_dropped(key, value)}
-    checked = _check(TrialConfig, kept, prefix="")
+    current_keys = {key: value for key, value in config.items() if not is_dropped(key, value)}
+    checked = _check(TrialConfig, current_keys, prefix="")
     use_code(checked["code"])
     for group in GROUPS:
         checked[group] = check_choice(group, checked[group], checked["code"])
@@ -186,8 +186,8 @@ def _check(schema: type[BaseModel], values: Mapping[str, Any], prefix: str) -> d
         return schema.model_validate(dict(values)).model_dump()
     except ValidationError as error:
         first = first_of(error)
-        given = "missing" if first["type"] == "missing" else first["input"]
-        raise BadInput(f"{prefix}{first['loc'][0]}", given, in_words(first, schema)) from None
+        value_text = "missing" if first["type"] == "missing" else first["input"]
+        raise BadInput(f"{prefix}{first['loc'][0]}", value_text, in_words(first, schema)) from None
 
 
 def first_of(error: ValidationError) -> ErrorDetails:
@@ -199,8 +199,8 @@ def first_of(error: ValidationError) -> ErrorDetails:
 def in_words(error: ErrorDetails, schema: type[BaseModel]) -> str:
     """Return what must be where the `schema` has this error, in our words and not pydantic's."""
     if error["type"] == "extra_forbidden":
-        known = closest_first(str(error["loc"][-1]), schema.model_fields)
-        return f"must be a known key (known: {', '.join(known)})"
+        closest_keys = closest_first(str(error["loc"][-1]), schema.model_fields)
+        return f"must be a known key (known: {', '.join(closest_keys)})"
     if error["type"] == "missing":
         return "is required"
     message = error["msg"].removeprefix("Value error, ")
@@ -209,8 +209,8 @@ def in_words(error: ErrorDetails, schema: type[BaseModel]) -> str:
 
 def _check_length(config: Mapping[str, Any]) -> None:
     if (config["num_updates"] is None) == (config["tokens_per_parameter"] is None):
-        other = f"tokens_per_parameter (={config['tokens_per_parameter']})"
-        allowed = f"set exactly one of num_updates and {other}; the other must be null"
+        tokens_text = f"tokens_per_parameter (={config['tokens_per_parameter']})"
+        allowed = f"set exactly one of num_updates and {tokens_text}; the other must be null"
         raise BadInput("num_updates", config["num_updates"], allowed)
 
 

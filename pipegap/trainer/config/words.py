@@ -59,10 +59,10 @@ class ParsedWords:
         """Raises BadInput for a choice that no YAML has as its name."""
         places = [CONF, *([] if self.code is None else [Path(self.code)])]
         for group, name in self.choices.items():
-            known = {path.stem for place in places for path in (place / group).glob("*.yaml")}
-            if name not in known:
+            names_there = {path.stem for place in places for path in (place / group).glob("*.yaml")}
+            if name not in names_there:
                 refuse_dropped_choice(group, name)
-                raise one_of(group, name, sorted(known))
+                raise one_of(group, name, sorted(names_there))
 
 
 def parse(words: Sequence[Word]) -> ParsedWords:
@@ -78,34 +78,34 @@ def parse(words: Sequence[Word]) -> ParsedWords:
 
 def parse_word(word: str) -> Word:
     """Reads a word. Raises BadInput for a word that is not offered."""
-    key, given = split_word(word)
+    key, text = split_word(word)
     plain = key.lstrip("+")
     if plain.startswith("~"):
-        raise BadInput(key, given, "is not offered: a key is set to another value, not removed")
+        raise BadInput(key, text, "is not offered: a key is set to another value, not removed")
     if plain == "choices" or plain.startswith("choices."):
-        raise BadInput(plain, given, "is recorded, not set: choose by GROUP=NAME")
+        raise BadInput(plain, text, "is recorded, not set: choose by GROUP=NAME")
     if plain.partition(".")[0] == "hydra":
-        raise BadInput(plain, given, "has no effect: code=DIR has choices of one's own")
-    value = parse_value(plain, given)
-    _require_references(plain, given, value)
-    return Word(plain, given, value, adds=plain != key)
+        raise BadInput(plain, text, "has no effect: code=DIR has choices of one's own")
+    value = parse_value(plain, text)
+    _require_references(plain, text, value)
+    return Word(plain, text, value, adds=plain != key)
 
 
-def parse_value(key: str, given: str) -> Any:
+def parse_value(key: str, text: str) -> Any:
     """Reads a value as written on a command line; returns plain data. Raises BadInput.
 
     Quotes make text of anything, [a, b] is a list, {a: b} a mapping. Any other value that is no
     number, true, false or null is text as it stands.
     """
-    if given and not given.startswith(STRUCTURED):
-        return documents.scalar(given)
+    if text and not text.startswith(STRUCTURED):
+        return documents.scalar(text)
     try:
-        return documents.read(given) if given else given
+        return documents.read(text) if text else text
     except documents.NotRead as error:
-        raise BadInput(key, given, f"must be one value, in quotes if need be ({error})") from None
+        raise BadInput(key, text, f"must be one value, in quotes if need be ({error})") from None
 
 
-def _require_references(key: str, given: str, value: Any) -> None:
+def _require_references(key: str, text: str, value: Any) -> None:
     """Raises BadInput for an interpolation that is more than a reference to another key.
 
     `${oc.env:WANDB_API_KEY}` would write a secret to the store and to messages, and a config must
@@ -113,6 +113,6 @@ def _require_references(key: str, given: str, value: Any) -> None:
     """
     if isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
-            _require_references(key, given, item)
+            _require_references(key, text, item)
     elif isinstance(value, str) and "$" in value and not REFERENCE.fullmatch(value):
-        raise BadInput(key, given, "may refer to another key alone, such as ${num_updates}")
+        raise BadInput(key, text, "may refer to another key alone, such as ${num_updates}")

@@ -89,15 +89,17 @@ def work(
     mixing, linear = _mixing(model, stages, shares, config["seq_len"])
     bytes_per_sum = itemsize + 2 * FP32  # a gradient is read, its fp32 sum is read and written
     # A forward more, which is one product of three, and two of seven in attention.
-    again, in_attention = (4 / 3, 9 / 7) if model.activation_checkpointing else (1.0, 1.0)
-    touched = again * TOUCHES[bool(config["compile"])] * itemsize
-    found = []
+    recompute_factor, in_attention = (
+        (4 / 3, 9 / 7) if model.activation_checkpointing else (1.0, 1.0)
+    )
+    touched = recompute_factor * TOUCHES[bool(config["compile"])] * itemsize
+    parts_found = []
     for stage, lag, layers in zip(stages, schedule.lags, split, strict=True):
         share = tokens * len(layers) / num_layers
-        found.append(
+        parts_found.append(
             StageWork(
                 attention=in_attention * share * mixing,
-                products=again * (tokens * _flops(stage, shares) + share * linear),
+                products=recompute_factor * (tokens * _flops(stage, shares) + share * linear),
                 bytes=touched * tokens * widths_per_token(stage, shares)
                 + num_entries(stage) * num_backwards * bytes_per_sum,
                 update=_update(config, stage, lag, correction),
@@ -105,12 +107,12 @@ def work(
                 launches=len(layers) * num_backwards,
             )
         )
-    last, of_head = found[-1], model.hidden_size * model.vocab_size
+    last, of_head = parts_found[-1], model.hidden_size * model.vocab_size
     of_logit = LOSS_TOUCHES * itemsize + LOSS_COPIES[bool(config["compile"])]
     in_loss = tokens * model.vocab_size * of_logit
     in_loss += _sums_of_head(config, tokens, num_backwards) * of_head * bytes_per_sum
     products = last.products + 6 * of_head * tokens
-    return [*found[:-1], last._replace(products=products, bytes=last.bytes + in_loss)]
+    return [*parts_found[:-1], last._replace(products=products, bytes=last.bytes + in_loss)]
 
 
 def _share(config: Config) -> tuple[float, int]:
@@ -145,16 +147,16 @@ def _mixing(
 
 def _update(config: Config, weights: Sequence[Weight], lag: int, correction: NoCorrection) -> float:
     """Return the bytes of an update, with division, norm and clip of gradients."""
-    kept = buffers(locate(config["optimizer"]["_target_"]))
+    num_buffers = buffers(locate(config["optimizer"]["_target_"]))
     size, itemsize = num_entries(weights), itemsize_of(config)
     of_gradients = 2 + 1 + 2  # read and written, read, read and written
-    optimizer = sum((3 + 2 * kept(w.kind) + of_gradients) * w.size for w in weights)
+    optimizer = sum((3 + 2 * num_buffers(w.kind) + of_gradients) * w.size for w in weights)
     leaves = (FP32 + itemsize) * (itemsize < FP32 or lag > 0)
-    ahead = (FP32 + itemsize) * bool(correction.num_leaves_ahead(lag))
+    leaf_bytes = (FP32 + itemsize) * bool(correction.num_leaves_ahead(lag))
     # A copy of W(t) and a difference make the update; then the earlier one is looked at, subtracted
     # from, multiplied and added to the weights (test_passes.py counts as many).
     of_correction = 5 * correction.needs_update + 9 * (correction.num_buffers(lag) > 0)
-    return FP32 * optimizer + size * (leaves + ahead + FP32 * of_correction)
+    return FP32 * optimizer + size * (leaves + leaf_bytes + FP32 * of_correction)
 
 
 def _flops(weights: Sequence[Weight], shares: Mapping[Kind, float]) -> float:

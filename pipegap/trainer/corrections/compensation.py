@@ -43,8 +43,8 @@ class Taylor(NoCorrection):
         diagonal = self._curvature(gradients)
         late = [i for i, delay in enumerate(delays) if delay > 0]
         if late:
-            read = [self._weights.get(i, delays[i]) for i in late]
-            term = torch._foreach_sub([weights[i] for i in late], read)
+            read_weights = [self._weights.get(i, delays[i]) for i in late]
+            term = torch._foreach_sub([weights[i] for i in late], read_weights)
             torch._foreach_mul_(term, [diagonal[i] for i in late])
             torch._foreach_add_([gradients[i] for i in late], term, alpha=self.coefficient)
         self._weights.record([weight.clone() for weight in weights])

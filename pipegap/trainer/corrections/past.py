@@ -46,7 +46,9 @@ class Past:
     def record(self, tensors: Sequence[Tensor]) -> None:
         """Adds one tensor per weight, and drops tensors that have become too old."""
         self._past.appendleft(tensors)
-        self._num = [min(num + 1, kept) for num, kept in zip(self._num, self._kept, strict=True)]
+        self._num = [
+            min(num + 1, num_kept) for num, num_kept in zip(self._num, self._kept, strict=True)
+        ]
         if len(set(self._kept)) > 1:
             for age, of_age in enumerate(self._past, 1):
                 pairs = zip(of_age, self._num, strict=True)
@@ -64,8 +66,8 @@ class Past:
         ages = range(1, (self._past.maxlen or 0) + 1)
         names = [f"{self._name}_{age}" for age in ages]
         self._num = [
-            sum(name in saved for name in names[:kept])
-            for saved, kept in zip(state, self._kept, strict=True)
+            sum(name in saved for name in names[:num_kept])
+            for saved, num_kept in zip(state, self._kept, strict=True)
         ]
         self._past.clear()
         # Copies: what is restored is the caller's, and `take` lets its reader overwrite it.

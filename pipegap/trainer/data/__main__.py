@@ -139,11 +139,11 @@ def _request(words: Sequence[str]) -> tuple[str, dict[str, str]]:
     name = words[0] if words else ""
     if not name or "=" in name:
         raise BadInput("corpus", name, f"must be named first: {', '.join(CORPORA)}")
-    given = dict(map(split_word, words[1:]))
-    for key, value in given.items():
+    values = dict(map(split_word, words[1:]))
+    for key, value in values.items():
         if key not in ("tokenizer", "out", "num_tokens"):
             raise BadInput(key, value, "must be tokenizer=, out= or num_tokens=")
-    return name, given
+    return name, values
 
 
 def _out(value: str) -> Path:
@@ -155,10 +155,12 @@ def _out(value: str) -> Path:
 
 def _refuse_other_data(out: Path, settings: Mapping[str, object]) -> None:
     """Raises BadInput if the folder holds data of other settings."""
-    held = Prepared(path=str(out)).manifest.model_dump(include=set(settings))
+    settings_there = Prepared(path=str(out)).manifest.model_dump(include=set(settings))
     for key, value in settings.items():
-        if held[key] != value:
-            allowed = f"holds {key}={held[key]}, not {value}; delete it or choose another out="
+        if settings_there[key] != value:
+            allowed = (
+                f"holds {key}={settings_there[key]}, not {value}; delete it or choose another out="
+            )
             raise BadInput("out", out, allowed)
 
 
@@ -184,8 +186,8 @@ def run(name: str, options: dict[str, str], cache: Path = CACHE) -> str:
     num_tokens = number(options.get("num_tokens", "inf"))
     if not num_tokens > 0:
         raise BadInput("num_tokens", options["num_tokens"], "must be a positive number")
-    there = Prepared(path=str(out)).hash is not None
-    if there:
+    is_prepared = Prepared(path=str(out)).hash is not None
+    if is_prepared:
         settings = {"corpus": name, "tokenizer": tokenizer, "num_tokens": num_tokens}
         _refuse_other_data(out, settings)
     else:
@@ -205,8 +207,8 @@ def run(name: str, options: dict[str, str], cache: Path = CACHE) -> str:
         )
     data = Prepared(path=str(out)).open()
     return (
-        f"{out} {'was there already' if there else 'prepared'}: {len(data.train):,} tokens to "
-        f"train on, {len(data.validation):,} to validate, vocabulary {data.vocab_size:,}"
+        f"{out} {'was there already' if is_prepared else 'prepared'}: {len(data.train):,} tokens "
+        f"to train on, {len(data.validation):,} to validate, vocabulary {data.vocab_size:,}"
     )
 
 

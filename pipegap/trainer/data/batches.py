@@ -49,10 +49,10 @@ class Permutation:
         return images.astype(np.int64)
 
     def _network(self, values: Indices) -> Indices:
-        left, right = values >> self._shift, values & self._mask
+        left_half, right = values >> self._shift, values & self._mask
         for key in self._keys:
-            left, right = right, left ^ self._scramble(right, key)
-        return (left << self._shift) | right
+            left_half, right = right, left_half ^ self._scramble(right, key)
+        return (left_half << self._shift) | right
 
     def _scramble(self, half: Indices, key: np.uint64) -> Indices:
         with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is intended
@@ -136,11 +136,11 @@ class Prefetched:
 
     def __init__(
         self,
-        read: Callable[[int], Tensor],
+        read_batch: Callable[[int], Tensor],
         device: torch.device,
         pin: Callable[[Tensor], Tensor] = Tensor.pin_memory,
     ) -> None:
-        self._read, self._device, self._pin = read, device, pin
+        self._read, self._device, self._pin = read_batch, device, pin
         self._thread = ThreadPoolExecutor(1, "batches")
         self._next: dict[int, Future[Tensor]] = {}
 

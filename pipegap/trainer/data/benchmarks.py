@@ -90,20 +90,20 @@ def tasks(name: str, folder: Path) -> list[Any]:
     from lm_eval.api.task import ConfigurableTask
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    benchmark, found = BENCHMARKS[name], []
+    benchmark, task_configs = BENCHMARKS[name], []
     for subject in sorted({path.parent for path in (folder / name).rglob("*.arrow")}):
         inner = str(subject.relative_to(folder / name))
         path = Path(lm_eval.tasks.__file__).parent / benchmark.yaml.format(inner)
         rows = _splits(name, subject)
-        own = {**benchmark.splits, "custom_dataset": lambda rows=rows, **_: rows}
+        splits = {**benchmark.splits, "custom_dataset": lambda rows=rows, **_: rows}
         config = load_yaml(path, resolve_func=True)
         grouped = ("tag", "group", "task_list")
         single = {key: value for key, value in config.items() if key not in grouped}
-        found.append(ConfigurableTask(config={**single, **own}))
-    if not found:
+        task_configs.append(ConfigurableTask(config={**single, **splits}))
+    if not task_configs:
         allowed = f"holds no {name}: `make data-{NAME}` prepares it, benchmarks=hub asks the hub"
         raise BadInput("benchmarks", folder, allowed)
-    return found
+    return task_configs
 
 
 def _splits(name: str, subject: Path) -> Any:

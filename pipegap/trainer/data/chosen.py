@@ -51,13 +51,13 @@ def chosen(word: str, end: str | None = None) -> Chosen:
     return _of_file(word, path, end)
 
 
-def _of_file(word: str, path: Path, named: str | None) -> Chosen:
+def _of_file(word: str, path: Path, document_end: str | None) -> Chosen:
     try:
         content = without_settings(path.read_text(encoding="utf-8-sig"))
         tokenizer = Tokenizer.from_str(content)
     except Exception as error:  # `tokenizers` raises Exception itself
         raise BadInput(KEY, word, f"must be a tokenizer.json ({first_line(error)})") from None
-    end = end_of_document(tokenizer, word, named)
+    end = end_of_document(tokenizer, word, document_end)
     digest = hashlib.sha256(content.encode()).hexdigest()
     return Chosen(
         digest if end == usual_end(tokenizer) else f"{digest} {end}",
@@ -84,10 +84,10 @@ def tokenizer_of(data: Mapping[str, Any]) -> tuple[Tokenizer, str]:
 
     Raises BadInput for data that does not know its tokenizer, or has lost it.
     """
-    read = getattr(build(data), "read_tokenizer", None)
-    if read is None:
+    read_tokenizer = getattr(build(data), "read_tokenizer", None)
+    if read_tokenizer is None:
         raise BadInput("data", data.get("path"), "must know its tokenizer: tokens alone do not")
-    tokenizer = loaded(read().to_str())
+    tokenizer = loaded(read_tokenizer().to_str())
     return tokenizer, end_of_document(tokenizer, data.get("path"), data.get("end_of_document"))
 
 

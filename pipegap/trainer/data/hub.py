@@ -89,11 +89,11 @@ class HubDocuments:
 def _unreachable(name: str, error: Exception) -> BadInput:
     if os.path.isdir(name):
         allowed = "must be a copy of a data set that can be read"
-        other = f"data=text data.path={name} reads its files, and says which line is at fault"
+        alternative = f"data=text data.path={name} reads its files, and says which line is at fault"
     else:
         allowed = "must be a data set that can be read from the Hugging Face hub"
-        other = "or use files: data=text, data=bins"
-    return BadInput("data.name", name, f"{allowed} ({first_line(error)}); {other}")
+        alternative = "or use files: data=text, data=bins"
+    return BadInput("data.name", name, f"{allowed} ({first_line(error)}); {alternative}")
 
 
 def newest_commit(name: str) -> str:

@@ -105,8 +105,8 @@ class OwnText(ABC):
 
         Raises BadInput for a `vocab_size` below the tokenizer's.
         """
-        known = self._chosen.vocab_size
-        return known if known is None else stated_vocab_size(known, self.vocab_size)
+        vocab_size = self._chosen.vocab_size
+        return vocab_size if vocab_size is None else stated_vocab_size(vocab_size, self.vocab_size)
 
     @property
     def num_validation_tokens(self) -> int:
@@ -206,11 +206,11 @@ class TextFiles(OwnText):
         return self._named().left_out
 
     def _named(self) -> Named:
-        found = named(self.path, READERS)
-        for file in found.files:
+        paths = named(self.path, READERS)
+        for file in paths.files:
             if kind_of(file) not in READERS:
                 raise BadInput("data.path", file, f"must be one of {KINDS}")
-        return found
+        return paths
 
 
 @dataclass(frozen=True, kw_only=True)

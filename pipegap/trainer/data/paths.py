@@ -77,9 +77,9 @@ def named(path: str, kinds: Collection[str] = ()) -> Named:
     if not pattern and not os.path.isdir(root):
         return Named([root], [])
     files, left_out = list[Path](), list[Path]()
-    for found, counts in _below(root, {pattern}, frozenset()) if os.path.isdir(root) else ():
-        is_of_kind = not kinds or kind_of(found) in kinds
-        (files if counts and is_of_kind else left_out).append(found)
+    for path_found, counts in _below(root, {pattern}, frozenset()) if os.path.isdir(root) else ():
+        is_of_kind = not kinds or kind_of(path_found) in kinds
+        (files if counts and is_of_kind else left_out).append(path_found)
     return Named(sorted(files, key=_as_written), sorted(left_out, key=_as_written))
 
 
@@ -92,28 +92,33 @@ def _split(path: Path) -> tuple[Path, Parts]:
     return Path(), parts
 
 
-def _below(folder: Path, left: set[Parts], above: frozenset[str]) -> Iterator[tuple[Path, bool]]:
+def _below(
+    folder: Path, remaining_parts: set[Parts], above: frozenset[str]
+) -> Iterator[tuple[Path, bool]]:
     """Files below a folder that match, each with True; what is hidden or a loop, with False."""
     above |= {os.path.realpath(folder)}
-    while more := {parts[1:] for parts in left if parts[:1] == (ANY_FOLDERS,)} - left:
-        left = left | more  # `**` stands for no folder too
+    while (
+        more := {parts[1:] for parts in remaining_parts if parts[:1] == (ANY_FOLDERS,)}
+        - remaining_parts
+    ):
+        remaining_parts = remaining_parts | more  # `**` stands for no folder too
     try:
         names = sorted(os.listdir(folder))
     except OSError as error:
         raise BadInput("data.path", folder, f"must be readable ({error.strerror})") from None
     for name in names:
         path = folder / name
-        after = _after(name, left, _mark(path))
-        if not after:
-            if () in left:
+        parts_below = _after(name, remaining_parts, _mark(path))
+        if not parts_below:
+            if () in remaining_parts:
                 yield path, False
         elif not os.path.isdir(path):
-            if () in after:
+            if () in parts_below:
                 yield path, True
         elif os.path.realpath(path) in above:
             yield path, False
         else:
-            yield from _below(path, after, above)
+            yield from _below(path, parts_below, above)
 
 
 def _mark(path: Path) -> str:
@@ -123,12 +128,12 @@ def _mark(path: Path) -> str:
     return "__" if path.name.startswith("__") and os.path.isdir(path) else ""
 
 
-def _after(name: str, left: set[Parts], mark: str) -> set[Parts]:
+def _after(name: str, remaining_parts: set[Parts], mark: str) -> set[Parts]:
     """What is left of the patterns below an entry; nothing if it matches none of them."""
-    stay = {parts for parts in left if parts[:1] in ((), (ANY_FOLDERS,)) and not mark}
+    stay = {parts for parts in remaining_parts if parts[:1] in ((), (ANY_FOLDERS,)) and not mark}
     return stay | {
         parts[1:]
-        for parts in left - stay
+        for parts in remaining_parts - stay
         if parts and parts[0].startswith(mark) and fnmatchcase(name, parts[0])
     }
 

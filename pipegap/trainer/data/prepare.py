@@ -175,14 +175,18 @@ def _unusable(out: Path, error: OSError) -> BadInput:
 
 
 class SplitWriter:
-    """Writes one split of `folder`. `before` is the state from which a writer goes on."""
+    """Writes one split of `folder`. `progress_before` is the state from which a writer goes on."""
 
     def __init__(
-        self, folder: Path, split: str, vocab_size: int, before: Mapping[str, Any] | None = None
+        self,
+        folder: Path,
+        split: str,
+        vocab_size: int,
+        progress_before: Mapping[str, Any] | None = None,
     ) -> None:
         self._folder, self._split, self._vocab_size = folder, split, vocab_size
         self._dtype: TokenType = "<u2" if vocab_size <= 2**16 else "<u4"
-        state = before or {"shards": [], "length": 0, "num_tokens": 0, "num_documents": 0}
+        state = progress_before or {"shards": [], "length": 0, "num_tokens": 0, "num_documents": 0}
         self._shards = [Shard(**shard) for shard in state["shards"]]
         self._length: int = state["length"]
         self.num_tokens: int = state["num_tokens"]
@@ -273,10 +277,10 @@ class Preparation:
         self, folder: Path, settings: dict[str, Any], vocab_size: int, num_tokens: float
     ) -> None:
         self._folder, self._settings, self._num_tokens = folder, settings, num_tokens
-        before = progress(folder, settings)
-        self._state: State | None = before.get("state")
+        progress_before = progress(folder, settings)
+        self._state: State | None = progress_before.get("state")
         self.train, self.validation = (
-            SplitWriter(folder, split, vocab_size, before.get(split))
+            SplitWriter(folder, split, vocab_size, progress_before.get(split))
             for split in ("train", "validation")
         )
         self._saved = self._started = time.monotonic()
@@ -300,8 +304,10 @@ class Preparation:
         """Writes the documents that are left, until there are `num_tokens` training tokens."""
         if self.train.num_tokens >= self._num_tokens:
             return
-        read = batches(documents, self._state)
-        for state, encoded in mapped(encode, read, num_workers, Batch.size, CHARACTERS_AHEAD):
+        batches_read = batches(documents, self._state)
+        for state, encoded in mapped(
+            encode, batches_read, num_workers, Batch.size, CHARACTERS_AHEAD
+        ):
             for held_out, tokens in encoded:
                 (self.validation if held_out else self.train).add(tokens)
             self._state = state
@@ -314,8 +320,10 @@ class Preparation:
         """Finishes both splits; raises BadInput if one has no document."""
         number = self.train.num_documents + self.validation.num_documents
         if number < 2:
-            found = "one (in a .txt, an empty line ends a document)" if number else "none"
-            allowed = f"must hold text, two documents to train and to validate: it has {found}"
+            documents_found = "one (in a .txt, an empty line ends a document)" if number else "none"
+            allowed = (
+                f"must hold text, two documents to train and to validate: it has {documents_found}"
+            )
             raise BadInput("data", self._settings["corpus"], allowed)
         for split, more in ((self.train, "smaller"), (self.validation, "larger")):
             if not split.num_documents:

@@ -93,9 +93,9 @@ def too_long(place: str) -> BadInput:
     return BadInput("data", place, f"{allowed}: in a .txt, an empty line ends a document")
 
 
-def no_field(field: str, place: str, found: str) -> BadInput:
+def no_field(field: str, place: str, fields_found: str) -> BadInput:
     """The refusal of a field that is not in the rows of `place`."""
-    return BadInput("data.text", field, f"must be a field of {place} (it has {found})")
+    return BadInput("data.text", field, f"must be a field of {place} (it has {fields_found})")
 
 
 Reader = Callable[[Path, str], Iterator[Found]]
@@ -174,8 +174,8 @@ def _field_of(line: str, field: str, path: Path, number: int) -> object:
         allowed = f"must have one JSON object per line (line {number}: {error})"
         return BadInput("data.path", path, allowed)
     if not isinstance(row, dict) or field not in row:
-        found = ", ".join(row) if isinstance(row, dict) else "no object"
-        return no_field(field, f"line {number} of {path}", found)
+        field_names = ", ".join(row) if isinstance(row, dict) else "no object"
+        return no_field(field, f"line {number} of {path}", field_names)
     return row[field]
 
 
@@ -260,11 +260,11 @@ class Batch(NamedTuple):
         return sum(map(len, self.texts))
 
 
-def batches(documents: Iterable[str], before: State | None) -> Iterator[Batch]:
-    """The documents behind the state `before`; all of them if it is None."""
+def batches(documents: Iterable[str], state_before: State | None) -> Iterator[Batch]:
+    """The documents behind the state `state_before`; all of them if it is None."""
     stream = documents if isinstance(documents, Stateful) else Counted(documents)
-    if before is not None:
-        stream.load_state_dict(before)
+    if state_before is not None:
+        stream.load_state_dict(state_before)
     texts, size = [], 0
     for text in stream:
         texts.append(text)

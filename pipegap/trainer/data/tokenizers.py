@@ -122,21 +122,21 @@ def loaded(content: str) -> Tokenizer:
     return tokenizer
 
 
-def end_of_document(tokenizer: Tokenizer, name: object, named: str | None = None) -> str:
-    """The special token `named`, or else the first of ENDS that is special.
+def end_of_document(tokenizer: Tokenizer, name: object, token_name: str | None = None) -> str:
+    """The special token `token_name`, or else the first of ENDS that is special.
 
     A token that is not special, such as the tag `</s>` in some vocabularies, is a text's own.
     Raises BadInput, for the tokenizer called `name`, if there is none.
     """
     added = tokenizer.get_added_tokens_decoder().values()
     special = [token.content for token in added if token.special]
-    if named is not None and named not in special:
+    if token_name is not None and token_name not in special:
         allowed = f"must be a special token of the tokenizer: {some(special) or 'it has none'}"
-        raise BadInput("data.end_of_document", named, allowed)
-    if (end := named or next((token for token in ENDS if token in special), None)) is None:
+        raise BadInput("data.end_of_document", token_name, allowed)
+    if (end := token_name or next((token for token in ENDS if token in special), None)) is None:
         allowed = f"must have a special token that ends a document: {', '.join(ENDS)}"
-        other = f"or data.end_of_document names another (it has {some(special) or 'none'})"
-        raise BadInput("data.tokenizer", name, f"{allowed}; {other}")
+        alternative = f"or data.end_of_document names another (it has {some(special) or 'none'})"
+        raise BadInput("data.tokenizer", name, f"{allowed}; {alternative}")
     return end
 
 

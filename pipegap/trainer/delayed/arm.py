@@ -71,13 +71,13 @@ def correction_node(error_feedback: float, correction: MakeCorrection | None) ->
 
 
 def _checked(correction: MakeCorrection) -> Node:
-    made, options = correction, {}
+    factory, options = correction, {}
     if isinstance(correction, partial) and not correction.args:
-        made, options = correction.func, correction.keywords
-    if not (inspect.isclass(made) and issubclass(made, NoCorrection)):
+        factory, options = correction.func, correction.keywords
+    if not (inspect.isclass(factory) and issubclass(factory, NoCorrection)):
         allowed = "must be a class like those of trainer.corrections, or functools.partial of one"
         raise BadInput("correction", correction, f"{allowed} and its options")
-    address = published(f"{made.__module__}.{made.__qualname__}")
+    address = published(f"{factory.__module__}.{factory.__qualname__}")
     return check_choice("correction", {"_target_": address, **options})
 
 
@@ -143,8 +143,8 @@ def require_no_masters(
     with `master_weights`: what a correction does to the weights between the steps would be lost.
     """
     narrow = [weight for weight in stepped if weight.dtype in (torch.bfloat16, torch.float16)]
-    own = [t for t in tree_leaves(vars(optimizer)) if isinstance(t, Tensor)]
-    if narrow and all(any(_is_master(t, weight) for t in own) for weight in narrow):
+    tensors = [t for t in tree_leaves(vars(optimizer)) if isinstance(t, Tensor)]
+    if narrow and all(any(_is_master(t, weight) for t in tensors) for weight in narrow):
         raise BadInput("error_feedback", coefficient, STEPS_COPIES)
 
 
@@ -192,7 +192,9 @@ def needs_arguments(optimizer: Optimizer) -> bool:
     [_, *parameters] = inspect.signature(step).parameters.values()
     if any(p.default is EMPTY and p.kind not in VARIADIC for p in parameters):
         return True
-    inner = [each for each in vars(optimizer).values() if isinstance(each, Optimizer)]
+    inner = [
+        attribute for attribute in vars(optimizer).values() if isinstance(attribute, Optimizer)
+    ]
     return _calls_unasked(step) or any(map(needs_arguments, inner))
 
 
@@ -203,13 +205,13 @@ def _calls_unasked(step: Callable[..., Any]) -> bool:
         return False
     calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
     conditions = [node for node in ast.walk(tree) if isinstance(node, ast.If | ast.IfExp)]
-    asked = [
+    conditions_asked = [
         part
         for node in conditions
         if isinstance(node, ast.IfExp) or not isinstance(node.body[-1], ast.Raise)
         for part in ast.walk(node.test)
     ]
-    return any(map(_is_closure, calls)) and not any(map(_is_closure, asked))
+    return any(map(_is_closure, calls)) and not any(map(_is_closure, conditions_asked))
 
 
 def _is_closure(node: ast.AST) -> bool:

@@ -203,9 +203,9 @@ def add_delayed(
     for group, of_group in zip(groups, packed["param_groups"], strict=True):
         for weight, id_ in zip(group["params"], of_group["params"], strict=True):
             tensors = delay_tensors.get(weight, {})
-            named = {f"{PREFIX}{name}": tensor for name, tensor in tensors.items()}
-            if named or id_ in states:
-                states[id_] = {**states.get(id_, {}), **named}
+            named_tensors = {f"{PREFIX}{name}": tensor for name, tensor in tensors.items()}
+            if named_tensors or id_ in states:
+                states[id_] = {**states.get(id_, {}), **named_tensors}
                 names.update(filter(_is_text, states[id_]))
     shared = {**settings, "names": sorted(names), "delays": waiting.delays}
     options = [

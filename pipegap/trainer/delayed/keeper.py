@@ -72,7 +72,10 @@ class Keeper(ABC):
 
     def show(self, weights: Sequence[Tensor]) -> None:
         """Puts the `weights` to evaluate into the loop's own until `hide`."""
-        if any(shown is not own for shown, own in zip(weights, self.weights, strict=True)):
+        if any(
+            tensor is not own_weight
+            for tensor, own_weight in zip(weights, self.weights, strict=True)
+        ):
             self._hidden = [weight.detach().clone() for weight in self.weights]
             self._write(weights)
 
@@ -125,7 +128,10 @@ class KeptGradients(Keeper):
     def add(self, weights: Sequence[nn.Parameter]) -> None:
         self.weights += weights
         none = [None] * len(weights)
-        pairs = [(g._replace(tensors=[*g.tensors, *none]), written) for g, written in self._waiting]
+        pairs = [
+            (g._replace(tensors=[*g.tensors, *none]), options_then)
+            for g, options_then in self._waiting
+        ]
         self._waiting = deque(pairs)
         if self._hidden:
             self._hidden += [weight.detach().clone() for weight in weights]
@@ -134,10 +140,15 @@ class KeptGradients(Keeper):
     def forget(self, numbers: Collection[int]) -> None:
         _delete(self.weights, numbers)
         _delete(self._hidden, numbers)
-        pairs = [(gradient, [*gradient.tensors], written) for gradient, written in self._waiting]
+        pairs = [
+            (gradient, [*gradient.tensors], options_then)
+            for gradient, options_then in self._waiting
+        ]
         for _, tensors, _ in pairs:
             _delete(tensors, numbers)
-        self._waiting = deque((g._replace(tensors=of), written) for g, of, written in pairs)
+        self._waiting = deque(
+            (g._replace(tensors=of), options_then) for g, of, options_then in pairs
+        )
 
     @override
     def take(self, batch: int, gradient: Sequence[Tensor | None], update: Update) -> None:
@@ -150,8 +161,8 @@ class KeptGradients(Keeper):
     def _make(self, version: int, update: Update) -> None:
         """Makes the updates up to `version`."""
         while self._made < version:
-            gradient, written = self._waiting.popleft()
-            with self._settings.seen_with(written):
+            gradient, options_then = self._waiting.popleft()
+            with self._settings.seen_with(options_then):
                 update(gradient)
             self._made += 1
 
@@ -179,10 +190,10 @@ class KeptGradients(Keeper):
     @property
     @override
     def waiting(self) -> Waiting:
-        written = [written for _, written in self._waiting]
-        if written:
-            written[0] = self._settings.unseen(written[0])
-        return Waiting([gradient.delay for gradient, _ in self._waiting], written)
+        options_then = [options_then for _, options_then in self._waiting]
+        if options_then:
+            options_then[0] = self._settings.unseen(options_then[0])
+        return Waiting([gradient.delay for gradient, _ in self._waiting], options_then)
 
     @override
     def restore(
@@ -191,9 +202,9 @@ class KeptGradients(Keeper):
         self._made = num_taken - len(waiting.delays)
         self._waiting.clear()
         self._settings.begin(waiting.options)
-        for i, (delay, written) in enumerate(zip(*waiting, strict=True)):
+        for i, (delay, options_then) in enumerate(zip(*waiting, strict=True)):
             tensors = [None if (g := s.get(f"waiting_{i}")) is None else g.clone() for s in state]
-            self._waiting.append((Gradient(self._made + i, tensors, delay), written))
+            self._waiting.append((Gradient(self._made + i, tensors, delay), options_then))
         if all("read" in saved for saved in state):
             self._write([saved["read"] for saved in state])
 
@@ -253,8 +264,8 @@ class KeptWeights(Keeper):
         if self._read < following < batch:
             copy_into(self.weights, self._kept[following])
         with self._exchanged():  # if it fails, the writes above are refused by the next step
-            ahead = update(Gradient(batch, gradient, delay))
-        self._late = list(ahead) if self._reads_ahead else self._newest
+            predicted = update(Gradient(batch, gradient, delay))
+        self._late = list(predicted) if self._reads_ahead else self._newest
         if following > batch:
             copy_into(self.weights, self._newest)
         self._read, self._num_taken = following, batch + 1
@@ -305,7 +316,7 @@ class KeptWeights(Keeper):
     def show(self, weights: Sequence[Tensor]) -> None:
         self._refuse_writes_of_others()
         rows = zip(weights, self.weights, self._newest, strict=True)
-        super().show([newest if shown is weight else shown for shown, weight, newest in rows])
+        super().show([newest if tensor is weight else tensor for tensor, weight, newest in rows])
 
     @override
     def hide(self) -> None:
@@ -326,9 +337,11 @@ class KeptWeights(Keeper):
         if self._late is not self._newest:
             sets["late"] = self._late
         for age in range(1, self._lag):  # always all names: distributed checkpoints need that
-            kept = self._kept.get(self._num_taken - age)
+            old_weights = self._kept.get(self._num_taken - age)
             # A copy where there is none: what is loaded in place must not be shared.
-            sets[f"kept_{age}"] = kept or [weight.detach().clone() for weight in self.weights]
+            sets[f"kept_{age}"] = old_weights or [
+                weight.detach().clone() for weight in self.weights
+            ]
         return [
             {name: tensors[i].detach() for name, tensors in sets.items()}
             for i in range(len(self.weights))
@@ -356,8 +369,8 @@ class KeptWeights(Keeper):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy's weights count their writes anew: what matters is how many were not noted."""
-        now = [weight._version for weight in self.weights]
-        unnoted = [count - noted for count, noted in zip(now, self._written, strict=True)]
+        versions_now = [weight._version for weight in self.weights]
+        unnoted = [count - noted for count, noted in zip(versions_now, self._written, strict=True)]
         return {**vars(self), "_written": unnoted}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -376,6 +389,6 @@ def _delete(items: list[Any], numbers: Collection[int]) -> None:
     items[:] = [item for i, item in enumerate(items) if i not in numbers]
 
 
-def _are_equal(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    pairs = zip(tensors, others, strict=True)
+def _are_equal(tensors: Sequence[Tensor], other_tensors: Sequence[Tensor]) -> bool:
+    pairs = zip(tensors, other_tensors, strict=True)
     return all(torch.equal(local(a), local(b)) for a, b in pairs)

@@ -294,9 +294,11 @@ class DelayedOptimizer(Around):
         keeper = self._progress.keeper
         followed = [] if keeper is None else keeper.weights
         ids = {*map(id, followed)}
-        others = [weight for id_, weight in self._present().items() if id_ not in ids]
-        training = [weight for weight in others if weight.requires_grad or weight.grad is not None]
-        return self._follow(training if training or followed else others)
+        other_weights = [weight for id_, weight in self._present().items() if id_ not in ids]
+        training = [
+            weight for weight in other_weights if weight.requires_grad or weight.grad is not None
+        ]
+        return self._follow(training if training or followed else other_weights)
 
     def _follow(self, weights: Sequence[nn.Parameter]) -> tuple[Keeper, CorrectionInParts]:
         """The keeper and the correction, which take these `weights` too."""

@@ -70,15 +70,15 @@ class Recorder:
             )
         self._num_recorded, self._val_loss = batch + 1, val_loss
         is_bad = not all(math.isfinite(loss) for loss in (train_loss, val_loss or 0.0))
-        now = time.monotonic()
+        time_now = time.monotonic()
         row = {
             "update": batch,
             "train_loss": None if is_bad else train_loss,
             "lr": self._rate(),
-            "tokens_per_second": self._tokens(1) / max(now - self._last_tick, 1e-9),
-            "wall_seconds": self._seconds_before + now - self._started,
+            "tokens_per_second": self._tokens(1) / max(time_now - self._last_tick, 1e-9),
+            "wall_seconds": self._seconds_before + time_now - self._started,
         }
-        self._last_tick = now
+        self._last_tick = time_now
         if val_loss is not None:
             row["val_loss"] = None if is_bad else val_loss
         self.folder.append(row)
@@ -193,10 +193,10 @@ def _require_same_names(folder: Path, config: Node) -> None:
         recorded = wellformed.read(folder / "config.json", wellformed.CONFIG).get("choices")
     except (FileNotFoundError, wellformed.Damaged):
         return
-    for name, own in config["choices"].items():
-        if recorded and recorded[name] != own:
+    for name, name_given in config["choices"].items():
+        if recorded and recorded[name] != name_given:
             allowed = f"is too much like {recorded[name]}, which {folder} has: write another name"
-            raise BadInput(f"words.{name}", own, allowed)
+            raise BadInput(f"words.{name}", name_given, allowed)
 
 
 def _config(results: str, delayed: DelayedOptimizer, words: Mapping[str, Word]) -> Node:
@@ -212,7 +212,9 @@ def _config(results: str, delayed: DelayedOptimizer, words: Mapping[str, Word]) 
         if name in NUMBERS and (not is_number(value) or value % 1):
             raise BadInput(f"words.{name}", value, "must be an int")
     for word in plain:
-        if "." in word and (inner := [other for other in plain if other.startswith(f"{word}.")]):
+        if "." in word and (
+            inner := [other_word for other_word in plain if other_word.startswith(f"{word}.")]
+        ):
             raise BadInput(
                 f"words.{inner[0]}", plain[inner[0]], f"is a part of {word}: write it once"
             )
@@ -220,7 +222,7 @@ def _config(results: str, delayed: DelayedOptimizer, words: Mapping[str, Word]) 
     if delayed.num_updates not in (None, numbers["num_updates"]):
         allowed = f"must be num_updates={delayed.num_updates} of the DelayedOptimizer"
         raise BadInput("words.num_updates", numbers["num_updates"], allowed)
-    own: dict[str, Word] = {}
+    loop_words: dict[str, Word] = {}
     config: Node = {
         "choices": {name: plain[name] for name in NAMES},
         **{name: {"_target_": f"{LOOP}.{plain[name].replace('.', '_')}"} for name in NAMES},
@@ -232,7 +234,7 @@ def _config(results: str, delayed: DelayedOptimizer, words: Mapping[str, Word]) 
         "resume_from": None,
         "results": results,
         "out": None,
-        WORDS: own,
+        WORDS: loop_words,
     }
     config["data"]["path"] = plain["data"]
     for word, value in plain.items():
@@ -240,7 +242,7 @@ def _config(results: str, delayed: DelayedOptimizer, words: Mapping[str, Word]) 
         if key and word != "data.path":  # which has the name of the data, as it may have no place
             config[group][key] = value
         elif word not in (*NAMES, *NUMBERS):
-            own[word] = value
+            loop_words[word] = value
     try:
         wellformed.check(config, wellformed.CONFIG)
     except ValueError as error:
@@ -257,8 +259,8 @@ def _checked(word: str, value: object) -> Word:
     if not (isinstance(word, str) and _is_printed(word)) or key == "_target_":
         raise BadInput(name, value, "must be called by printable text, such as dropout")
     if group != word and (group not in NAMES or not key):
-        begins, other = ", ".join(NAMES), word.strip(".").replace(".", "_")
-        allowed = f"must be a word of its own, or begin with one of {begins}: write {other}"
+        begins, alternative = ", ".join(NAMES), word.strip(".").replace(".", "_")
+        allowed = f"must be a word of its own, or begin with one of {begins}: write {alternative}"
         raise BadInput(name, value, allowed)
     plain = _plain(name, value)
     if word in COMPUTED_WITH and plain is not None and not is_number(plain):

@@ -37,27 +37,30 @@ class Settings:
 
     def written(self) -> Options:
         """What the loop has written since this was called before."""
-        before, self._last = self._last, self._now()
-        return _changes(before, self._last)
+        options_before, self._last = self._last, self._now()
+        return _changes(options_before, self._last)
 
-    def unseen(self, written: Options) -> Options:
-        """The options that an update with these `written` sees and the groups do not have."""
-        return _changes(self._now(), _joined(self._seen, written))
+    def unseen(self, written_options: Options) -> Options:
+        """The options that an update with `written_options` sees and the groups do not have."""
+        return _changes(self._now(), _joined(self._seen, written_options))
 
     @contextmanager
-    def seen_with(self, written: Options) -> Iterator[None]:
-        """The groups have what the optimizer has seen and these `written` while it lasts."""
-        own, held = self._now(), [options(group) for group in self._optimizer.param_groups]
-        self._put(_joined(self._seen, written))
-        before = self._now()
+    def seen_with(self, written_options: Options) -> Iterator[None]:
+        """The groups have what the optimizer has seen, and `written_options`, while it lasts."""
+        options_now, group_options = (
+            self._now(),
+            [options(group) for group in self._optimizer.param_groups],
+        )
+        self._put(_joined(self._seen, written_options))
+        options_before = self._now()
         try:
             yield
         finally:
             self._seen = self._now()
-            for group, of_loop in zip(self._optimizer.param_groups, held, strict=True):
+            for group, of_loop in zip(self._optimizer.param_groups, group_options, strict=True):
                 group.update(of_loop)
-            self._put(own)
-            self._put(_changes(before, self._seen))
+            self._put(options_now)
+            self._put(_changes(options_before, self._seen))
             self._last = self._now()
 
     def _now(self) -> Options:
@@ -67,53 +70,55 @@ class Settings:
         ]
 
     @torch.no_grad()
-    def _put(self, given: Options) -> None:
+    def _put(self, new_options: Options) -> None:
         """Gives the groups these options; a tensor stays the one that the loop may hold."""
-        for group, by_name in zip(self._optimizer.param_groups, copied(given), strict=False):
+        for group, by_name in zip(self._optimizer.param_groups, copied(new_options), strict=False):
             for name, value in by_name.items():
-                own = group.get(name)
+                value_now = group.get(name)
                 if name == TRAINED:
                     for weight, is_trained in zip(group["params"], value, strict=False):
                         weight.requires_grad = is_trained
-                elif isinstance(own, Tensor) and isinstance(value, Tensor):
-                    own.copy_(value)
+                elif isinstance(value_now, Tensor) and isinstance(value, Tensor):
+                    value_now.copy_(value)
                 else:
                     group[name] = value
 
 
-def _joined(options: Options, others: Options) -> Options:
-    return [{**some, **more} for some, more in _pairs(options, others)]
+def _joined(options: Options, newer_options: Options) -> Options:
+    return [{**some, **more} for some, more in _pairs(options, newer_options)]
 
 
-def _changes(before: Options, after: Options) -> Options:
+def _changes(old_options: Options, new_options: Options) -> Options:
     return [
         {name: value for name, value in new.items() if not _is_in(old, name, value)}
-        for old, new in _pairs(before, after)
+        for old, new in _pairs(old_options, new_options)
     ]
 
 
-def _pairs(options: Options, others: Options) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def _pairs(
+    options: Options, other_options: Options
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """The options of each group; groups may have been added since."""
     none: dict[str, Any] = {}
-    return zip_longest(options, others, fillvalue=none)
+    return zip_longest(options, other_options, fillvalue=none)
 
 
 def _is_in(options: Mapping[str, Any], name: str, value: Any) -> bool:
     if name not in options:
         return False
     leaves, structure = tree_flatten(value)
-    others, of_others = tree_flatten(options[name])
-    return structure == of_others and _are_equal(leaves, others)
+    other_leaves, of_others = tree_flatten(options[name])
+    return structure == of_others and _are_equal(leaves, other_leaves)
 
 
-def _are_equal(leaves: Sequence[Any], others: Sequence[Any]) -> bool:
-    for leaf, other in zip(leaves, others, strict=True):
-        if isinstance(leaf, Tensor) and isinstance(other, Tensor):
-            if leaf.dtype != other.dtype or not torch.equal(leaf, other):
+def _are_equal(leaves: Sequence[Any], other_leaves: Sequence[Any]) -> bool:
+    for leaf, other_leaf in zip(leaves, other_leaves, strict=True):
+        if isinstance(leaf, Tensor) and isinstance(other_leaf, Tensor):
+            if leaf.dtype != other_leaf.dtype or not torch.equal(leaf, other_leaf):
                 return False
-        elif leaf is not other:
+        elif leaf is not other_leaf:
             with suppress(TypeError, ValueError):  # an array is neither equal nor unequal
-                if bool(leaf == other):
+                if bool(leaf == other_leaf):
                     continue
             return False
     return True

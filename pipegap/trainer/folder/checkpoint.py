@@ -209,11 +209,11 @@ def load_other(path: Path, config: Mapping[str, Any]) -> State:
     return state
 
 
-def _differs(before: Any, now: Any) -> bool:
+def _differs(old_value: Any, new_value: Any) -> bool:
     """Whether a value of a config is another one now; keys of a choice may be younger than it."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        return any(_differs(value, now.get(key)) for key, value in before.items())
-    return bool(before != now)
+    if isinstance(old_value, dict) and isinstance(new_value, dict):
+        return any(_differs(value, new_value.get(key)) for key, value in old_value.items())
+    return bool(old_value != new_value)
 
 
 def _digest(path: Path) -> str:
@@ -225,13 +225,13 @@ def copied(state: Any) -> Any:
 
     Tensors that share memory, as the master and its newest version may, share it in the copy.
     """
-    known: dict[int, torch.UntypedStorage] = {}
+    copies: dict[int, torch.UntypedStorage] = {}
 
     def copy(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if (key := storage.data_ptr()) not in known:
-            known[key] = storage.cpu() if storage.is_cuda else storage.clone()
+        if (key := storage.data_ptr()) not in copies:
+            copies[key] = storage.cpu() if storage.is_cuda else storage.clone()
         empty = torch.empty(0, dtype=tensor.dtype)
-        return empty.set_(known[key], tensor.storage_offset(), tensor.size(), tensor.stride())
+        return empty.set_(copies[key], tensor.storage_offset(), tensor.size(), tensor.stride())
 
     return tree_map_only(Tensor, copy, state)

@@ -152,13 +152,13 @@ def read(path: Path) -> Attempt:
 
 def trained(folder: Path) -> list[Attempt]:
     """The attempts whose updates are in the record of the trial, each from its `from_update` on."""
-    kept: list[Attempt] = []
+    attempts_kept: list[Attempt] = []
     for attempt in filter(lambda attempt: "from_update" in attempt, map(read, attempts(folder))):
         # What an earlier attempt did beyond this update is done again, and so does not count.
-        while kept and kept[-1]["from_update"] >= attempt["from_update"]:
-            kept.pop()
-        kept.append(attempt)
-    return kept
+        while attempts_kept and attempts_kept[-1]["from_update"] >= attempt["from_update"]:
+            attempts_kept.pop()
+        attempts_kept.append(attempt)
+    return attempts_kept
 
 
 def holder(folder: Path) -> Attempt | None:
@@ -190,7 +190,7 @@ def _take(folder: Path, made_by: Mapping[str, object], after: int | None) -> Lea
     deadline = time.monotonic() + ACQUIRE_TIMEOUT
     while True:
         newest = _newest(folder)
-        if (other := _held_by(newest)) is None:
+        if (holder_now := _held_by(newest)) is None:
             if newest is not None and after is not None and _number(newest) > after:
                 content = read(newest)
                 # A process that is only silent may wake: the next number is what it looks for.
@@ -201,7 +201,7 @@ def _take(folder: Path, made_by: Mapping[str, object], after: int | None) -> Lea
             with suppress(FileExistsError):
                 return _create(folder, 1 if newest is None else _number(newest) + 1, made_by)
         elif time.monotonic() > deadline:
-            who = f"process {other.get('pid', '?')} on {other.get('host', '?')}"
+            who = f"process {holder_now.get('pid', '?')} on {holder_now.get('host', '?')}"
             raise Held("out", folder, f"another process runs this trial ({who})")
         else:
             time.sleep(0.2)
@@ -227,10 +227,10 @@ def _age(path: Path) -> float:
     # A file made now has the file system's time: the clock of this machine may go wrong.
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".clock-", suffix=SUFFIX) as probe:
-            now = os.fstat(probe.fileno()).st_mtime
+            time_now = os.fstat(probe.fileno()).st_mtime
     except OSError:  # a store that can only be read
-        now = time.time()
-    return now - path.lstat().st_mtime
+        time_now = time.time()
+    return time_now - path.lstat().st_mtime
 
 
 def new_attempt(number: int) -> Attempt:

@@ -107,10 +107,10 @@ class Metrics:
     def append(self, row: Row) -> None:
         """Appends the row of one update."""
         self._permit()
-        left = (json.dumps(row, allow_nan=False) + "\n").encode()
-        self._written.update(left)
-        while left:  # a disk that is nearly full takes a part
-            left = left[self._file.write(left) :]
+        remaining = (json.dumps(row, allow_nan=False) + "\n").encode()
+        self._written.update(remaining)
+        while remaining:  # a disk that is nearly full takes a part
+            remaining = remaining[self._file.write(remaining) :]
 
     def sync(self) -> None:
         """On return every row is on the disk, under the file's name.

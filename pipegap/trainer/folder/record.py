@@ -97,8 +97,8 @@ class TrialFolder:
             num_there = sum(start <= update < num_updates for update in lines)
             if num_lost := num_updates - start - num_there:
                 first = next(update for update in range(start, num_updates) if update not in lines)
-                before = f"{num_lost} rows before it, that of update {first} first"
-                yield path, f"{self._rows} lacks {before}"
+                missing_rows = f"{num_lost} rows before it, that of update {first} first"
+                yield path, f"{self._rows} lacks {missing_rows}"
                 continue
             rows = (line.content for update, line in lines.items() if update < num_updates)
             noted = checkpoint.rows_digest(path, self._trial_id)
@@ -158,9 +158,9 @@ class TrialFolder:
         self._metrics.sync()
         whole = {**state, "rows": self._metrics.digest}
         self._saved()  # before the copy: the host's memory holds one state, not two
-        kept = whole if wait or not may_change else copied(whole)
+        state_to_save = whole if wait or not may_change else copied(whole)
         number, permit = self._lease.number, self._lease.require
-        write = partial(checkpoint.save, self.path, num_updates, kept, number, permit)
+        write = partial(checkpoint.save, self.path, num_updates, state_to_save, number, permit)
         if wait:
             write()
         else:
@@ -202,9 +202,9 @@ def tidy(folder: Path) -> None:
     Does nothing while a process holds the trial, nor where the folder cannot be written.
     """
     # Listed before the look at the holder: a process that takes the trial now may write new ones.
-    if (left := _strays(folder)) and holder(folder) is None:
+    if (strays := _strays(folder)) and holder(folder) is None:
         with suppress(OSError):
-            delete(left)
+            delete(strays)
 
 
 def _strays(folder: Path) -> list[Path]:

@@ -38,8 +38,8 @@ def why_failed(error: str) -> str:
     first."""
     lines = [line for line in error.splitlines() if line.strip()] or ["no reason is recorded"]
     calls = [number for number, line in enumerate(lines) if line.startswith('  File "')]
-    after = lines[calls[-1] + 1 :] if calls else []
-    return next((line for line in after if not line[0].isspace()), lines[-bool(calls)])
+    message_lines = lines[calls[-1] + 1 :] if calls else []
+    return next((line for line in message_lines if not line[0].isspace()), lines[-bool(calls)])
 
 
 def failures(failed: Iterable[tuple[str, Row]], num_trials: int) -> Iterator[str]:

@@ -75,9 +75,9 @@ def recorded_id(folder: Path) -> str | None:
 
 def require_own(folder: Path, trial_id: str) -> None:
     """Raises BadInput if the folder is another trial's."""
-    held = recorded_id(folder)
-    if held not in (None, trial_id):
-        allowed = f"holds trial {held}, not {trial_id}: choose an empty folder"
+    id_there = recorded_id(folder)
+    if id_there not in (None, trial_id):
+        allowed = f"holds trial {id_there}, not {trial_id}: choose an empty folder"
         raise BadInput("out", folder, allowed)
 
 

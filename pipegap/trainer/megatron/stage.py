@@ -141,10 +141,10 @@ class WaitingGradient:
 
     def __init__(self, inner: Any, tied: Any, ends: Any) -> None:
         self._inner = inner
-        counted = {id(gradient) for gradient in inner.get_main_grads_for_grad_norm()}
+        ids_counted = {id(gradient) for gradient in inner.get_main_grads_for_grad_norm()}
         weights = [weight for weight in inner.get_parameters() if weight.grad is not None]
         self._pairs = [(weight, weight.grad.clone()) for weight in weights]
-        self._counted = [g for weight, g in self._pairs if id(weight.grad) in counted]
+        self._counted = [g for weight, g in self._pairs if id(weight.grad) in ids_counted]
         summed = None if tied is None else _stepped(inner, tied)
         self._works = [
             dist.all_reduce(gradient, group=ends, async_op=True)

@@ -75,10 +75,10 @@ class FlatOptimizer(Optimizer):
             return {weight: weight for _, weights in self._vectors.values() for weight in weights}
         self._take_state()
         self._lay()
-        shown = evaluated(self._inner, list(self._vectors))
+        vectors_shown = evaluated(self._inner, list(self._vectors))
         return {
             weight: part
-            for (vector, weights), whole in zip(self._vectors.values(), shown, strict=True)
+            for (vector, weights), whole in zip(self._vectors.values(), vectors_shown, strict=True)
             for weight, part in zip(weights, vector.parts(whole), strict=True)
         }
 
@@ -95,13 +95,17 @@ class FlatOptimizer(Optimizer):
         self._take_state()
         self._lay()
         for whole, (vector, _) in self._vectors.items():
-            shown = [g for i in vector.numbers if (g := gradients[i]) is not None]
-            whole.grad = vector.whole(shown) if shown else None
-        for mine, theirs in zip(self.param_groups, self._inner.param_groups, strict=True):
-            replace_options(theirs, mine)
+            gradients_there = [g for i in vector.numbers if (g := gradients[i]) is not None]
+            whole.grad = vector.whole(gradients_there) if gradients_there else None
+        for outer_group, inner_group in zip(
+            self.param_groups, self._inner.param_groups, strict=True
+        ):
+            replace_options(inner_group, outer_group)
         self._step()
-        for mine, theirs in zip(self.param_groups, self._inner.param_groups, strict=True):
-            replace_options(mine, theirs)
+        for outer_group, inner_group in zip(
+            self.param_groups, self._inner.param_groups, strict=True
+        ):
+            replace_options(outer_group, inner_group)
         for whole in self._vectors:
             whole.grad = None
 

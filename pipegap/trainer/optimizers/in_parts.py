@@ -59,7 +59,7 @@ class OptimizerInParts(Optimizer):
         weight_of = {view: weight for weight, views in self._views.items() for view in views}
         groups: list[Group] = []
         for group in self._inner.param_groups:
-            weights = dict.fromkeys(weight_of.get(seen, seen) for seen in group["params"])
+            weights = dict.fromkeys(weight_of.get(part, part) for part in group["params"])
             groups.append({**options(group), "params": list(weights)})
         self._others = [p for group in groups for p in group["params"] if p not in self._views]
         if self._biases:  # every group has a learning rate; these biases do not use theirs
@@ -77,13 +77,13 @@ class OptimizerInParts(Optimizer):
         if not averages(self._inner):
             return {weight: weight for group in self.param_groups for weight in group["params"]}
         self._lend()
-        seen = [*self._others, *chain.from_iterable(self._views.values())]
-        inner = dict(zip(seen, evaluated(self._inner, seen), strict=True))
-        shown: dict[Tensor, Tensor] = {bias: bias for bias in self._biases}
-        shown.update({weight: inner[weight] for weight in self._others})
+        parts_seen = [*self._others, *chain.from_iterable(self._views.values())]
+        inner = dict(zip(parts_seen, evaluated(self._inner, parts_seen), strict=True))
+        tensor_of_weight: dict[Tensor, Tensor] = {bias: bias for bias in self._biases}
+        tensor_of_weight.update({weight: inner[weight] for weight in self._others})
         for weight, views in self._views.items():
-            shown[weight] = torch.stack([inner[view] for view in views]).view_as(weight)
-        return shown
+            tensor_of_weight[weight] = torch.stack([inner[view] for view in views]).view_as(weight)
+        return tensor_of_weight
 
     @override
     @torch.no_grad()
@@ -128,8 +128,10 @@ class OptimizerInParts(Optimizer):
                 self._inner.state[view] = state
         for weight in self._others:
             self._inner.state[weight] = self.state[weight]
-        for mine, theirs in zip(self.param_groups, self._inner.param_groups, strict=False):
-            replace_options(theirs, mine)
+        for outer_group, inner_group in zip(
+            self.param_groups, self._inner.param_groups, strict=False
+        ):
+            replace_options(inner_group, outer_group)
 
     def _take_back(self) -> None:
         for weight, views in self._views.items():
@@ -139,5 +141,7 @@ class OptimizerInParts(Optimizer):
         for weight in self._others:
             self.state[weight] = self._inner.state[weight]
         self._inner.state.clear()  # else a replaced state would live until the next step
-        for mine, theirs in zip(self.param_groups, self._inner.param_groups, strict=False):
-            replace_options(mine, theirs)
+        for outer_group, inner_group in zip(
+            self.param_groups, self._inner.param_groups, strict=False
+        ):
+            replace_options(outer_group, inner_group)

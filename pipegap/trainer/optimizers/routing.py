@@ -91,8 +91,8 @@ def keeps(
 
 def buffers(factory: Callable[..., Optimizer]) -> Callable[[Kind], int]:
     """Kind of a weight → how many fp32 tensors of its size the factory's optimizer keeps."""
-    own, others = (getattr(factory, name, OF_ADAM) for name in ("num_buffers", "others"))
-    return lambda kind: own if kind in MATRICES else others
+    num_own, num_others = (getattr(factory, name, OF_ADAM) for name in ("num_buffers", "others"))
+    return lambda kind: num_own if kind in MATRICES else num_others
 
 
 def kept_entries(factory: Callable[..., Optimizer]) -> Callable[[Kind, Sequence[int]], int]:

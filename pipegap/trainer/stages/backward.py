@@ -103,10 +103,10 @@ class Overwritten:
 
     def _pack(self, saved: Tensor) -> "Tensor | _OfWeight":
         within, first = storage(saved), int(saved.storage_offset())
-        before = bisect_right(self._starts, (within, first, len(self._starts))) - 1
-        if before < 0 or self._starts[before][0] != within:
+        place_before = bisect_right(self._starts, (within, first, len(self._starts))) - 1
+        if place_before < 0 or self._starts[place_before][0] != within:
             return saved
-        _, start, place = self._starts[before]
+        _, start, place = self._starts[place_before]
         return _OfWeight(place, saved.size(), saved.stride(), first - start)
 
     def _unpack(self, packed: "Tensor | _OfWeight") -> Tensor:
@@ -159,13 +159,13 @@ class Microbatch:
     def backward_input(
         self,
         gradient: Tensor | None,  # of the output; None if that is a loss
-        now: Sequence[nn.Parameter],  # the leaves that the module has at the backward
+        leaves_now: Sequence[nn.Parameter],  # the leaves that the module has at the backward
     ) -> Tensor | None:
         """Returns the gradient of the input, and frees the activations."""
         x, output, overwritten = self._x, self._output, self._overwritten
         del self._x, self._output, self._overwritten
         if overwritten:
-            overwritten.now = now
+            overwritten.now = leaves_now
         torch.autograd.backward(output, gradient)
         self.early = [leaf.grad for leaf in self.leaves]
         for leaf in self.leaves:
@@ -201,11 +201,13 @@ class Recomputed(Microbatch):
             return run(self._x)
 
     @override
-    def backward_input(self, gradient: Tensor | None, now: Sequence[nn.Parameter]) -> Tensor | None:
+    def backward_input(
+        self, gradient: Tensor | None, leaves_now: Sequence[nn.Parameter]
+    ) -> Tensor | None:
         if gradient is not None:
-            self.leaves = now
+            self.leaves = leaves_now
             super().forward(self._again, None)
-        return super().backward_input(gradient, now)
+        return super().backward_input(gradient, leaves_now)
 
 
 def microbatches_of(

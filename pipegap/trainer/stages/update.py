@@ -42,10 +42,10 @@ def corrected_update(
     probe = probe or NoProbe()
     probe.before(weights)
     needs_update = correction.needs_update or probe.needs_update
-    before = kept or (cloned(weights) if needs_update else ())
+    previous = kept or (cloned(weights) if needs_update else ())
     optimizers = step()
     with torch.no_grad():
-        update = change(before, weights, in_place=not kept) if needs_update else ()
+        update = change(previous, weights, in_place=not kept) if needs_update else ()
         probe.stepped(update)
         with on_spheres(optimizers if correction.moves_weights else ()):
             correction.apply(weights, update, delays)
@@ -66,13 +66,13 @@ def look_ahead(
             correction.look_ahead(weights, update, rate)
 
 
-def change(before: Sequence[Tensor], weights: Weights, *, in_place: bool) -> Sequence[Tensor]:
+def change(previous: Sequence[Tensor], weights: Weights, *, in_place: bool) -> Sequence[Tensor]:
     """u, one tensor per weight: what was subtracted. It may be made `in_place` of W(t)."""
-    old, new = wholes(before, weights)
+    old, new = wholes(previous, weights)
     if not in_place:
         return torch._foreach_sub(old, new)
     torch._foreach_sub_(old, new)
-    return before
+    return previous
 
 
 def step(optimizer: Optimizer, weights: Weights, gradients: Gradients) -> list[Optimizer]:
@@ -85,11 +85,13 @@ def step(optimizer: Optimizer, weights: Weights, gradients: Gradients) -> list[O
         optimizer.step_by(gradients)
         return [optimizer]
     pairs = zip(weights, gradients, strict=True)
-    own = [(weight, weight.grad) for weight, gradient in pairs if weight.grad is not gradient]
+    gradients_before = [
+        (weight, weight.grad) for weight, gradient in pairs if weight.grad is not gradient
+    ]
     for weight, gradient in zip(weights, gradients, strict=True):
         weight.grad = gradient
     optimizer.step()
-    for weight, gradient in own:
+    for weight, gradient in gradients_before:
         weight.grad = gradient
     return [optimizer]
 
@@ -104,9 +106,9 @@ def dry_update(
     update = cloned(weights)
     step(optimizer, weights, gradients)
     with torch.no_grad():  # tensor by tensor: another copy of all might not fit
-        for now, start in zip(*wholes(weights, update), strict=True):
-            moved = start - now
-            now.copy_(start)
+        for weight, start in zip(*wholes(weights, update), strict=True):
+            moved = start - weight
+            weight.copy_(start)
             start.copy_(moved)
     optimizer_state.adopt(optimizer, state)  # another copy might not fit
     restore_random_state(randomness, device)

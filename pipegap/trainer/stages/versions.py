@@ -65,8 +65,8 @@ class Versions:
             master.dtype == slots[0].dtype
             for master, slots in zip(masters, self._slots, strict=True)
         ]
-        own = [nn.Parameter(w, requires_grad=False) for w in self._layout.parts(masters)]
-        self.flat_master = Flat(self._layout, masters, own)
+        master_parts = [nn.Parameter(w, requires_grad=False) for w in self._layout.parts(masters)]
+        self.flat_master = Flat(self._layout, masters, master_parts)
         self.master: Sequence[nn.Parameter] = self.flat_master
         self._ahead = [
             [nn.Parameter(leaf.detach().clone()) for leaf in ring] if reads_ahead and lag else ring
@@ -82,11 +82,11 @@ class Versions:
         """
         leaves = []
         for i, version in enumerate(versions):
-            held = self._held[i]
-            slot = version % len(held)
-            if held[slot] != version:
+            slot_versions = self._held[i]
+            slot = version % len(slot_versions)
+            if slot_versions[slot] != version:
                 at = f"{self.names[i]}: version {version}"
-                raise LookupError(f"{at} is not there, only {sorted(held)}")
+                raise LookupError(f"{at} is not there, only {sorted(slot_versions)}")
             rings = self._ahead if version < batch else self._rings
             leaves.append(rings[i][slot])
         self._set(leaves)
@@ -110,17 +110,17 @@ class Versions:
         return self.master
 
     @torch.no_grad()
-    def close(self, ahead: Sequence[Tensor]) -> None:
-        """Publishes the stepped master as version t + 1, and `ahead` for its late reads."""
+    def close(self, predicted: Sequence[Tensor]) -> None:
+        """Publishes the stepped master as version t + 1, and `predicted` for its late reads."""
         self.newest += 1
         columns = zip(self._slots, self.flat_master.wholes, self._shares_master, strict=True)
         for slots, master, shares in columns:
             if not shares:
                 slots[self.newest % len(slots)].copy_(master)
         for i, ring in self._foreseen():
-            ring[self.newest % len(ring)].copy_(ahead[i])
-        for held in self._held:
-            held[self.newest % len(held)] = self.newest
+            ring[self.newest % len(ring)].copy_(predicted[i])
+        for slot_versions in self._held:
+            slot_versions[self.newest % len(slot_versions)] = self.newest
 
     def state(self) -> dict[str, dict[str, Any]]:
         """Master and living versions of each weight by its name, and the version in each slot."""
@@ -128,10 +128,10 @@ class Versions:
             name: {
                 "master": master.detach(),
                 "slots": [leaf.detach() for leaf in ring],
-                "ahead": [] if ahead is ring else [leaf.detach() for leaf in ahead],
-                "held": held,
+                "ahead": [] if predicted is ring else [leaf.detach() for leaf in predicted],
+                "held": slot_versions,
             }
-            for name, master, ring, ahead, held in zip(
+            for name, master, ring, predicted, slot_versions in zip(
                 self.names, self.master, self._rings, self._ahead, self._held, strict=True
             )
         }
@@ -154,8 +154,8 @@ class Versions:
         self.newest = max(state[0]["held"])
         for i, saved in enumerate(state):
             if len(saved["held"]) != len(self._held[i]):
-                kept, needed = len(saved["held"]), len(self._held[i])
-                raise LookupError(f"{self.names[i]} has {kept} versions, {needed} are needed")
+                num_saved, needed = len(saved["held"]), len(self._held[i])
+                raise LookupError(f"{self.names[i]} has {num_saved} versions, {needed} are needed")
             self._held[i] = list(saved["held"])
             torch._foreach_copy_(list(self._rings[i]), saved["slots"])
 
@@ -170,7 +170,7 @@ class Versions:
     def _foreseen(self) -> Iterator[tuple[int, list[nn.Parameter]]]:
         """Yields (number, leaves) of each weight that has leaves for late reads."""
         pairs = enumerate(zip(self._rings, self._ahead, strict=True))
-        return ((i, ahead) for i, (ring, ahead) in pairs if ahead is not ring)
+        return ((i, predicted) for i, (ring, predicted) in pairs if predicted is not ring)
 
     def _set(self, leaves: Sequence[Tensor]) -> None:
         for leaf, places in zip(leaves, self._places, strict=True):

@@ -87,12 +87,12 @@ class BucketClient:
     """
 
     def __init__(self, url: str) -> None:
-        scheme, _, rest = url.partition("://")
+        scheme, _, path = url.partition("://")
         if scheme not in SCHEMES:
             raise BadInput("results", url, "must be a folder, or begin with s3://")
         if (problem := path_problem(url)) is not None:
             raise BadInput("results", url, problem)
-        name, _, prefix = rest.partition("/")
+        name, _, prefix = path.partition("/")
         parts = [part for part in prefix.split("/") if part]
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name) or {".", ".."} & {*parts}:
             raise BadInput("results", url, f"must be {scheme}://BUCKET/PREFIX")
@@ -108,15 +108,15 @@ class BucketClient:
             content, meta = bytes(response.bytes()), response.meta
         return Content(content, _version(meta), meta["last_modified"].timestamp())
 
-    def write(self, key: str, content: bytes, before: Version | None) -> Version:
-        """Write a small object in place of the version `before`, or where there is none.
+    def write(self, key: str, content: bytes, version_before: Version | None) -> Version:
+        """Write a small object in place of the version `version_before`, or where there is none.
 
         Raises Changed if the object has another version, is gone, or is there already.
         """
-        mode = before or "create"
-        with self._request(Changed(key) if before else self._refusal(NO_BUCKET)) as library:
-            made = library.put(self._small, key, content, mode=mode, use_multipart=False)
-        return _version(made)
+        mode = version_before or "create"
+        with self._request(Changed(key) if version_before else self._refusal(NO_BUCKET)) as library:
+            result = library.put(self._small, key, content, mode=mode, use_multipart=False)
+        return _version(result)
 
     def upload(self, key: str, content: bytes | IO[bytes]) -> None:
         """Write an object of any size, whatever it held before."""
@@ -154,7 +154,7 @@ class BucketClient:
                 for meta in page
             ]
 
-    def age(self, seen: Content) -> float:
+    def age(self, content: Content) -> float:
         """Return how many seconds ago an object was written, by the server's clock alone.
 
         An object is written to ask for the time, and deleted.
@@ -162,7 +162,7 @@ class BucketClient:
         key = f"{CLOCK}{uuid4().hex}"
         self.write(key, b"", None)
         try:
-            return self.read(key).modified - seen.modified
+            return self.read(key).modified - content.modified
         finally:
             with suppress(StoreAway):
                 self.delete([key])
@@ -240,8 +240,8 @@ def _require_sound() -> None:
             raise BadInput(name, region, "must be the name of a region, such as us-east-1")
     for name in ENDPOINTS:
         if not _is_address(address := os.environ.get(name, "http://unset")):
-            shown = "" if "@" in address else address  # before it a password may stand
-            raise BadInput(name, shown, "must be http(s)://HOST[:PORT], or not be set")
+            value_shown = "" if "@" in address else address  # before it a password may stand
+            raise BadInput(name, value_shown, "must be http(s)://HOST[:PORT], or not be set")
 
 
 def _is_address(text: str) -> bool:
@@ -268,15 +268,15 @@ def _version(meta: Any) -> Version:
 def _reason(error: Exception) -> str:
     """Return in a line which server did what; without a server, what the library says."""
     text, _, details = str(error).partition("\n\nDebug source")
-    if (asked := ASKED.search(text)) is None:
+    if (request := ASKED.search(text)) is None:
         return short(" ".join(text.partition(": <")[0].split()))
     if answered := STATUS.search(text):
-        said = f"{asked[1]} answers {answered[1]}"
-        return said if "<Code>" in text else f"{said}: {NO_STORE}"
+        answer = f"{request[1]} answers {answered[1]}"
+        return answer if "<Code>" in text else f"{answer}: {NO_STORE}"
     if cause := CAUSE.search(details):
-        return f"{asked[1]} gives no answer ({cause[1]}): {NO_STORE}"
-    ended = "none within the limit" if "TimedOut" in details else "it ended the connection"
-    return f"{asked[1]} gives no answer ({ended}): {NO_STORE}"
+        return f"{request[1]} gives no answer ({cause[1]}): {NO_STORE}"
+    how_it_ended = "none within the limit" if "TimedOut" in details else "it ended the connection"
+    return f"{request[1]} gives no answer ({how_it_ended}): {NO_STORE}"
 
 
 def _code(error: Exception) -> str:

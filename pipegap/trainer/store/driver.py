@@ -46,11 +46,11 @@ class Driver(NamedTuple):
 
 def current(bucket: BucketClient) -> Driver | None:
     """Return who drives the prefix, or died while it did; None if none does."""
-    seen = _read(bucket)
-    if seen is None or "ended" in (who := _who(seen)):
+    content = _read(bucket)
+    if content is None or "ended" in (who := _who(content)):
         return None
     try:
-        age = bucket.age(seen)
+        age = bucket.age(content)
     except StoreAway:
         age = 0.0
     return Driver(str(who.get("writer")), age)
@@ -58,8 +58,12 @@ def current(bucket: BucketClient) -> Driver | None:
 
 def drives(bucket: BucketClient, token: str) -> bool:
     """Return whether the prefix is still that of the driver with this token."""
-    seen = _read(bucket)
-    return seen is not None and _who(seen).get("writer") == token and "ended" not in _who(seen)
+    content = _read(bucket)
+    return (
+        content is not None
+        and _who(content).get("writer") == token
+        and "ended" not in _who(content)
+    )
 
 
 @contextmanager
@@ -69,17 +73,17 @@ def driving(bucket: BucketClient) -> Iterator[str]:
     Raises BadInput if a living driver does, or if the provider has no conditional writes. A driver
     that is taken over says so and stops this process as SIGTERM does.
     """
-    before = _left(bucket)
-    facts, own = new_attempt(1), Written(bucket, KEY, before and before.version)
+    content_before = _left(bucket)
+    facts, lease = new_attempt(1), Written(bucket, KEY, content_before and content_before.version)
     try:
-        own.write(facts)
+        lease.write(facts)
     except LeaseLost:
         raise _refusal(bucket, _read(bucket)) from None
     _require_conditional(bucket)
 
     def beat() -> bool:
         try:
-            own.write(facts)
+            lease.write(facts)
         except LeaseLost:
             print(f"results={bucket.url} {TAKEN_OVER}", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -90,10 +94,10 @@ def driving(bucket: BucketClient) -> Iterator[str]:
 
     try:
         with repeated(beat, HEARTBEAT_EVERY, "driver"):
-            yield own.token
+            yield lease.token
     finally:
         with suppress(LeaseLost, StoreAway):  # in the end it is stale
-            own.write({**facts, "ended": time.time()})
+            lease.write({**facts, "ended": time.time()})
 
 
 def _left(bucket: BucketClient) -> Content | None:
@@ -104,41 +108,43 @@ def _left(bucket: BucketClient) -> Content | None:
     first = _read(bucket)
     if first is None or "ended" in _who(first) or is_dead(_who(first)):
         return first
-    left = STALE_AFTER - bucket.age(first)
-    if left > 0:
-        says = f"waiting {left:.0f} s for a sign of {_process(first)}, which drives {bucket.url}"
-        print(says, flush=True)
-    deadline = monotonic() + left
+    seconds_left = STALE_AFTER - bucket.age(first)
+    if seconds_left > 0:
+        driver = f"{_process(first)}, which drives {bucket.url}"
+        print(f"waiting {seconds_left:.0f} s for a sign of {driver}", flush=True)
+    deadline = monotonic() + seconds_left
     while monotonic() < deadline:
         time.sleep(POLL_EVERY)
-        now = _read(bucket)
-        if now is None or "ended" in _who(now):
-            return now
-        if now.version != first.version:
-            raise _refusal(bucket, now)
+        content_now = _read(bucket)
+        if content_now is None or "ended" in _who(content_now):
+            return content_now
+        if content_now.version != first.version:
+            raise _refusal(bucket, content_now)
     return first
 
 
-def _refusal(bucket: BucketClient, seen: Content | None) -> BadInput:
-    who = {} if seen is None else _who(seen)
+def _refusal(bucket: BucketClient, content: Content | None) -> BadInput:
+    who = {} if content is None else _who(content)
     since = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(who.get("started_at", 0)))
     fix = "wait for its end, or give another prefix"
-    allowed = f"{_process(seen)} drives this prefix since {since}: {fix}"
+    allowed = f"{_process(content)} drives this prefix since {since}: {fix}"
     return BadInput("results", bucket.url, allowed)
 
 
-def _process(seen: Content | None) -> str:
-    who = {} if seen is None else _who(seen)
+def _process(content: Content | None) -> str:
+    who = {} if content is None else _who(content)
     return f"process {who.get('pid', '?')} on {who.get('host', '?')}"
 
 
 def _require_conditional(bucket: BucketClient) -> None:
     """Raise BadInput if the provider writes what is there already, or has another version."""
-    seen = bucket.read(KEY)
+    content = bucket.read(KEY)
     # A version that the object never had; a generation is a number.
-    other = {name: "1" if name == "version" else f'"{uuid4().hex}"' for name in seen.version}
-    for version in (None, other):
-        write = partial(bucket.write, KEY, seen.content, version)
+    wrong_version = {
+        name: "1" if name == "version" else f'"{uuid4().hex}"' for name in content.version
+    }
+    for version in (None, wrong_version):
+        write = partial(bucket.write, KEY, content.content, version)
         with suppress(Changed):
             write()
             raise BadInput("results", bucket.url, CONDITIONAL)
@@ -150,10 +156,10 @@ def _read(bucket: BucketClient) -> Content | None:
     return None
 
 
-def _who(seen: Content) -> dict[str, Any]:
+def _who(content: Content) -> dict[str, Any]:
     """Return what the object says of its driver: nothing if it is damaged."""
     with suppress(ValueError, RecursionError):
-        who = json.loads(seen.content)
+        who = json.loads(content.content)
         if isinstance(who, dict):
             return who
     return {}

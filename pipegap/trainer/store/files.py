@@ -97,8 +97,8 @@ class FileStore:
     @contextmanager
     def probe(self) -> Iterator[Callable[[], bool]]:
         """A machine that sees this folder fails to create a file in it that exists."""
-        with probe(self.folder / "trials") as made:
-            yield partial(_sees, made)
+        with probe(self.folder / "trials") as probe_file:
+            yield partial(_sees, probe_file)
 
 
 def _names(trials: Path) -> list[str]:
@@ -108,9 +108,9 @@ def _names(trials: Path) -> list[str]:
         return []
 
 
-def _sees(made: Path) -> bool:
+def _sees(probe_file: Path) -> bool:
     try:
-        return not creates(made)
+        return not creates(probe_file)
     except OSError:  # this machine has no such folder
         return False
 
@@ -120,9 +120,9 @@ def require_writable(results: Path) -> None:
     trials = results / "trials"
     try:
         trials.mkdir(parents=True, exist_ok=True)
-        with probe(trials) as made:
-            exclusive = not creates(made)
-            _clean_old(trials, newest=made)
+        with probe(trials) as probe_file:
+            exclusive = not creates(probe_file)
+            _clean_old(trials, newest=probe_file)
     except OSError as error:
         allowed = f"must be a folder that can be written ({error.strerror})"
         raise BadInput("results", results, allowed) from None
@@ -157,7 +157,7 @@ def _clean_old(trials: Path, newest: Path) -> None:
     One is old if it is STALE_AFTER older than `newest`: the clock is that of the file system.
     """
     with suppress(OSError):  # another driver cleans too
-        now = newest.stat().st_mtime
-        for left in trials.glob(f"{PROBE}*"):
-            if left.stat().st_mtime < now - STALE_AFTER:
-                left.unlink(missing_ok=True)
+        newest_time = newest.stat().st_mtime
+        for old_probe in trials.glob(f"{PROBE}*"):
+            if old_probe.stat().st_mtime < newest_time - STALE_AFTER:
+                old_probe.unlink(missing_ok=True)

@@ -100,72 +100,78 @@ class Mirror:
             )
 
     def _pull(self) -> None:
-        before = self._read_notes()
+        notes_before = self._read_notes()
         metas = [m for folder in (register.FOLDER, SWEEPS) for m in self.bucket.list(folder)]
-        listed = {meta.key: meta.e_tag for meta in metas if _is_known(meta.key)}
-        for gone in before.keys() - listed.keys():
+        tag_of_key = {meta.key: meta.e_tag for meta in metas if _is_known(meta.key)}
+        for gone in notes_before.keys() - tag_of_key.keys():
             if _is_record(gone):
                 self._path(gone).unlink(missing_ok=True)
             else:
                 shutil.rmtree(self._path(gone), ignore_errors=True)
-        notes = {key: before.get(key, Note()) for key in listed}
-        changed = [key for key, e_tag in listed.items() if notes[key].e_tag != e_tag]
+        notes = {key: notes_before.get(key, Note()) for key in tag_of_key}
+        changed = [key for key, e_tag in tag_of_key.items() if notes[key].e_tag != e_tag]
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            updated = pool.map(lambda key: self._update(key, listed[key], notes[key]), changed)
+            updated = pool.map(lambda key: self._update(key, tag_of_key[key], notes[key]), changed)
             notes |= zip(changed, updated, strict=True)
-        if notes != before:
+        if notes != notes_before:
             write(self.path / NOTES, json.dumps(notes).encode())
         self._date(notes)
         for meta in metas:
             if not _is_known(meta.key) and meta.size:  # an empty one marks a console's folder
                 self._damaged.append(Damaged(Path(meta.key), NOT_OURS))
 
-    def _update(self, key: str, e_tag: str, known: Note) -> Note:
+    def _update(self, key: str, e_tag: str, note: Note) -> Note:
         """Bring the copy up to date with the object `key`; return its note.
 
         What a damaged register said before stays.
         """
         try:
             if not _is_record(key):
-                return self._update_trial(Path(key).stem, e_tag, known.keys)
+                return self._update_trial(Path(key).stem, e_tag, note.keys)
             write(self.path / key, self.bucket.read(key).content)
         except FileNotFoundError:  # the next pull sees that it is gone
-            return known._replace(e_tag="")
+            return note._replace(e_tag="")
         except Damaged as error:
             self._damaged.append(error)
-            return known._replace(e_tag="")
+            return note._replace(e_tag="")
         return Note(e_tag)
 
-    def _update_trial(self, trial_id: str, e_tag: str, known: Mapping[str, str]) -> Note:
+    def _update_trial(self, trial_id: str, e_tag: str, etags: Mapping[str, str]) -> Note:
         """Make a trial's folder as its register says, without the objects that are gone."""
         for _ in range(TRIES):
-            now = see(self.bucket, trial_id).register
-            missing = self._fill(self.path / register.objects(trial_id), now, known)
-            if not missing or see(self.bucket, trial_id).register == now:
+            register_now = see(self.bucket, trial_id).register
+            missing = self._fill(self.path / register.objects(trial_id), register_now, etags)
+            if not missing or see(self.bucket, trial_id).register == register_now:
                 self._damaged += missing
-                keys = {name: file["key"] for name, file in _wanted(now).items() if "key" in file}
-                held_by = (now.holder or {}).get("driver", "")
-                return Note("" if missing else e_tag, keys, now.newest_attempt, held_by)
+                keys = {
+                    name: file["key"]
+                    for name, file in _wanted(register_now).items()
+                    if "key" in file
+                }
+                held_by = (register_now.holder or {}).get("driver", "")
+                return Note("" if missing else e_tag, keys, register_now.newest_attempt, held_by)
         changes = f"{register.key(trial_id)} changes too often to be read"
         raise StoreAway(f"results={self.bucket.url}: {changes}")
 
-    def _fill(self, folder: Path, now: Register, known: Mapping[str, str]) -> Sequence[Damaged]:
-        """Return what is missing. `known`: the keys of the note before.
+    def _fill(
+        self, folder: Path, register_now: Register, etags: Mapping[str, str]
+    ) -> Sequence[Damaged]:
+        """Return what is missing. `etags`: the keys of the note before.
 
         A result is the first that goes, and the last that comes: it says that the rest stays.
         """
-        missing, wanted, there = [], _wanted(now), {*names_in(folder)}
-        for name in sorted(there - {*wanted}, key=_result_first):
+        missing, files_wanted, files_here = [], _wanted(register_now), {*names_in(folder)}
+        for name in sorted(files_here - {*files_wanted}, key=_result_first):
             (folder / name).unlink(missing_ok=True)
-        for name in sorted(wanted, key=_result_first, reverse=True):
-            file = wanted[name]
-            if "text" in file or known.get(name) != file["key"] or name not in there:
+        for name in sorted(files_wanted, key=_result_first, reverse=True):
+            file = files_wanted[name]
+            if "text" in file or etags.get(name) != file["key"] or name not in files_here:
                 try:
                     fetch(self.bucket, file, folder / name)
                 except FileNotFoundError:
                     missing.append(Damaged(Path(file["key"]), GONE))
         with suppress(OSError):  # without an end it would seem to be of a process that runs
-            os.utime(folder / now.newest_attempt, (0, 0))
+            os.utime(folder / register_now.newest_attempt, (0, 0))
         return missing
 
     def _date(self, notes: Mapping[str, Note]) -> None:
@@ -173,11 +179,11 @@ class Mirror:
 
         By that age a folder says whether its holder is stale.
         """
-        held = {key: note for key, note in notes.items() if note.driver}
-        now = driver.current(self.bucket) if held else None
-        for key, note in held.items():
-            is_driven = now is not None and note.driver == now.token
-            heard = time.time() - max(0.0, now.age) if now and is_driven else 0.0
+        notes_of_drivers = {key: note for key, note in notes.items() if note.driver}
+        driver_now = driver.current(self.bucket) if notes_of_drivers else None
+        for key, note in notes_of_drivers.items():
+            is_driven = driver_now is not None and note.driver == driver_now.token
+            heard = time.time() - max(0.0, driver_now.age) if driver_now and is_driven else 0.0
             with suppress(OSError):
                 os.utime(self._path(key) / note.attempt, (heard, heard))
 
@@ -193,11 +199,11 @@ class Mirror:
         return {}
 
 
-def _wanted(now: Register) -> dict[str, Any]:
+def _wanted(register_now: Register) -> dict[str, Any]:
     """Return the files of a register that commands read."""
     return {
         name: file
-        for name, file in now.files.items()
+        for name, file in register_now.files.items()
         if not name.endswith(WEIGHTS) and not name.startswith(ARCHIVED)
     }
 

@@ -126,16 +126,16 @@ class ObjectStore:
         if not driver.drives(self._bucket, self._driver):
             raise LeaseLost(f"{self.name} has another driver")
         with scratch(self.folder.parent / "work", "trial-") as folder:
-            seen = see(self._bucket, trial_id)
-            here = {**config, "out": str(folder)}
-            if seen.register.status in FINAL:
-                fetch(self._bucket, seen.register.files[RESULT], folder / RESULT)
-                yield RunningTrial(here)
+            state_seen = see(self._bucket, trial_id)
+            config_here = {**config, "out": str(folder)}
+            if state_seen.register.status in FINAL:
+                fetch(self._bucket, state_seen.register.files[RESULT], folder / RESULT)
+                yield RunningTrial(config_here)
                 return
             stored = {**config, "results": self.name, "out": None}
-            work = WorkingFolder(self._bucket, seen, folder, stored, self._driver)
+            work = WorkingFolder(self._bucket, state_seen, folder, stored, self._driver)
             with work.held():
-                yield RunningTrial(here, work.is_lost)
+                yield RunningTrial(config_here, work.is_lost)
 
     def archive(self, trial: Stored) -> Callable[[], object]:
         """Rename the files of the output in the register, to `earlier-<n>/`; no object moves.
@@ -143,17 +143,17 @@ class ObjectStore:
         A damaged register stays as it is: `state_of` says that the trial cannot run.
         """
         try:
-            seen = see(self._bucket, trial.trial_id)
+            state_seen = see(self._bucket, trial.trial_id)
         except Damaged:
             return lambda: None
-        before = seen.register
-        seen.write(files=_archived(before))
+        register_before = state_seen.register
+        state_seen.write(files=_archived(register_before))
 
         def restore() -> None:
             with suppress(Damaged):
-                now = see(self._bucket, trial.trial_id)
-                if now.register.attempt == before.attempt:
-                    now.write(files=before.files)
+                state_now = see(self._bucket, trial.trial_id)
+                if state_now.register.attempt == register_before.attempt:
+                    state_now.write(files=register_before.files)
 
         return restore
 
@@ -162,22 +162,22 @@ class ObjectStore:
 
         Of a trial whose register is damaged nothing is spare.
         """
-        there: dict[str, dict[str, int]] = {}
+        sizes_there: dict[str, dict[str, int]] = {}
         for meta in self._bucket.list("trials"):
             _, _, below = meta.key.partition("/")
-            there.setdefault(below.partition("/")[0], {})[meta.key] = meta.size
+            sizes_there.setdefault(below.partition("/")[0], {})[meta.key] = meta.size
         for folder in folders:
-            sizes = there.get(folder.name, {})
+            sizes = sizes_there.get(folder.name, {})
             with suppress(Damaged):
-                kept = _without_checkpoints(see(self._bucket, folder.name).register)
-                sizes = {key: size for key, size in sizes.items() if key not in kept.keys}
+                register_left = _without_checkpoints(see(self._bucket, folder.name).register)
+                sizes = {key: size for key, size in sizes.items() if key not in register_left.keys}
                 if sizes:
                     delete = partial(self._drop, folder.name, [*sizes])
                     yield Spare(len(sizes), sum(sizes.values()), delete)
 
     def _drop(self, trial_id: str, keys: Sequence[str]) -> None:
-        seen = see(self._bucket, trial_id)
-        seen.write(files=_without_checkpoints(seen.register).files)
+        state_seen = see(self._bucket, trial_id)
+        state_seen.write(files=_without_checkpoints(state_seen.register).files)
         self._bucket.delete(keys)
 
     @contextmanager
@@ -186,11 +186,11 @@ class ObjectStore:
         yield partial(driver.drives, self._bucket, self._driver)
 
 
-def _archived(now: Register) -> dict[str, register.File]:
+def _archived(register_now: Register) -> dict[str, register.File]:
     """Return the files with those of the output in a new folder."""
-    earlier = {name.split("/")[0] for name in now.files if name.startswith(ARCHIVED)}
+    earlier = {name.split("/")[0] for name in register_now.files if name.startswith(ARCHIVED)}
     archive = f"{ARCHIVED}{1 + len(earlier):06d}"
-    return {_moved(name, archive): file for name, file in now.files.items()}
+    return {_moved(name, archive): file for name, file in register_now.files.items()}
 
 
 def _moved(name: str, archive: str) -> str:
@@ -200,9 +200,11 @@ def _moved(name: str, archive: str) -> str:
     return name if stays else f"{archive}/{name}"
 
 
-def _without_checkpoints(now: Register) -> Register:
-    kept = {name: file for name, file in now.files.items() if not name.startswith(CHECKPOINT)}
-    return replace(now, files=kept)
+def _without_checkpoints(register_now: Register) -> Register:
+    files_left = {
+        name: file for name, file in register_now.files.items() if not name.startswith(CHECKPOINT)
+    }
+    return replace(register_now, files=files_left)
 
 
 def _files(path: Path) -> Iterator[Path]:

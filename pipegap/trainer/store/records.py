@@ -60,8 +60,8 @@ class Record:
     @property
     def given(self) -> list[str]:
         """The words of its command line, without the store, which may have moved since."""
-        own = (word for word in self.words if word not in self.added)
-        return [word for word in own if not word.startswith("results=")]
+        words_given = (word for word in self.words if word not in self.added)
+        return [word for word in words_given if not word.startswith("results=")]
 
     @property
     def asked(self) -> frozenset[str]:
@@ -100,8 +100,8 @@ def records(results: Path) -> list[Record]:
 def of_sweep(results: Path, sweep: str, scale: str) -> list[Record]:
     """Return the records of a sweep at a scale, of one request each; damaged ones are left out."""
     contents, _ = _read(results, f"{sweep}-{scale}*.json")
-    made = map(RECORD.validate_python, contents.values())
-    return [record for record in made if (record.sweep, record.scale) == (sweep, scale)]
+    records = map(RECORD.validate_python, contents.values())
+    return [record for record in records if (record.sweep, record.scale) == (sweep, scale)]
 
 
 def _read(

@@ -91,15 +91,15 @@ class Written:
             try:
                 self._version = self._bucket.write(self._key, content, self._version)
             except Changed:  # it may be an own write whose answer was lost
-                there = self._bucket.read(self._key)
-                if json.loads(there.content).get("writer") != self.token:
+                stored_content = self._bucket.read(self._key)
+                if json.loads(stored_content.content).get("writer") != self.token:
                     raise
-                self._version = there.version
-                if there.content != content:
+                self._version = stored_content.version
+                if stored_content.content != content:
                     self._version = self._bucket.write(self._key, content, self._version)
         except (Changed, FileNotFoundError, ValueError, AttributeError, RecursionError):
-            lost = f"{self._key} of {self._bucket.url} was written by another process"
-            raise LeaseLost(lost) from None
+            message = f"{self._key} of {self._bucket.url} was written by another process"
+            raise LeaseLost(message) from None
 
 
 @dataclass
@@ -165,10 +165,10 @@ def names_in(folder: Path) -> Iterator[str]:
     return (str(path) for path in paths if not any(part.startswith(".") for part in path.parts))
 
 
-def write(path: Path, written: bytes) -> None:
+def write(path: Path, content: bytes) -> None:
     """Replace a file at once. It need not survive the machine: the store has it."""
     with _replaced(path) as partial:
-        partial.write_bytes(written)
+        partial.write_bytes(content)
 
 
 @contextmanager

@@ -34,9 +34,9 @@ class Snapshot:
 
     def again(self) -> "Snapshot":
         """Return the snapshot of now. It opens those files alone that have changed since."""
-        now = Snapshot()
-        now._before = {**self._before, **self._read}
-        return now
+        snapshot = Snapshot()
+        snapshot._before = {**self._before, **self._read}
+        return snapshot
 
     def result(self, folder: Path) -> Row | None:
         """Return the result in a trial's folder, that of a failed trial too; None as
@@ -93,7 +93,7 @@ class Snapshot:
 
 def _stamp(path: Path) -> tuple[int, int] | None:
     try:
-        seen = path.stat()
+        status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return seen.st_mtime_ns, seen.st_size
+    return status.st_mtime_ns, status.st_size

@@ -50,16 +50,21 @@ Stamp = tuple[int, int, int]
 
 
 class WorkingFolder:
-    """The folder `path` in which the trial is trained whose register is `seen`.
+    """The folder `path` in which the trial is trained whose register is `state_seen`.
 
     `config` is what the store has of the trial's config: it names no folder of this machine.
     `driver`: the token of this process's driver.
     """
 
     def __init__(
-        self, bucket: BucketClient, seen: Seen, path: Path, config: Mapping[str, Any], driver: str
+        self,
+        bucket: BucketClient,
+        state_seen: Seen,
+        path: Path,
+        config: Mapping[str, Any],
+        driver: str,
     ) -> None:
-        self._bucket, self._seen, self._path, self._driver = bucket, seen, path, driver
+        self._bucket, self._seen, self._path, self._driver = bucket, state_seen, path, driver
         self._config: File = {"text": json.dumps(config, indent=1) + "\n"}
         self._known: dict[Stamp, File] = {}
         """Content of a file here → where the store has it. A renamed file has the same stamp."""
@@ -80,10 +85,10 @@ class WorkingFolder:
 
         While the store is away the trial goes on. Raises LeaseLost if another process has it.
         """
-        before = self._seen.register
-        attempt = before.attempt + 1
+        register_before = self._seen.register
+        attempt = register_before.attempt + 1
         self._seen.write(attempt=attempt, holder={**new_attempt(attempt), "driver": self._driver})
-        self._fetch(before)
+        self._fetch(register_before)
         try:
             with repeated(self._push_new, UPLOAD_EVERY, "upload"):
                 yield
@@ -94,9 +99,9 @@ class WorkingFolder:
             raise
         self._give_back()
 
-    def _fetch(self, before: Register) -> None:
+    def _fetch(self, register_before: Register) -> None:
         """Fetch what the attempts before left, and delete what they uploaded in vain."""
-        for name, file in before.files.items():
+        for name, file in register_before.files.items():
             if name.startswith(ARCHIVED) or name.endswith(NOT_NEEDED):
                 self._kept[name] = file
                 continue
@@ -110,9 +115,9 @@ class WorkingFolder:
                 os.utime(self._path / name, (0, 0))
             if "key" in file:
                 self._known[_stamp(self._path / name)] = file
-        if before.holder is not None:
-            there = {meta.key for meta in self._bucket.list(objects(before.trial_id))}
-            self._bucket.delete(sorted(there - before.keys))
+        if register_before.holder is not None:
+            keys_there = {meta.key for meta in self._bucket.list(objects(register_before.trial_id))}
+            self._bucket.delete(sorted(keys_there - register_before.keys))
 
     def _push_new(self) -> bool:
         """Upload what is new; return whether to go on."""
@@ -143,12 +148,12 @@ class WorkingFolder:
 
     def _push(self, files: dict[str, File], **changes: Any) -> None:
         """Write a register that names `files`; delete what it no longer names."""
-        before = self._seen.register
-        if files == before.files and not changes:
+        register_before = self._seen.register
+        if files == register_before.files and not changes:
             return
         self._seen.write(files=files, **changes)
         with suppress(StoreAway):  # `prune` finds them
-            self._bucket.delete(sorted(before.keys - self._seen.register.keys))
+            self._bucket.delete(sorted(register_before.keys - self._seen.register.keys))
 
     def _files(self, last: bool = False) -> dict[str, File]:
         """Return what the register shall name, uploaded.
@@ -193,8 +198,10 @@ class WorkingFolder:
 
     def _upload(self, name: str, content: bytes | IO[bytes], size: int) -> File:
         self._num_uploaded += 1
-        now = self._seen.register
-        folder = f"{objects(now.trial_id)}/{now.attempt:06d}/{self._num_uploaded:06d}"
+        register_now = self._seen.register
+        folder = (
+            f"{objects(register_now.trial_id)}/{register_now.attempt:06d}/{self._num_uploaded:06d}"
+        )
         key = f"{folder}/{name}"
         self._bucket.upload(key, content)
         return {"key": key, "size": size}

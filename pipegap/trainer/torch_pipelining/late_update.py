@@ -47,10 +47,12 @@ class LateUpdate:
         num_updates: int | None,
     ) -> None:
         self._make = partial(build, correction, num_updates or MAX_COUNT)
-        self._coefficient, made = correction.get("coefficient"), self._make([1])
+        self._coefficient, correction_made = correction.get("coefficient"), self._make([1])
         allowed = "must not look ahead: the module has weights to evaluate while it is drained"
-        refusals.require(not made.looks_ahead, "correction", type(made).__name__, allowed)
-        self.versions = TwoVersions(stage.submod, twins, reads_ahead=made.reads_ahead)
+        refusals.require(
+            not correction_made.looks_ahead, "correction", type(correction_made).__name__, allowed
+        )
+        self.versions = TwoVersions(stage.submod, twins, reads_ahead=correction_made.reads_ahead)
         self.sums = LateSums(stage, tied)
         self._gathered = GatheredWeights()
         self._norm: Tensor | None = None  # of the batch whose `update` runs
@@ -140,10 +142,10 @@ class LateUpdate:
         if any(delays) and not self._has_gradient:
             allowed = "must leave gradients to update(): what steps in the backward is never late"
             refusals.require(False, "optimizer", "no weight has a gradient", allowed)
-        kept = self.versions.make_room(batch)
+        old_weights = self.versions.make_room(batch)
         step = partial(self._step, update)
-        ahead = corrected_update(step, self._correction, weights, delays, kept=kept)
-        self.versions.show(batch, ahead)
+        predicted = corrected_update(step, self._correction, weights, delays, kept=old_weights)
+        self.versions.show(batch, predicted)
 
     def _step(self, update: Callable[[], object]) -> list[Optimizer]:
         """The step that the user makes, by any optimizers."""
@@ -172,12 +174,20 @@ class LateUpdate:
         remembered = sorted({name for of in memory for name in of})
         if batch < 2:
             memory = [{**b, **m} for b, m in zip(self._blank_memory(), memory, strict=True)]
-        late, ahead = ([w.detach() for w in self.versions.weights(batch + i)] for i in (0, 1))
+        late, ahead_weights = (
+            [w.detach() for w in self.versions.weights(batch + i)] for i in (0, 1)
+        )
         if not self.versions.reads_ahead:
-            ahead = []  # the batch after the next one computes on the newest weights
-        parts: dict[str, Sequence[Any]] = {"late": late, "ahead": ahead, "correction": memory}
-        named = {k: dict(zip(self.versions.names, of, strict=False)) for k, of in parts.items()}
-        return {**named, "remembered": remembered}
+            ahead_weights = []  # the batch after the next one computes on the newest weights
+        parts: dict[str, Sequence[Any]] = {
+            "late": late,
+            "ahead": ahead_weights,
+            "correction": memory,
+        }
+        tensors_by_name = {
+            k: dict(zip(self.versions.names, of, strict=False)) for k, of in parts.items()
+        }
+        return {**tensors_by_name, "remembered": remembered}
 
     def _blank_memory(self) -> list[Any]:
         """All that the correction ever remembers, from two updates of zeros with a copy of it."""
@@ -191,11 +201,13 @@ class LateUpdate:
     def _take_back(self, batch: int, state: Mapping[str, Any]) -> None:
         names, memory = self.versions.names, state["correction"]
         # Copies: what torch.distributed.checkpoint loads into may be the versions' own memory.
-        late, ahead = ([state[k][n].clone() for n in names if state[k]] for k in ("late", "ahead"))
-        self.versions.restore(batch, late, ahead)
-        known = state["remembered"]
+        late, ahead_weights = (
+            [state[k][n].clone() for n in names if state[k]] for k in ("late", "ahead")
+        )
+        self.versions.restore(batch, late, ahead_weights)
+        remembered = state["remembered"]
         self._correction.restore(
-            [{k: memory[n][k] for k in known if k in memory[n]} for n in names]
+            [{k: memory[n][k] for k in remembered if k in memory[n]} for n in names]
         )
 
 
@@ -225,10 +237,10 @@ class Steps:
         return bool(self.optimizers) and not any(map(self.of, self.optimizers))
 
     def __enter__(self) -> "Steps":
-        after = lambda optimizer, *_: self.optimizers.append(optimizer)  # noqa: E731
+        note_step = lambda optimizer, *_: self.optimizers.append(optimizer)  # noqa: E731
         self._hooks = (
             register_optimizer_step_pre_hook(lambda optimizer, *_: self._require_kept(optimizer)),
-            register_optimizer_step_post_hook(after),
+            register_optimizer_step_post_hook(note_step),
         )
         return self
 
@@ -253,10 +265,12 @@ class Steps:
         return {key: self._given[key] for key in every if key in self._given}
 
     def _require_kept(self, optimizer: Optimizer) -> None:
-        mine = self.of(optimizer)
-        has_any = any(map(self._has_gradient, mine.values()))
-        is_second = any(mine.keys() & self.of(before).keys() for before in self.optimizers)
-        if mine and not has_any and not is_second:
+        weights_stepped = self.of(optimizer)
+        has_any = any(map(self._has_gradient, weights_stepped.values()))
+        is_second = any(
+            weights_stepped.keys() & self.of(earlier).keys() for earlier in self.optimizers
+        )
+        if weights_stepped and not has_any and not is_second:
             raise RuntimeError(
                 "update() cleared the gradients before the optimizer's step, which then trains "
                 "nothing: call zero_grad after the step, or not at all"

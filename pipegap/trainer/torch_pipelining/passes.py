@@ -48,38 +48,38 @@ class Passes:
         """Receives of passes to come: those that an exception left, outside of `run`."""
         self._in_flight: dict[int, Any] = {}  # activations, which torch's `step` would drop
 
-    def run(self, first: int, taken: int, backward: Call, forward: Call | None = None) -> None:
-        """Makes the passes of batch `taken` − 1 or, without a `forward`, those that are left then.
+    def run(self, first: int, num_taken: int, backward: Call, forward: Call | None = None) -> None:
+        """Makes the passes of batch `num_taken` − 1; without a `forward` those that are left.
         The pipeline was drained before batch `first`.
 
         What a pass receives is posted up to two passes before (POSTED_EARLY). No buffer is in use
         by then: its backward came three passes before a forward, or earlier.
         """
-        stage, m, end = self._stage, self._num, (taken - first) * self._num
+        stage, m, end = self._stage, self._num, (num_taken - first) * self._num
         steps = range(end, end + self._lead) if forward is None else range(end - m, end)
         numbered = by_turns(self._lead, end, steps)
         passes = [(kind, first + number // m, number % m) for kind, _, number in numbered]
         name = "fwd_cache" if hasattr(stage, "fwd_cache") else "_forward_chunk_states"  # torch 2.15
-        kept: dict[int, Any] = getattr(stage, name)
-        kept.update(self._in_flight)
+        stored: dict[int, Any] = getattr(stage, name)
+        stored.update(self._in_flight)
         self.are_known = not self._versions.are_leaves
         self._versions.forget_gradients()
         try:
             self._make(passes, {FORWARD: forward, BACKWARD: backward})
         except BaseException:
-            kept.clear()
+            stored.clear()
             raise
         finally:
             stage.submod = self._versions.release()
-        self._in_flight = dict(kept)
+        self._in_flight = dict(stored)
 
     def _make(self, passes: Sequence[Pass], calls: dict[str, Call | None]) -> None:
         stage, early = self._stage, self.neighbours.posted_early
         self.post(passes[:early])
-        for number, each in enumerate(passes, early):
-            kind, batch, i = each
+        for number, one_pass in enumerate(passes, early):
+            kind, batch, i = one_pass
             self.post(passes[number : number + 1])
-            if works := self.posted.get(each):
+            if works := self.posted.get(one_pass):
                 self.timed(f"wait {kind}", batch, i, wait_for, works)
                 works.clear()
             stage.submod = self._versions.module(batch)
@@ -91,23 +91,23 @@ class Passes:
                 for info, buffer in zip(infos, buffers, strict=True):
                     info.buffer = buffer
                 raise
-            self.posted.pop(each, None)
+            self.posted.pop(one_pass, None)
             self.are_known |= stage.num_stages > 1
 
     def post(self, passes: Sequence[Pass]) -> None:
         """Posts what passes to come receive, once."""
-        for each in passes:
-            kind, _, i = each
-            if kind in self.neighbours.receives and each not in self.posted:
-                self.posted[each] = self.neighbours.receive(kind, i)
+        for one_pass in passes:
+            kind, _, i = one_pass
+            if kind in self.neighbours.receives and one_pass not in self.posted:
+                self.posted[one_pass] = self.neighbours.receive(kind, i)
 
-    def timed(self, kind: str, batch: int, i: int, call: Any, *given: Any) -> Any:
+    def timed(self, kind: str, batch: int, i: int, call: Any, *arguments: Any) -> Any:
         """Makes a call, which is an F, a B, a U, or a wait before one ("wait F") in the trace."""
         if self._clock is None:
-            return call(*given)
+            return call(*arguments)
         op = Op("F", self._stage.stage_index, batch, i, version=0, tied_version=0)
         with self._clock.span(op, kind):
-            return call(*given)
+            return call(*arguments)
 
     def between_drains(self) -> AbstractContextManager[None]:
         """A context around what makes the last passes before a drain."""

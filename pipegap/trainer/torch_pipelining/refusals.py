@@ -15,10 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 from pipegap.trainer.base.errors import BadInput
 
 
-def require(is_met: object, name: str, given: object, allowed: str) -> None:
+def require(is_met: object, name: str, value: object, allowed: str) -> None:
     """Raises BadInput for the argument `name` unless the condition is met."""
     if not is_met:
-        raise BadInput(name, given, allowed)
+        raise BadInput(name, value, allowed)
 
 
 def require_usable(stage: Any, num_microbatches: int, loss_fn: object, per_stage: int) -> None:
@@ -42,16 +42,18 @@ OF_STEP |= {"arg_mbs", "kwarg_mbs", "target_mbs"}
 """Likewise at a step."""
 
 
-def require_options(of_torch: Callable[..., Any], given: Mapping[str, Any], done: set[str]) -> None:
+def require_options(
+    of_torch: Callable[..., Any], options: Mapping[str, Any], done: set[str]
+) -> None:
     """Raises BadInput for an option of torch's function that is not `done` here.
 
     Its default asks for nothing. A name that is not in the signature is left to torch.
     """
-    others = given.keys() - done
-    parameters = signature(of_torch).parameters if others else {}  # it takes .3 ms
-    for name in others & parameters.keys():
-        is_default = given[name] is parameters[name].default
-        require(is_default, name, given[name], "is an option of torch's that 2BW does not have")
+    unknown_options = options.keys() - done
+    parameters = signature(of_torch).parameters if unknown_options else {}  # it takes .3 ms
+    for name in unknown_options & parameters.keys():
+        is_default = options[name] is parameters[name].default
+        require(is_default, name, options[name], "is an option of torch's that 2BW does not have")
 
 
 def require_plain(module: nn.Module) -> None:

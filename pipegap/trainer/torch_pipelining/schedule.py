@@ -129,12 +129,12 @@ class Schedule2BW(Schedule1F1B):
     def _untraced_step(self, *args: Any, **options: Any) -> Any:
         self._require_whole()
         refusals.require_options(Schedule1F1B.step, options, refusals.OF_STEP)
-        taken = self.num_taken
+        num_taken = self.num_taken
         try:
             return super().step(*args, **options)
         except BaseException as error:
             self._internal_losses.clear()
-            if self.num_taken > taken:
+            if self.num_taken > num_taken:
                 self._note(error)
             raise
 
@@ -209,8 +209,8 @@ class Schedule2BW(Schedule1F1B):
             self._require_drained()
             if self._passes.posted:
                 raise RuntimeError("try the batch that failed again before you evaluate")
-            given = arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs
-            super()._step_microbatches(*given, **of_loss)
+            arguments = arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs
+            super()._step_microbatches(*arguments, **of_loss)
             # torch 2.11 would never prepare for a backward what it prepared for an evaluation.
             self._stage_forward_initialized = self._stage_backward_initialized
             return
@@ -248,7 +248,7 @@ class Schedule2BW(Schedule1F1B):
             self._drain()
 
     @override
-    def _initialize_stage(self, *given: Any, **named: Any) -> None:
+    def _initialize_stage(self, *arguments: Any, **options: Any) -> None:
         """By a forward that the user does not notice, of the module that the next batch has."""
         versions, trains = self._late.versions, self._has_backward
         if (self._stage_forward_initialized, self._stage_backward_initialized) == (True, trains):
@@ -256,7 +256,7 @@ class Schedule2BW(Schedule1F1B):
         module = versions.module(self.num_taken) if trains else versions.whole
         try:
             with refusals.Replaced(self._stage, "submod", self._unseen.of(module)):
-                super()._initialize_stage(*given, **named)
+                super()._initialize_stage(*arguments, **options)
         finally:
             versions.release()
 
@@ -273,11 +273,11 @@ class Schedule2BW(Schedule1F1B):
 
         As in a loop that makes it after the `with torch.autocast` around `step`.
         """
-        made, timed, device = self.num_made, self._passes.timed, self._stage.device.type
-        norm = timed("wait U", made, 0, self._late.sums.take, made)
+        num_made, timed, device = self.num_made, self._passes.timed, self._stage.device.type
+        norm = timed("wait U", num_made, 0, self._late.sums.take, num_made)
         is_within = torch.is_autocast_enabled(device)
         with torch.autocast(device, enabled=False) if is_within else nullcontext():
-            timed("U", made, 0, self._late, made, norm, self.update)
+            timed("U", num_made, 0, self._late, num_made, norm, self.update)
         self.num_made += 1
 
     def _note(self, error: BaseException) -> None:

@@ -43,22 +43,22 @@ def agreed(stage: PipelineStage, names: Sequence[str]) -> NormVector:
     Raises BadInput, on all ranks alike, unless the first and the last stage name tied weights of
     equal shapes, in one order.
     """
-    named = dict(stage.submod.named_parameters())
-    tied = [[*named].index(name) for name in names if name in named]
-    counted = [i for i in range(len(named)) if stage.is_first or i not in tied]
-    shapes = [named[name].shape if name in named else None for name in names]
-    is_wide = any(w.dtype in (torch.float64, torch.complex128) for w in named.values())
-    mine = len(counted), shapes, is_wide
-    numbers, of_stages, are_wide = zip(*of_every_rank(mine, stage.group), strict=True)
+    weights_by_name = dict(stage.submod.named_parameters())
+    tied = [[*weights_by_name].index(name) for name in names if name in weights_by_name]
+    slots_counted = [i for i in range(len(weights_by_name)) if stage.is_first or i not in tied]
+    shapes = [weights_by_name[name].shape if name in weights_by_name else None for name in names]
+    is_wide = any(w.dtype in (torch.float64, torch.complex128) for w in weights_by_name.values())
+    facts = len(slots_counted), shapes, is_wide
+    numbers, of_stages, are_wide = zip(*of_every_rank(facts, stage.group), strict=True)
     are_known = all(shape is not None for of_stage in of_stages for shape in of_stage)
     if not are_known or any(of_stages[1:-1]) or of_stages[0] != of_stages[-1]:
         allowed = "must name weights of equal shapes on the first and on the last stage alone"
         raise BadInput("tied", [*names], allowed)
     dtype = torch.float64 if any(are_wide) else torch.float32
     zero = torch.zeros(1, dtype=dtype, device=stage.device)
-    before = zero.new_zeros(sum(numbers[: stage.stage_index]))
-    after = zero.new_zeros(sum(numbers[stage.stage_index + 1 :]) + NUM_FLAWS)
-    return NormVector(tied, counted, before, after, zero)
+    zeros_before = zero.new_zeros(sum(numbers[: stage.stage_index]))
+    zeros_after = zero.new_zeros(sum(numbers[stage.stage_index + 1 :]) + NUM_FLAWS)
+    return NormVector(tied, slots_counted, zeros_before, zeros_after, zero)
 
 
 class LateSums:
@@ -114,11 +114,11 @@ class LateSums:
 
     def begin_norm(self, every: Sequence[Tensor | None]) -> None:
         """Starts the sum for this stage's gradients of a batch, one per weight or None."""
-        _, counted, before, after, zero = self._slots
-        norms = norms_of([zero if (g := every[i]) is None else g for i in counted])
-        mine = [torch.stack([norm.to(zero.dtype) for norm in norms])] if norms else []
-        mine += [zero] * (len(counted) - len(norms))  # DTensors share a norm
-        self._norms = torch.cat([before, *mine, after])
+        _, slots_counted, zeros_before, zeros_after, zero = self._slots
+        norms = norms_of([zero if (g := every[i]) is None else g for i in slots_counted])
+        norms_here = [torch.stack([norm.to(zero.dtype) for norm in norms])] if norms else []
+        norms_here += [zero] * (len(slots_counted) - len(norms))  # DTensors share a norm
+        self._norms = torch.cat([zeros_before, *norms_here, zeros_after])
         for flaw in self._flaws:
             self._norms[flaw - NUM_FLAWS] = self._norms[:-NUM_FLAWS] = torch.nan
         self._of_norm: Any = dist.all_reduce(self._norms, group=self._group, async_op=True)
@@ -132,8 +132,8 @@ class LateSums:
         self._of_norm.wait()
         norm = torch.linalg.vector_norm(self._norms[:-NUM_FLAWS])
         if not isfinite(norm):
-            for found, error in zip(self._norms[-NUM_FLAWS:], refusals.FLAWS, strict=True):
-                if found.isnan():
+            for flaw, error in zip(self._norms[-NUM_FLAWS:], refusals.FLAWS, strict=True):
+                if flaw.isnan():
                     raise error()
             raise Diverged(batch)
         return norm
@@ -153,15 +153,15 @@ def norms_of(gradients: Sequence[Tensor]) -> list[Tensor]:
 
     The ranks of a DTensor's mesh are at the same operation.
     """
-    plain, alike = [], defaultdict(list)
+    plain, by_mesh = [], defaultdict(list)
     for gradient in gradients:
         if isinstance(gradient, DTensor):
             whole = _summed(gradient)
-            alike[whole.device_mesh, whole.placements].append(whole)
+            by_mesh[whole.device_mesh, whole.placements].append(whole)
         else:
             plain.append(entries(gradient))
     norms = [*torch._foreach_norm(plain)] if plain else []
-    totals: list[Any] = [get_total_norm(tensors) for tensors in alike.values()]
+    totals: list[Any] = [get_total_norm(tensors) for tensors in by_mesh.values()]
     return norms + [total.full_tensor() for total in totals]
 
 

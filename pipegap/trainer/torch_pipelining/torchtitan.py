@@ -39,7 +39,11 @@ def with_2bw(spec: ModelSpec, **options: Any) -> ModelSpec:
             raise BadInput(f"{name}.load_balance_coeff", config.load_balance_coeff, allowed)
 
     def pipelining(
-        model: nn.Module, *, parallelize_fn: Callable[..., nn.Module], loss_fn: Any, **rest: Any
+        model: nn.Module,
+        *,
+        parallelize_fn: Callable[..., nn.Module],
+        loss_fn: Any,
+        **more_options: Any,
     ) -> Any:
         twins: list[nn.Module] = []
 
@@ -48,13 +52,13 @@ def with_2bw(spec: ModelSpec, **options: Any) -> ModelSpec:
             return parallelize_fn(part, **how)
 
         class WithTwins(Schedule2BW):
-            def __init__(self, stage: PipelineStage, loss_fn: Any, **given: Any) -> None:
+            def __init__(self, stage: PipelineStage, loss_fn: Any, **stage_options: Any) -> None:
                 def loss(*args: Any, **kwargs: Any) -> Tensor:
                     if chunked is not None:  # it has the last layer, of the batch's own module
                         chunked.set_lm_head(stage.submod.lm_head)
                     return loss_fn(*args, **kwargs)
 
-                super().__init__(stage, loss_fn=loss, twins=twins, **options, **given)
+                super().__init__(stage, loss_fn=loss, twins=twins, **options, **stage_options)
 
         chunked = loss_fn if isinstance(loss_fn, ChunkedLossWrapper) else None
         # torchtitan finds it by its name: torch's own table of names is closed.
@@ -64,7 +68,9 @@ def with_2bw(spec: ModelSpec, **options: Any) -> ModelSpec:
             return WithTwins if name == NAME else find(name)
 
         with Replaced(pipeline_parallel, "get_schedule_class", with_mine):
-            return spec.pipelining_fn(model, parallelize_fn=parallelize, loss_fn=loss_fn, **rest)
+            return spec.pipelining_fn(
+                model, parallelize_fn=parallelize, loss_fn=loss_fn, **more_options
+            )
 
     return replace(spec, pipelining_fn=pipelining)
 

@@ -25,7 +25,7 @@ from pipegap.trainer.torch_pipelining import refusals
 class TwoVersions:
     """Batch t computes on version t mod 2, a set of weights of its own; `whole` is the user's.
 
-    The sets are leaves that `whole` shows in turn, or weights of copies that were `given`.
+    The sets are leaves that `whole` shows in turn, or weights of copies that were `copies`.
 
     The newest version is read by the next batch but one, or it was just made: the version of that
     batch has it too. Where nothing shards or casts the weights, the newest ones lie in the memory
@@ -33,10 +33,10 @@ class TwoVersions:
     """
 
     def __init__(
-        self, whole: nn.Module, given: Sequence[nn.Module] | None, *, reads_ahead: bool
+        self, whole: nn.Module, copies: Sequence[nn.Module] | None, *, reads_ahead: bool
     ) -> None:
-        self.are_leaves = given is None
-        self._sets = Leaves(whole) if given is None else Copies(whole, given)
+        self.are_leaves = copies is None
+        self._sets = Leaves(whole) if copies is None else Copies(whole, copies)
         self.modules = self._sets.modules
         """The modules that even and odd batches compute on: one, or the copies."""
         self.whole, self.reads_ahead = whole, reads_ahead
@@ -75,25 +75,25 @@ class TwoVersions:
     def start(self, batch: int) -> None:
         """Both versions get the newest weights, W(batch)."""
         if not self.newest:  # afterwards a version may lie in their memory too
-            own = [not is_lazy(w) and owns_memory(w) for w in self.whole.parameters()]
-            self._may_alias = all(own) and not self.reads_ahead
+            owns_its_memory = [not is_lazy(w) and owns_memory(w) for w in self.whole.parameters()]
+            self._may_alias = all(owns_its_memory) and not self.reads_ahead
         else:
             self._leave_vectors()
         *self._weights, self.newest = self._sets.sets(apart=not self._may_alias)
-        mine, other = self.weights(batch), self.weights(batch + 1)
-        every = [*zip(self.newest, mine, other, strict=True)]
+        this_set, next_set = self.weights(batch), self.weights(batch + 1)
+        every = [*zip(self.newest, this_set, next_set, strict=True)]
         is_plain = not any(isinstance(weight, DTensor) for weight in chain(*every))
         is_cast = any(len({weight.dtype for weight in of}) > 1 for of in every)
         self._is_aliased = self._may_alias and bool(every) and is_plain and not is_cast
         if self._is_aliased:
             # The newest weights stay where they are: a checkpoint may be on its way to there.
-            for weight, here, there in every:
-                if here.data_ptr() == weight.data_ptr():
-                    here.data = there.data
-                there.data = weight.data
+            for weight, this_leaf, next_leaf in every:
+                if this_leaf.data_ptr() == weight.data_ptr():
+                    this_leaf.data = next_leaf.data
+                next_leaf.data = weight.data
         else:
-            copy_into(other, self.newest)
-        copy_into(mine, self.newest)
+            copy_into(next_set, self.newest)
+        copy_into(this_set, self.newest)
         self._memory = [[weight.detach() for weight in self.weights(t)] for t in (0, 1)]
         self._kinds = [(w.shape, w.dtype, w.device) for w in self.newest]
         self._last_fresh = batch
@@ -106,25 +106,25 @@ class TwoVersions:
         self._sets.follow(batch % 2)
         self._leave_vectors()
         for i, weight in enumerate(self.newest):
-            there = self._memory[(version + 1) % 2][i]
-            if self._is_aliased and weight.data_ptr() == there.data_ptr():
+            next_memory = self._memory[(version + 1) % 2][i]
+            if self._is_aliased and weight.data_ptr() == next_memory.data_ptr():
                 continue
-            kept, allowed = self._kinds[i], "must keep its shape, dtype and device from here on"
-            is_kept = kept == (weight.shape, weight.dtype, weight.device)
+            kind, allowed = self._kinds[i], "must keep its shape, dtype and device from here on"
+            is_kept = kind == (weight.shape, weight.dtype, weight.device)
             refusals.require(is_kept, "stage", self.names[i], allowed)
             if self._is_aliased:  # the user gave it other memory
-                there.copy_(weight.detach())
-                weight.data = there
+                next_memory.copy_(weight.detach())
+                weight.data = next_memory
         if version == batch and not self._is_aliased and not self.reads_ahead:
             copy_into(self.weights(batch + 1), self.newest)  # which may be written in a drain
 
-    def restore(self, batch: int, late: Sequence[Tensor], ahead: Sequence[Tensor]) -> None:
+    def restore(self, batch: int, late: Sequence[Tensor], ahead_weights: Sequence[Tensor]) -> None:
         """The versions become what this batch computes on, one update late, and, if the correction
         `reads_ahead`, what the next one does; the newest weights are W(batch)."""
         self.start(batch)
         copy_into(self.weights(batch), late)
-        if ahead:
-            copy_into(self.weights(batch + 1), ahead)
+        if ahead_weights:
+            copy_into(self.weights(batch + 1), ahead_weights)
         self._last_fresh = batch - 1
 
     def forget_gradients(self) -> None:
@@ -137,14 +137,14 @@ class TwoVersions:
 
         Raises RuntimeError if a pass computed on a newest weight.
         """
-        for i, (mine, theirs) in enumerate(zip(self.newest, self.weights(batch), strict=True)):
-            if mine.grad is not None:
+        for i, (weight, leaf) in enumerate(zip(self.newest, self.weights(batch), strict=True)):
+            if weight.grad is not None:
                 raise RuntimeError(
                     f"{self.names[i]} is used beside the parameters of its module, where it is "
                     "newer than what the batch computes on: read it from its module"
                 )
-            gradient, theirs.grad = theirs.grad, None
-            mine.grad = None if gradient is None else gradient.to(mine.dtype)
+            gradient, leaf.grad = leaf.grad, None
+            weight.grad = None if gradient is None else gradient.to(weight.dtype)
 
     def make_room(self, batch: int) -> Sequence[Tensor]:
         """Moves the newest weights, W(batch), to where version batch + 1 shall be.
@@ -154,26 +154,26 @@ class TwoVersions:
         self._leave_vectors()
         if not self._is_aliased:
             return []
-        here, kept = (self._memory[t % 2] for t in (batch, batch + 1))
-        torch._foreach_copy_(here, kept)
-        for weight, there in zip(self.newest, here, strict=True):
-            weight.data = there
-        return kept
+        this_memory, next_memory = (self._memory[t % 2] for t in (batch, batch + 1))
+        torch._foreach_copy_(this_memory, next_memory)
+        for weight, memory in zip(self.newest, this_memory, strict=True):
+            weight.data = memory
+        return next_memory
 
     def _leave_vectors(self) -> None:
         """Once the user joins weights to other memory, they all have their own from then on."""
         ours = {memory.data_ptr() for version in self._memory for memory in version}
-        theirs = [weight for weight in self.newest if weight.data_ptr() not in ours]
-        if self._is_aliased and not all(map(owns_memory, theirs)):
+        outside_weights = [weight for weight in self.newest if weight.data_ptr() not in ours]
+        if self._is_aliased and not all(map(owns_memory, outside_weights)):
             self._may_alias = self._is_aliased = False
             for weight in self.newest:
                 if weight.data_ptr() in ours:
                     weight.data = weight.data.clone()
 
-    def show(self, batch: int, ahead: Sequence[Tensor]) -> None:
+    def show(self, batch: int, ahead_weights: Sequence[Tensor]) -> None:
         """Gives the version of this batch what late reads of version batch + 1 see."""
         if not self._is_aliased:
-            copy_into(self.weights(batch), ahead)
+            copy_into(self.weights(batch), ahead_weights)
 
 
 OWN = 2
@@ -200,20 +200,23 @@ class Leaves:
         Unless they are `apart` those of odd batches lie in the memory of its own, at first.
         """
         if not self._sets:
-            own = [*self._module.parameters()]
+            user_weights = [*self._module.parameters()]
             lazy = [name for name, weight in self._module.named_parameters() if is_lazy(weight)]
             allowed = "must have a shape before the first batch: call the module once"
             refusals.require(not lazy, "stage", some(lazy), allowed)
             are_new = True, apart
-            self._sets = [*([_leaf(w, w.data, is_new) for w in own] for is_new in are_new), own]
+            self._sets = [
+                *([_leaf(w, w.data, is_new) for w in user_weights] for is_new in are_new),
+                user_weights,
+            ]
             self._look()
         return self._sets
 
     def show(self, number: int = OWN) -> None:
         """Makes the module show the weights of this set."""
         if number != self._shown:
-            for shown, name, weight in self._columns[number]:
-                shown[name] = weight
+            for leaf, name, weight in self._columns[number]:
+                leaf[name] = weight
             self._shown = number
 
     def follow(self, number: int) -> None:
@@ -231,19 +234,21 @@ class Leaves:
 
     def _look(self) -> None:
         """Notes where the module has its weights, and all that would tell that it has others."""
-        own, parts = self._sets[OWN], [*self._module.modules()]
+        user_weights, parts = self._sets[OWN], [*self._module.modules()]
         names = {id(weight): name for name, weight in self._module.named_parameters()}
         at = dict(zip(names, places_of(self._module), strict=True))
-        others = [names[key] for key in {*names} - {*map(id, own)}]
-        others += [name for name, w in zip(self.names, own, strict=False) if id(w) not in names]
+        missing_names = [names[key] for key in {*names} - {*map(id, user_weights)}]
+        missing_names += [
+            name for name, w in zip(self.names, user_weights, strict=False) if id(w) not in names
+        ]
         allowed = "must have the weights that it had at the first batch: make the schedule anew"
-        refusals.require(not others, "stage", some(sorted({*others})), allowed)
-        self.names = [names[id(weight)] for weight in own]
+        refusals.require(not missing_names, "stage", some(sorted({*missing_names})), allowed)
+        self.names = [names[id(weight)] for weight in user_weights]
         self._columns = [
             [
                 (part._parameters, name, weight)
-                for weight, mine in zip(weights, own, strict=True)
-                for part, name in at[id(mine)]
+                for weight, user_weight in zip(weights, user_weights, strict=True)
+                for part, name in at[id(user_weight)]
             ]
             for weights in self._sets
         ]
@@ -290,8 +295,10 @@ class Copies:
         self.modules = [*twins]
         self._module = module
         self.names = [name for name, _ in module.named_parameters()]
-        now = [_attributes(part) for part in module.modules()]
-        copied = [{k: v for k, v in of.items() if not isinstance(v, PLAIN)} for of in now]
+        attributes_now = [_attributes(part) for part in module.modules()]
+        copied = [
+            {k: v for k, v in of.items() if not isinstance(v, PLAIN)} for of in attributes_now
+        ]
         self._seen = [copied, [*copied]]
         """For each copy, the attributes of each part of the module that it has."""
 
@@ -304,20 +311,24 @@ class Copies:
 
     def follow(self, number: int) -> None:
         """The copy is about to be computed on: it becomes like the module, but for its weights."""
-        copy, seen = self.modules[number], self._seen[number]
+        copy, attributes_seen = self.modules[number], self._seen[number]
         refusals.require_twins(self._module, self.modules)
-        for i, (its, mine) in enumerate(zip(self._module.modules(), copy.modules(), strict=True)):
-            now = _attributes(its)
-            changed = {k: v for k, v in now.items() if k not in seen[i] or seen[i][k] is not v}
-            vars(mine).update(changed, training=its.training, _buffers=its._buffers)
-            seen[i] = now
-            _require_hooks(type(its).__name__, its, mine)
-        named = self._module.named_parameters()
-        for (name, weight), theirs in zip(named, copy.parameters(), strict=True):
-            is_alike = weight.requires_grad == theirs.requires_grad
+        for i, (its, part) in enumerate(zip(self._module.modules(), copy.modules(), strict=True)):
+            attributes_now = _attributes(its)
+            changed = {
+                k: v
+                for k, v in attributes_now.items()
+                if k not in attributes_seen[i] or attributes_seen[i][k] is not v
+            }
+            vars(part).update(changed, training=its.training, _buffers=its._buffers)
+            attributes_seen[i] = attributes_now
+            _require_hooks(type(its).__name__, its, part)
+        named_weights = self._module.named_parameters()
+        for (name, weight), copy_weight in zip(named_weights, copy.parameters(), strict=True):
+            is_alike = weight.requires_grad == copy_weight.requires_grad
             allowed = "must require a gradient where the stage's module does: change all three"
             refusals.require(is_alike, "twins", name, allowed)
-            _require_hooks(name, weight, theirs)
+            _require_hooks(name, weight, copy_weight)
 
 
 def _attributes(part: nn.Module) -> dict[str, Any]:
@@ -331,8 +342,8 @@ def _attributes(part: nn.Module) -> dict[str, Any]:
     }
 
 
-def _require_hooks(name: str, its: Any, mine: Any) -> None:
+def _require_hooks(name: str, its: Any, part: Any) -> None:
     """Raises BadInput if the user's module or weight has other hooks than its copy."""
-    numbers = [[len(getattr(of, hooks, None) or ()) for hooks in HOOKS] for of in (its, mine)]
+    numbers = [[len(getattr(of, hooks, None) or ()) for hooks in HOOKS] for of in (its, part)]
     allowed = "must have the hooks that the stage's module has: register them on all three"
     refusals.require(numbers[0] == numbers[1], "twins", name, allowed)

@@ -31,8 +31,8 @@ class Unseen(nn.Module):
     @override
     def __getattr__(self, name: str) -> Any:
         """What the module has: a loss may ask the stage for its head."""
-        own = super().__getattr__
-        return own(name) if name in ("module", "training") else getattr(own("module"), name)
+        lookup = super().__getattr__
+        return lookup(name) if name in ("module", "training") else getattr(lookup("module"), name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the module returns."""
@@ -76,7 +76,7 @@ class Unseen(nn.Module):
 
 def _tensors(output: Any) -> list[Tensor]:
     outputs = output if isinstance(output, tuple | list) else (output,)
-    return [each for each in outputs if isinstance(each, Tensor)]
+    return [one_output for one_output in outputs if isinstance(one_output, Tensor)]
 
 
 def _kinds(tensors: list[Tensor]) -> list[Any]:
@@ -84,13 +84,13 @@ def _kinds(tensors: list[Tensor]) -> list[Any]:
 
 
 @contextmanager
-def _other(content: dict[Any, Any], other: dict[Any, Any]) -> Iterator[None]:
+def _other(content: dict[Any, Any], replacement: dict[Any, Any]) -> Iterator[None]:
     """A context in which a dictionary has another content."""
-    then = dict(content)
+    content_before = dict(content)
     content.clear()
-    content.update(other)
+    content.update(replacement)
     try:
         yield
     finally:
         content.clear()
-        content.update(then)
+        content.update(content_before)

@@ -105,17 +105,24 @@ def listed(
     """
     columns = [str(name) for name in table]
     ends = {f"{name}{end}" for name in columns for end in (LOW, HIGH) if f"{name}{LOW}" in columns}
-    shown = {
+    columns_shown = {
         name: [name, *(f"{name}{end}" for end in (LOW, HIGH) if f"{name}{end}" in ends)]
         for name in columns
         if name not in ends
     }
-    said = {"optimizer": names.OPTIMIZERS, "other": names.OPTIMIZERS, "arm": arms}
+    names_of_values = {"optimizer": names.OPTIMIZERS, "other": names.OPTIMIZERS, "arm": arms}
     plain = table.astype(object).where(table.notna(), None)
     records = plain.head(most).to_dict("records")
-    rows = [[_cell(name, held, row, said) for name, held in shown.items()] for row in records]
+    rows = [
+        [
+            _cell(name, columns_held, row, names_of_values)
+            for name, columns_held in columns_shown.items()
+        ]
+        for row in records
+    ]
     heads = [
-        Head(names.head(name, arms), held, _kind(name, table[name])) for name, held in shown.items()
+        Head(names.head(name, arms), columns_held, _kind(name, table[name]))
+        for name, columns_held in columns_shown.items()
     ]
     return Listing(title, heads, rows, note, file, len(table))
 
@@ -145,8 +152,8 @@ def _latex_row(cells: Sequence[str]) -> str:
 
 def _latex(char: str) -> str:
     """Return a character as pdflatex prints it; one that its fonts lack by its number."""
-    known = ord(char) < 128 or (char.isalpha() and ord(char) <= LAST_LETTER)
-    plain = char if known else rf"\texttt{{U+{ord(char):04X}}}"
+    is_printable = ord(char) < 128 or (char.isalpha() and ord(char) <= LAST_LETTER)
+    plain = char if is_printable else rf"\texttt{{U+{ord(char):04X}}}"
     return LATEX.get(char, plain)
 
 
@@ -173,17 +180,20 @@ def _kind(name: str, column: pd.Series) -> str:
 
 
 def _cell(
-    name: str, columns: Sequence[str], row: Mapping[Any, Any], said: Mapping[str, Mapping[str, str]]
+    name: str,
+    columns: Sequence[str],
+    row: Mapping[Any, Any],
+    names_of_values: Mapping[str, Mapping[str, str]],
 ) -> Cell:
     values = [row[column] for column in columns]
     words = [_words(name, value, signed=len(columns) > 1) for value in values]
     if name == "removed" and len(values) > 1:
-        known = [nan if value is None else value for value in values]
+        values_known = [nan if value is None else value for value in values]
         is_asked = row.get("removed_n") or values[0] is not None
-        return Cell(names.minus(share_text(*known)) if is_asked else "", values)
+        return Cell(names.minus(share_text(*values_known)) if is_asked else "", values)
     interval = f" [{words[1]}, {words[2]}]" if len(words) > 1 and words[1] else ""
-    own = said.get(name, {}).get(words[0], words[0])
-    return Cell(names.minus(own + interval), values)
+    word = names_of_values.get(name, {}).get(words[0], words[0])
+    return Cell(names.minus(word + interval), values)
 
 
 def _words(name: str, value: Any, *, signed: bool) -> str:

@@ -133,18 +133,18 @@ def with_lead(chapters: Sequence[Chapter]) -> tuple[Drawn | None, list[Chapter]]
     """Return the first figure of the first chapter that has one, and the chapters without it."""
     for number, chapter in enumerate(chapters):
         if chapter.figures:
-            lead, *rest = chapter.figures
+            lead, *other_figures = chapter.figures
             return lead, [
                 *chapters[:number],
-                chapter._replace(figures=rest),
+                chapter._replace(figures=other_figures),
                 *chapters[number + 1 :],
             ]
     return None, [*chapters]
 
 
-def drawn(shown: Plot, folder: str) -> Drawn:
+def drawn(plot_shown: Plot, folder: str) -> Drawn:
     """Return a figure as the page has it."""
-    return Drawn(shown.figure, folder, panels(shown))
+    return Drawn(plot_shown.figure, folder, panels(plot_shown))
 
 
 def html(page: Page) -> str:
@@ -175,11 +175,13 @@ def html(page: Page) -> str:
 def _dark(page: Page) -> str:
     """Return the style sheet by which the charts are on a dark ground, on the screen alone."""
     lead = [page.lead] if page.lead else []
-    shown = [*lead, *(figure for chapter in page.chapters for figure in chapter.figures)]
-    found = {color for figure in shown for spec in figure.specs for color in colors_of(spec)}
+    figures_shown = [*lead, *(figure for chapter in page.chapters for figure in chapter.figures)]
+    colors_found = {
+        color for figure in figures_shown for spec in figure.specs for color in colors_of(spec)
+    }
     rules = [
         f'.chart [{kind}="{color}"]{{{kind}:{on_dark(color)}}}'
-        for color in sorted(found.union(colors_of(CONFIG)))
+        for color in sorted(colors_found.union(colors_of(CONFIG)))
         for kind in ("fill", "stroke")
     ]
     rules.append(f".chart svg{{background:{on_dark(PAPER)}!important}}")
@@ -188,16 +190,16 @@ def _dark(page: Page) -> str:
 
 @cache
 def _environment() -> Environment:
-    made = Environment(
+    environment = Environment(
         loader=PackageLoader("pipegap.analysis.report", "page"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters["prose"] = prose
-    made.policies["json.dumps_kwargs"] = {"sort_keys": True, "separators": (",", ":")}
-    return made
+    environment.filters["prose"] = prose
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": True, "separators": (",", ":")}
+    return environment
 
 
 @cache
