@@ -261,9 +261,53 @@ def exists(package: Path, room: str) -> bool:
 
 
 VAGUE = frozenset(
-    "known own shown made kept left said found held told taken given mine theirs alike near few rest "
-    "others other here there before after beside both each one now then ahead again seen asked chosen "
-    "counted ended begun wanted looked listed named written read lost".split()
+    {
+        "after",
+        "again",
+        "ahead",
+        "alike",
+        "asked",
+        "before",
+        "begun",
+        "beside",
+        "both",
+        "chosen",
+        "counted",
+        "each",
+        "ended",
+        "few",
+        "found",
+        "given",
+        "held",
+        "here",
+        "kept",
+        "known",
+        "left",
+        "listed",
+        "looked",
+        "lost",
+        "made",
+        "mine",
+        "named",
+        "near",
+        "now",
+        "one",
+        "other",
+        "others",
+        "own",
+        "read",
+        "rest",
+        "said",
+        "seen",
+        "shown",
+        "taken",
+        "theirs",
+        "then",
+        "there",
+        "told",
+        "wanted",
+        "written",
+    }
 )
 """Participles and pronouns, which do not say what a variable holds."""
 
