@@ -26,7 +26,7 @@ from pipegap.trainer.base.places import CONF
 
 def _choices() -> str:
     """The groups of conf/ with their choices, one line per group."""
-    from pipegap.trainer.config.names import GROUPS, yamls
+    from pipegap.trainer.config.identity import GROUPS, yamls
 
     names = {group: " | ".join(path.stem for path in yamls(group)) for group in sorted(GROUPS)}
     return "\n".join(f"  {group + '=':<14}{choices}" for group, choices in names.items())
@@ -77,7 +77,7 @@ def _require_no_code(config: Mapping[str, Any]) -> None:
 
     Nothing of it has been imported.
     """
-    from pipegap.trainer.config.names import is_offered, refuse_own_loop
+    from pipegap.trainer.config.identity import is_offered, refuse_own_loop
 
     refuse_own_loop(config)
     says = "is Python that this config would run: give code=DIR too if you trust it (docs/trust.md)"
@@ -135,7 +135,7 @@ def _say(message: str, file: TextIO) -> None:
 
 
 def _summary(config: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    from pipegap.trainer.folder.result import trial_folder
+    from pipegap.trainer.folder.wellformed import trial_folder
 
     return (
         f"{result['status']} trial {result['trial_id']}: final_val_loss "

@@ -10,13 +10,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from pipegap.trainer.base.build import build
-from pipegap.trainer.base.code import use_code
+from pipegap.trainer.base.build import build, use_code
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.resources import require_device
 from pipegap.trainer.executors.emulated import mean_loss
-from pipegap.trainer.folder.checkpoint import kept_weights
-from pipegap.trainer.models.loss import cross_entropy
+from pipegap.trainer.folder.record import kept_weights
+from pipegap.trainer.models.layers import cross_entropy
 from pipegap.trainer.parts import open_data
 
 

@@ -11,23 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipegap.trainer.base.build import build, label, locate, made
-from pipegap.trainer.base.code import use_code
+from pipegap.trainer.base.build import build, label, locate, made, use_code
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.compiled.passes import StagePlace, loss_of
 from pipegap.trainer.compiled.stage import CompiledStage
 from pipegap.trainer.data.batches import Batches, Prefetched, Windows
 from pipegap.trainer.data.shards import Dataset
 from pipegap.trainer.executors.emulated import Emulated
-from pipegap.trainer.executors.executor import Loss, practise
-from pipegap.trainer.executors.gradients import Clip
+from pipegap.trainer.executors.executor import Clip, Loss, practise
 from pipegap.trainer.executors.pipelined import Pipelined
+from pipegap.trainer.models.decoder import Recipe, Split, compiled, compiled_stage
 from pipegap.trainer.models.export import start_from
-from pipegap.trainer.models.loss import loss_by
-from pipegap.trainer.models.recipe import Recipe, Split, compiled, compiled_stage
+from pipegap.trainer.models.layers import loss_by
 from pipegap.trainer.optimizers.flat_optimizer import flattened
-from pipegap.trainer.optimizers.in_parts import optimizer_in_parts
 from pipegap.trainer.optimizers.routing import Parameters, is_entrywise
+from pipegap.trainer.optimizers.state import optimizer_in_parts
 from pipegap.trainer.ranks.groups import Gang
 from pipegap.trainer.schedules.operations import Schedule
 from pipegap.trainer.stages.backward import microbatches_of

@@ -18,10 +18,9 @@ from pipegap.trainer.base.atomic import file_hash
 from pipegap.trainer.base.build import build
 from pipegap.trainer.base.errors import Stopped
 from pipegap.trainer.data.shards import Dataset, Source, Tokens
-from pipegap.trainer.folder.result import Row
+from pipegap.trainer.folder.wellformed import Row
 from pipegap.trainer.models.export import FINAL
-from pipegap.trainer.ranks.spawn import run_gang
-from pipegap.trainer.ranks.supervisor import Launch
+from pipegap.trainer.ranks.spawn import Launch, run_gang
 from pipegap.trainer.trial import run_trial
 
 UPDATES, STOPS_AFTER = 6, 3

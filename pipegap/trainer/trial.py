@@ -10,7 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipegap.trainer.base.errors import BadInput, LeaseLost, Stopped
+from pipegap.trainer.base.children import compiling, require_compiler
+from pipegap.trainer.base.errors import BadInput, LeaseLost, Status, Stopped
 from pipegap.trainer.base.resources import (
     device_name,
     rank_device,
@@ -20,22 +21,18 @@ from pipegap.trainer.base.resources import (
     reset_peak_memory,
     stream_seed,
 )
-from pipegap.trainer.base.scratch import compiling, require_compiler
-from pipegap.trainer.base.status import Status
 from pipegap.trainer.config.identity import made_by
 from pipegap.trainer.config.plan import Plan, plan_trial
 from pipegap.trainer.config.work import note_compiled
 from pipegap.trainer.executors.executor import Executor
-from pipegap.trainer.folder import checkpoint
+from pipegap.trainer.folder import record
 from pipegap.trainer.folder.lease import newest_number
 from pipegap.trainer.folder.record import ReadOnlyFolder, TrialFolder, tidy
-from pipegap.trainer.folder.result import Row
+from pipegap.trainer.folder.wellformed import Row
 from pipegap.trainer.parts import Parts, build_emulated, build_parts, build_pipelined, open_data
-from pipegap.trainer.progress import outcome
 from pipegap.trainer.ranks.groups import Heartbeat, joined
-from pipegap.trainer.ranks.spawn import run_gang
-from pipegap.trainer.ranks.supervisor import AskedToStop, Launch, Parent
-from pipegap.trainer.training import Job, Report, Training, nowhere, restored_other
+from pipegap.trainer.ranks.spawn import AskedToStop, Launch, Parent, run_gang
+from pipegap.trainer.training import Job, Report, Training, nowhere, outcome, restored_other
 
 Config = Mapping[str, Any]
 
@@ -91,7 +88,7 @@ def _failing_as_stopped(job: Job, folder: TrialFolder) -> Iterator[None]:
     except Exception as error:
         if not job.asked_to_stop():
             raise
-        saved = checkpoint.newest_first(folder.path)
+        saved = record.newest_first(folder.path)
         raise Stopped(saved[0].num_updates if saved else 0) from error
 
 
@@ -157,7 +154,7 @@ def _train(
     `resume_from` that cannot be used is refused here first, which a trial with a checkpoint of its
     own no longer needs.
     """
-    if not checkpoint.newest_first(folder.path):
+    if not record.newest_first(folder.path):
         restored_other(job.config, executor)
     with folder.claimed(job.config, made_by(device_name(device))):
         on_claim()

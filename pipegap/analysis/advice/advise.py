@@ -8,15 +8,21 @@ from typing import Any
 
 import pandas as pd
 
-from pipegap.analysis.advice.advice import Advice
-from pipegap.analysis.advice.evidence import FEEDBACK, PLAIN, Evidence, Gap, evidence
-from pipegap.analysis.advice.race import nearest_length
+from pipegap.analysis.advice.evidence import (
+    FEEDBACK,
+    PLAIN,
+    Evidence,
+    Gap,
+    evidence,
+    nearest_length,
+)
 from pipegap.analysis.advice.speed import equal_stages, fastest
 from pipegap.analysis.advice.timing import Timing, timing
 from pipegap.analysis.advice.verdict import (
     BY_UPDATES,
     GO,
     STAY,
+    Advice,
     Decision,
     Rival,
     candidates,

@@ -8,7 +8,7 @@ from math import inf, isnan, nan
 
 from pipegap.trainer.base.build import locate
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.config.names import declared
+from pipegap.trainer.config.identity import declared
 from pipegap.trainer.schedules.operations import Schedule
 from pipegap.trainer.schedules.proof import SETTLED, steady
 from pipegap.trainer.schedules.recipes import pipedream_2bw, rival_of

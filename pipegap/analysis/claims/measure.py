@@ -24,16 +24,17 @@ from pipegap.analysis.claims.rule import (
     codes_of,
     estimate,
 )
-from pipegap.analysis.statistics.intervals import (
+from pipegap.analysis.statistics.pairs import (
+    VARIANT,
     Values,
     mean_intervals,
     moments,
+    pairs,
     share_interval,
 )
-from pipegap.analysis.statistics.pairs import VARIANT, pairs
 from pipegap.analysis.table.points import remembered, settings
 from pipegap.analysis.table.schema import OF_ARM
-from pipegap.trainer.base.status import Status
+from pipegap.trainer.base.errors import Status
 
 
 class Contrast(NamedTuple):

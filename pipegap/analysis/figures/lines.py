@@ -10,25 +10,30 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from pipegap.analysis.figures.colors import INK, readable
 from pipegap.analysis.figures.figure import Chart, Figure
-from pipegap.analysis.figures.multiples import Panel, panels_of
-from pipegap.analysis.figures.rows import (
+from pipegap.analysis.figures.panels import (
     IN_PANEL,
+    MARGIN,
     MEAN,
     OF_GAPS,
     OF_SEED,
     PANEL,
     SERIES,
+    Panel,
+    far_apart,
+    gap_axis,
+    loss_axis,
+    number_axis,
     paired_seeds,
+    panels_of,
     panels_of_keys,
     results_along,
     with_means,
     with_variant,
 )
-from pipegap.analysis.figures.scales import MARGIN, far_apart, gap_axis, loss_axis, number_axis
 from pipegap.analysis.figures.style import (
     FAINT,
+    INK,
     SeriesLook,
     Style,
     Styles,
@@ -36,6 +41,7 @@ from pipegap.analysis.figures.style import (
     counted,
     dodged,
     legend,
+    readable,
     rounded,
     tooltips,
 )

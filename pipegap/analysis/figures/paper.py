@@ -6,12 +6,12 @@ from typing import Any
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
-from pipegap.analysis.figures import curves, diagnostics, heatmaps, lines
+from pipegap.analysis.figures import curves, dots, lines
 from pipegap.analysis.figures.curves import OVER_TRAINING
 from pipegap.analysis.figures.dots import BY_OPTIMIZER, CAPTION, DOWNSTREAM, by_value, value_rows
 from pipegap.analysis.figures.figure import Chart, Figure
 from pipegap.analysis.figures.lines import GAPS, LOSSES, MOST_VALUES
-from pipegap.analysis.figures.rows import PANEL
+from pipegap.analysis.figures.panels import PANEL
 from pipegap.analysis.figures.style import optimizer_styles, size_styles
 from pipegap.analysis.table import names
 
@@ -102,7 +102,7 @@ FIGURES = (
         )
         for number, sweep, words, key in SWEPT
     ),
-    _of_paper(heatmaps.BATCH_SIZE, "13", "batch_size", "135M"),
+    _of_paper(dots.BATCH_SIZE, "13", "batch_size", "135M"),
     _of_paper(
         GAPS,
         *("14", "taylor", "135M, Muon"),
@@ -133,8 +133,8 @@ FIGURES = (
         _of_paper(
             Figure(
                 *(name, title),
-                data=partial(diagnostics.from_switch, name=name),
-                charts=partial(diagnostics.around_switch, name=name),
+                data=partial(curves.from_switch, name=name),
+                charts=partial(curves.around_switch, name=name),
                 caption=curves.CAPTION,
                 columns=2,
             ),
@@ -149,7 +149,7 @@ FIGURES = (
         title="Error Feedback on raw gradients over training",
         data=curves.training,
     ),
-    _of_paper(diagnostics.SPIKE, "20", "spike", "135M"),
+    _of_paper(curves.SPIKE, "20", "spike", "135M"),
     BY_OPTIMIZER._replace(
         name="figA9_cooldown",
         title="What a synchronous cooldown gives back",

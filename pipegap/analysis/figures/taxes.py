@@ -3,12 +3,10 @@
 import altair as alt
 import pandas as pd
 
-from pipegap.analysis.figures.colors import INK
 from pipegap.analysis.figures.figure import Chart, Figure
-from pipegap.analysis.figures.multiples import Panel, panels_of
-from pipegap.analysis.figures.rows import PANEL
-from pipegap.analysis.figures.scales import number_axis, ratio_axis
+from pipegap.analysis.figures.panels import PANEL, Panel, number_axis, panels_of, ratio_axis
 from pipegap.analysis.figures.style import (
+    INK,
     SOLID,
     arm_styles,
     legend,

@@ -30,9 +30,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from pipegap.analysis.statistics.intervals import CONFIDENCE, Values, ratio_interval
-from pipegap.analysis.statistics.pairs import ENOUGH_UPDATES, SAME_ARM, VARIANT, results
-from pipegap.analysis.table.tasks import families, families_by_decay, updates_asked
+from pipegap.analysis.statistics.pairs import (
+    CONFIDENCE,
+    ENOUGH_UPDATES,
+    SAME_ARM,
+    VARIANT,
+    Values,
+    ratio_interval,
+    results,
+)
+from pipegap.analysis.table.points import families, families_by_decay, updates_asked
 
 ByLength = Mapping[int, float]
 """Final losses by the number of updates of the run."""

@@ -11,13 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from pipegap.analysis.statistics.gaps import INACTIVE, SHORT
-from pipegap.analysis.statistics.intervals import ends_text, share_text
+from pipegap.analysis.statistics.pairs import ends_text, share_text
 from pipegap.analysis.statistics.tax import MAIN_ARMS, best_taxes
 from pipegap.analysis.table import names
 from pipegap.analysis.table.text import in_markdown, packed
-from pipegap.trainer.base.errors import some
-from pipegap.trainer.base.status import Status
-from pipegap.trainer.folder.result import failures
+from pipegap.trainer.base.errors import Status, some
+from pipegap.trainer.folder.wellformed import failures
 
 Cells = Mapping[Any, Any]
 

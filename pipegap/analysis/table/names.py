@@ -13,7 +13,7 @@ import pandas as pd
 
 from pipegap.analysis.table.points import by_point, labelled
 from pipegap.analysis.table.points import in_words as exactly
-from pipegap.trainer.config.names import declared, spaced
+from pipegap.trainer.config.identity import declared, spaced
 
 
 def title_case(name: str) -> str:
@@ -219,7 +219,7 @@ def _arm(row: Mapping[Any, Any], *, with_coefficient: bool) -> str:
 
 
 def of_kind(group: str, kind: str) -> str:
-    """Return the name of a pipeline or correction by what it is (`trainer.config.names.kind`)."""
+    """Return the name of a pipeline or correction by what it is (`trainer.config.identity.kind`)."""
     choice = declared(group).get(kind)
     name = None if choice is None else choice.name
     return spaced(kind.rpartition(".")[2]) if name is None else name

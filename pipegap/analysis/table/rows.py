@@ -20,9 +20,9 @@ from pipegap.analysis.table.points import (
 )
 from pipegap.analysis.table.schema import TRIAL
 from pipegap.trainer.base.build import is_own
+from pipegap.trainer.base.errors import Status
 from pipegap.trainer.base.former import LOOKED_AHEAD, YOUNGER
-from pipegap.trainer.base.status import Status
-from pipegap.trainer.config.names import (
+from pipegap.trainer.config.identity import (
     COMPUTED_WITH,
     DEFINED,
     GROUPS,

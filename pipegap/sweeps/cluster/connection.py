@@ -29,11 +29,10 @@ from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipegap.sweeps.cluster.notices import Ends
-from pipegap.sweeps.tracking.choice import Tracking
-from pipegap.trainer.base.children import load, num_cores, repeated
+from pipegap.sweeps.tracking.tracker import Tracking
+from pipegap.trainer.base.children import load, num_cores, repeated, scratch, socket_base
 from pipegap.trainer.base.cli import say, stopping
 from pipegap.trainer.base.errors import BadInput, Unavailable, one_line
-from pipegap.trainer.base.scratch import scratch, socket_base
 from pipegap.trainer.store.store import SweepStore
 
 CONNECT_WITHIN = 8.0

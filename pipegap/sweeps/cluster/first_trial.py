@@ -19,11 +19,10 @@ from pipegap.sweeps.cluster.gang import run_gang_on_ray
 from pipegap.sweeps.plan.devices import bundles, require_room
 from pipegap.sweeps.plan.pricing import in_bytes
 from pipegap.sweeps.request.expand import Trial
+from pipegap.trainer.base.children import scratch
 from pipegap.trainer.base.cli import duration
 from pipegap.trainer.base.errors import Unavailable, one_line
-from pipegap.trainer.base.scratch import scratch
-from pipegap.trainer.ranks.spawn import PRELOAD
-from pipegap.trainer.ranks.supervisor import AskedToStop
+from pipegap.trainer.ranks.spawn import PRELOAD, AskedToStop
 from pipegap.trainer.rehearsal import UPDATES, Config, Rehearsed, begin, resume
 
 ASK_EVERY = 0.5

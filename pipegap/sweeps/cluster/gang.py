@@ -15,14 +15,7 @@ from ray.util.placement_group import PlacementGroup, get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from pipegap.trainer.base.errors import GangFailed, first_line
-from pipegap.trainer.ranks.supervisor import (
-    START_UP,
-    Cause,
-    Liveness,
-    Parent,
-    exit_message,
-    supervise,
-)
+from pipegap.trainer.ranks.spawn import START_UP, Cause, Liveness, Parent, exit_message, supervise
 
 Address = tuple[str, int]
 

@@ -21,8 +21,8 @@ from typing_extensions import override
 
 from pipegap.sweeps.plan.sweep_plan import Round
 from pipegap.sweeps.plan.sweep_record import FOLDER
-from pipegap.trainer.base.status import Status
-from pipegap.trainer.folder.result import why_failed
+from pipegap.trainer.base.errors import Status
+from pipegap.trainer.folder.wellformed import why_failed
 from pipegap.trainer.store.bucket import StoreAway
 
 TOLD = "told.jsonl"

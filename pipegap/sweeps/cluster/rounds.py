@@ -13,9 +13,9 @@ from pipegap.sweeps.plan import sweep_record
 from pipegap.sweeps.plan.sweep_plan import Round
 from pipegap.sweeps.request.expand import Trial
 from pipegap.sweeps.view.progress import SILENT
+from pipegap.trainer.base.children import require_compiler
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.resources import require_device
-from pipegap.trainer.base.scratch import require_compiler
 from pipegap.trainer.parts import open_data
 from pipegap.trainer.store.bucket import StoreAway
 from pipegap.trainer.store.store import SweepStore

@@ -11,10 +11,10 @@ from pipegap.sweeps.plan import sweep_record
 from pipegap.sweeps.plan.pricing import summary
 from pipegap.sweeps.plan.sweep_plan import Round, SweepPlan
 from pipegap.sweeps.request.command_line import NOTIFY, parse_request, take_url
-from pipegap.sweeps.request.files import ALL, PAPER, known
+from pipegap.sweeps.request.schema import ALL, PAPER, known
 from pipegap.trainer.base.cli import DONE, FAILED, parser
 from pipegap.trainer.base.errors import Stopped
-from pipegap.trainer.folder.result import LIST_FAILED, failures
+from pipegap.trainer.folder.wellformed import LIST_FAILED, failures
 from pipegap.trainer.store.opened import open_store
 
 

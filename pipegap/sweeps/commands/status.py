@@ -10,15 +10,13 @@ from rich.console import RenderableType
 from rich.live import Live
 
 from pipegap.analysis.table.text import aligned, terminal_width
-from pipegap.sweeps.plan.labels import Asked
-from pipegap.sweeps.plan.sweep_plan import Round
+from pipegap.sweeps.plan.sweep_plan import Asked, Round
 from pipegap.sweeps.request.command_line import Request, parse_request
+from pipegap.sweeps.view.display import SHARE, GapTable, ReadConsole, render
 from pipegap.sweeps.view.progress import Progress
-from pipegap.sweeps.view.render import SHARE, GapTable, ReadConsole, render
 from pipegap.trainer.base.cli import DONE, parse, take_flag
-from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.status import ENDED, Status
-from pipegap.trainer.folder.result import LIST_FAILED, Row, failures
+from pipegap.trainer.base.errors import ENDED, BadInput, Status
+from pipegap.trainer.folder.wellformed import LIST_FAILED, Row, failures
 from pipegap.trainer.store.bucket import StoreAway
 from pipegap.trainer.store.opened import open_store, pulled
 from pipegap.trainer.store.records import Record, records

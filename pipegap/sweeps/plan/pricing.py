@@ -22,9 +22,9 @@ from pipegap.trainer.base.build import made
 from pipegap.trainer.base.children import num_cores
 from pipegap.trainer.base.cli import duration
 from pipegap.trainer.base.errors import some
-from pipegap.trainer.config.memory import peak_bytes
-from pipegap.trainer.config.names import data_place, names
+from pipegap.trainer.config.identity import data_place, names
 from pipegap.trainer.config.plan import Plan, which_optimizer
+from pipegap.trainer.config.work import peak_bytes
 from pipegap.trainer.data.shards import Source
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def _precision(results: Path, sweep: SweepPlan) -> Iterator[str]:
     if n < 2:
         yield "power     1 seed gives no interval: no gap can be told from chance"
         return
-    from pipegap.analysis.statistics.intervals import detectable_gap, seeds_needed  # scipy is slow
+    from pipegap.analysis.statistics.pairs import detectable_gap, seeds_needed  # scipy is slow
 
     measured: Mapping[str, Spread] = {}
     if (results / "trials").is_dir():

@@ -1,35 +1,114 @@
-"""The plan of each sweep of a request, by the results that the store has: a round of all of them.
+"""The plan of each sweep of a request, by the results that the store has, and its label there."""
 
-With `early_stop: {margin: m}` the sync arm is trained to its end at the first seed, at every point.
-A point whose loss ends more than m nats per token above the lowest, or that diverged, is not run
-further, at any seed: the arms of a pair are never stopped independently. Losses are compared within
-the same model, data, context and optimizer, so that no optimizer is left out because another one is
-better. The store alone decides: a sweep that was killed decides the same when it resumes.
-
-A sweep with a question also trains longer runs. In the time in which a synchronous pipeline makes T
-updates, PipeDream-2BW makes more. What it gains is shown by delayed runs of that many updates,
-against sync's runs of T. They are as long as the slowest pipeline allows, 1F1B: for what the others
-allow, the advice interpolates. It compares these runs; the sweep's report does not.
-"""
-
+import hashlib
 import json
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import chain, count
 from typing import Any
 
-from pipegap.sweeps.plan import tried
+from pipegap.sweeps.plan import choosing
 from pipegap.sweeps.plan.choosing import Choice, check_reach, choose
-from pipegap.sweeps.plan.labels import Asked
 from pipegap.sweeps.request.command_line import Request
-from pipegap.sweeps.request.expand import Expected, Trial, points, unique
+from pipegap.sweeps.request.expand import Expected, GridPoint, Trial, points, unique
 from pipegap.sweeps.request.schema import Sweep
 from pipegap.trainer.base.build import published
 from pipegap.trainer.config.compose import Composer
 from pipegap.trainer.config.schema import validate
+from pipegap.trainer.store.records import Record, asked_by, of_sweep
 from pipegap.trainer.store.snapshot import Snapshot
 from pipegap.trainer.store.store import SweepStore
+
+# The label of a sweep in its store: every request has its own, and so its own record and report.
+#
+# A label is NAME-SCALE, and for further requests of the same sweep NAME-SCALE-2, -3, …. Trials
+# are shared all the same: a sweep with one more seed runs that seed alone.
+
+RULES = {"seeds", "tune", "shared", "search", "early_stop", "advice"}
+"""Keys of a sweep that ask for trials beside those of its points."""
+LATER = {"tuning"}
+"""Such keys that are younger than the hashes in stores: left out while they say nothing."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A sweep as one request asks for it, beside the other requests that its store has of it."""
+
+    name: str
+    """Of the sweep, without the scale."""
+    scale: str
+    request: str
+    """A hash of what decides its trials; empty while its data is not prepared, by which trials are
+    known."""
+    words: frozenset[str]
+    """Those of the command line that ask for trials."""
+    records: Sequence[Record]
+    """Of all requests of this sweep at this scale."""
+
+    @classmethod
+    def of(cls, request: Request, label: str, swept: Sequence[GridPoint]) -> "Asked":
+        """Return what is asked of the sweep NAME-SCALE with these points."""
+        name, words = label.removesuffix(f"-{request.scale}"), asked_by(request.words)
+        records = of_sweep(request.results, name, request.scale)
+        return cls(name, request.scale, _hash(request.sweeps[label], swept), words, records)
+
+    @property
+    def record(self) -> Record | None:
+        """The record of this request, if there is one."""
+        return next(filter(self._is_of, self.records), None)
+
+    def _is_of(self, record: Record) -> bool:
+        if record.request and self.request:
+            return record.request == self.request
+        return record.asked == self.words
+
+    @property
+    def label(self) -> str:
+        """That of its record, or else the first that is free."""
+        if self.record is not None:
+            return self.record.label
+        labels_taken = {record.label for record in self.records}
+        first = f"{self.name}-{self.scale}"
+        labels = chain([first], (f"{first}-{number}" for number in count(2)))
+        return next(label for label in labels if label not in labels_taken)
+
+    @property
+    def others(self) -> str:
+        """The other requests, each by its label and words; empty if there are none."""
+        other_records = [record for record in self.records if not self._is_of(record)]
+        return "; ".join(
+            f"{other_record.label} is {shlex.join(other_record.given)}"
+            for other_record in other_records
+        )
+
+
+def _hash(sweep: Sweep, swept: Sequence[GridPoint]) -> str:
+    trials = [trial for point in swept for trial in point.trials(sweep.seeds[:1])]
+    if any(trial.plan.data_hash is None for trial in trials):
+        return ""
+    ids = sorted(trial.trial_id for trial in trials)
+    rules = sweep.model_dump(include=RULES) | sweep.model_dump(include=LATER, exclude_defaults=True)
+    whole = json.dumps([ids, rules], sort_keys=True)
+    return hashlib.sha256(whole.encode()).hexdigest()[:16]
+
+
+# The plan of each sweep of a request, by the results that the store has: a round of all of them.
+#
+# With `early_stop: {margin: m}` the sync arm is trained to its end at the first seed, at every
+# point. A point whose loss ends more than m nats per token above the lowest, or that diverged, is
+# not run further, at any seed: the arms of a pair are never stopped independently. Losses are
+# compared within the same model, data, context and optimizer, so that no optimizer is left out
+# because another one is better. The store alone decides: a sweep that was killed decides the same
+# when it resumes.
+#
+# A sweep with a question also trains longer runs. In the time in which a synchronous pipeline
+# makes T updates, PipeDream-2BW makes more. What it gains is shown by delayed runs of that many
+# updates, against sync's runs of T. They are as long as the slowest pipeline allows, 1F1B: for
+# what the others allow, the advice interpolates. It compares these runs; the sweep's report does
+# not.
 
 NEARLY = 1e-6
 """Updates: the rounding error of a simulated ratio."""
@@ -118,7 +197,7 @@ class SweepPlan:
     @property
     def estimate(self) -> list[str]:
         """Lines on what a plan cannot know yet."""
-        lines, num_open = [*tried.estimate(self.sweep, self.choices)], 0
+        lines, num_open = [*choosing.estimate(self.sweep, self.choices)], 0
         if self.sweep.early_stop is not None:
             num_open = sum(not point.settled for point in self.points)
         if num_open:
@@ -129,7 +208,7 @@ class SweepPlan:
     @property
     def remarks(self) -> list[str]:
         """Lines on what was chosen and what was left out, and why."""
-        return [*tried.remarks(self.sweep, self.choices), *_left_out(self.sweep, self.points)]
+        return [*choosing.remarks(self.sweep, self.choices), *_left_out(self.sweep, self.points)]
 
     def refreshed(self, snapshot: Snapshot) -> "SweepPlan":
         """Return the plan by the results that were seen."""
@@ -186,7 +265,7 @@ class Round:
     @cached_property
     def expected(self) -> Expected:
         """What each planned trial takes, and the compiler before those to do."""
-        from pipegap.sweeps.plan.pace import expected  # torch is slow
+        from pipegap.sweeps.plan.devices import expected  # torch is slow
 
         request = self.request
         return expected(request.results, self.planned, self.todo, self.seen, request.gpus_per_trial)

@@ -18,15 +18,13 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from pipegap.sweeps.plan import tried
-from pipegap.sweeps.plan.labels import Asked
-from pipegap.sweeps.plan.sweep_plan import Round, SweepPlan
+from pipegap.sweeps.plan import choosing
+from pipegap.sweeps.plan.sweep_plan import Asked, Round, SweepPlan
 from pipegap.trainer.base.atomic import clean, create_json, write_json
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.config.identity import code_version
 from pipegap.trainer.folder.lease import STALE_AFTER
-from pipegap.trainer.folder.result import RESULT
-from pipegap.trainer.folder.wellformed import Damaged, content
+from pipegap.trainer.folder.wellformed import RESULT, Damaged, content
 from pipegap.trainer.store.records import FORMAT, of_sweep
 
 FOLDER = "sweeps"
@@ -117,11 +115,11 @@ def report(sweep_round: Round, plan: SweepPlan) -> str:
     if text is not None:
         return f"{text}\nnothing has changed since this report was made"
     from pipegap.analysis.report import report as page
-    from pipegap.analysis.report.asked import Asked
+    from pipegap.analysis.report.answer import Asked
 
     search = plan.sweep.search
     question = Asked(plan.sweep.advice, search.seeds if search else None)
-    lines = [*tried.write(plan.sweep, plan.choices, out)]
+    lines = [*choosing.write(plan.sweep, plan.choices, out)]
     lines += [page.report(request.results, out, plan.label, request.where, question)]
     text = "\n".join(lines)
     write_json(out / MADE_OF, {"state": made_of, "printed": text})

@@ -8,22 +8,26 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from pipegap.sweeps.request.files import (
+from pipegap.sweeps.request.schema import (
     ALL,
     PAPER,
+    PREFIXES,
+    Sweep,
+    check_sweep,
     defaults_at,
+    keys,
     parse,
+    refuse_reserved,
     scale_file,
     search_file,
     slug,
     sweep_files,
 )
-from pipegap.sweeps.request.schema import PREFIXES, Sweep, check_sweep, keys, refuse_reserved
-from pipegap.sweeps.tracking import choice
-from pipegap.sweeps.tracking.choice import Tracking
+from pipegap.sweeps.tracking import tracker
+from pipegap.sweeps.tracking.tracker import Tracking
 from pipegap.trainer.base.cli import MAX_WORD, number, split_word, take_choice, take_flag
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.ranges import MAX_COUNT
+from pipegap.trainer.base.places import MAX_COUNT
 from pipegap.trainer.store.opened import local_folder
 
 SEARCH = "search"
@@ -84,7 +88,7 @@ def parse_request(arguments: Sequence[str]) -> Request:
         if labels.count(label) > 1:
             allowed = f"must name {label} once, since that is the name of its report"
             raise BadInput("sweep", names, allowed)
-    tracking = choice.take(values, values.get("code") or _code_of(content for _, content in files))
+    tracking = tracker.take(values, values.get("code") or _code_of(content for _, content in files))
     first = defaults_at(scale, of_paper=names == PAPER)
     words, sweeps = [*map("=".join, values.items())], {}
     for label, content in files:

@@ -16,7 +16,7 @@ from pipegap.trainer.config.compose import Composer
 from pipegap.trainer.config.identity import CHANGES_NO_NUMBER
 from pipegap.trainer.config.schema import validate
 from pipegap.trainer.data.tokenizers import ENCODERS
-from pipegap.trainer.folder.result import trial_folder
+from pipegap.trainer.folder.wellformed import trial_folder
 
 if TYPE_CHECKING:
     from pipegap.trainer.config.plan import Plan, Planner
@@ -105,7 +105,7 @@ class GridPoint:
 
     def trials(self, seeds: Sequence[int]) -> list[Trial]:
         """Return every arm at every seed; raises BadInput for an impossible trial."""
-        from pipegap.trainer.compiled.chosen import require_graphs  # torch is slow
+        from pipegap.trainer.compiled.rules import require_graphs  # torch is slow
 
         trials = []
         for arm, config in self.configs.items():

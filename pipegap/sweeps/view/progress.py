@@ -9,10 +9,9 @@ from statistics import median
 from typing import NamedTuple
 
 from pipegap.sweeps.request.expand import Expected, Trial
-from pipegap.trainer.base.status import ACTIVE, ENDED, FINAL, Status
+from pipegap.trainer.base.errors import ACTIVE, ENDED, FINAL, Status
 from pipegap.trainer.folder.lease import attempts, holder
-from pipegap.trainer.folder.metrics import last_row, row_number
-from pipegap.trainer.folder.result import Row
+from pipegap.trainer.folder.wellformed import Row, last_row, row_number
 from pipegap.trainer.store.snapshot import Snapshot
 
 STATUSES = (*ENDED, *ACTIVE, Status.INTERRUPTED, Status.WAITING)

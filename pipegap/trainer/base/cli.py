@@ -1,5 +1,4 @@
-"""Command lines: their words, key=value each; exit codes; durations as people say them; and
-signals that ask to stop: Ctrl-C, SIGTERM (Slurm, Kubernetes, `ray job stop`), a lost terminal."""
+"""Command lines: their words, key=value each, with values of YAML; exit codes; durations; help."""
 
 import argparse
 import codecs
@@ -21,6 +20,7 @@ from tempfile import gettempdir
 from types import FrameType
 from typing import Any, NoReturn
 
+import yaml
 from typing_extensions import override
 
 from pipegap.trainer.base.errors import (
@@ -30,7 +30,80 @@ from pipegap.trainer.base.errors import (
     LeaseLost,
     Unavailable,
     closest_first,
+    short,
 )
+
+# Reads YAML, of files and of words, by PyYAML's safe loader with the scalars of YAML 1.2.
+#
+# 1e-3 is a number, and `on`, 010 and 12:30 are text. A key that is there twice is refused.
+
+LONGEST_NUMBER = 100
+"""Digits of a whole number; a longer one is text."""
+
+INT = rf"[-+]?(0|[1-9][0-9_]{{0,{LONGEST_NUMBER - 1}}})"
+EXPONENT = r"[eE][-+]?[0-9]+"
+FLOAT = rf"[-+]?(([0-9][0-9_]*\.[0-9_]*|\.[0-9]+)({EXPONENT})?|[0-9][0-9_]*{EXPONENT})"
+NOT_FINITE = r"[-+]?\.?(?i:inf|nan)"
+
+
+class NotRead(ValueError):
+    """A text that is no YAML. The message is one line."""
+
+
+def read(text: str) -> Any:
+    """Returns the YAML `text` as plain data: dicts, lists, strings, numbers, booleans and None.
+
+    Raises NotRead, also for a key that is there twice: YAML's own loader would keep the last value.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        raise NotRead(_where(error)) from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise NotRead(short(" ".join(str(error).split()))) from None
+
+
+def scalar(text: str) -> str | int | float | bool | None:
+    """Returns the number, boolean or None that `text` writes without quotes; else `text`."""
+    loader = _Loader("")
+    tag = loader.resolve(yaml.ScalarNode, text, (True, False))
+    return loader.construct_object(yaml.ScalarNode(tag, text))
+
+
+def _where(error: yaml.MarkedYAMLError) -> str:
+    mark = error.problem_mark or error.context_mark
+    where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+    return short(f"{error.problem or error.context}{where}")
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 (PyYAML's, which copies it)
+
+    @override
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        if len(mapping) < len(node.value):
+            keys = [self.construct_object(key) for key, _ in node.value]
+            twice = next(i for i, key in enumerate(keys) if key in keys[:i])
+            problem = f"the key {keys[twice]} is there twice: remove or rename one"
+            mark = node.value[twice][0].start_mark
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+        return mapping
+
+
+for _tag, _pattern, _first in (
+    ("bool", "(?i:true|false)", "tTfF"),
+    ("null", "~|(?i:null)|", ["~", "n", "N", ""]),
+    ("int", INT, "-+0123456789"),
+    ("float", f"{FLOAT}|{NOT_FINITE}", "-+0123456789.iInN"),
+):
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), [*_first]
+    )
+
+
+# Command lines: their words, key=value each; exit codes; durations as people say them; and
+# signals that ask to stop: Ctrl-C, SIGTERM (Slurm, Kubernetes, `ray job stop`), a lost terminal.
 
 Given = dict[str, str]
 

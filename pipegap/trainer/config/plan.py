@@ -10,18 +10,17 @@ from typing import Any, Protocol
 
 import torch
 
-from pipegap.trainer.base.build import label, locate, made
-from pipegap.trainer.base.code import use_code
+from pipegap.trainer.base.build import label, locate, made, use_code
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.ranges import MAX_COUNT
-from pipegap.trainer.config.combinations import (
+from pipegap.trainer.base.places import MAX_COUNT
+from pipegap.trainer.config.identity import trial_id
+from pipegap.trainer.config.schema import (
     check_averaging,
     check_backward,
     check_graphs,
     check_in_place,
 )
-from pipegap.trainer.config.identity import trial_id
-from pipegap.trainer.config.memory import (
+from pipegap.trainer.config.work import (
     FP32,
     by_rank,
     largest_rank,
@@ -32,8 +31,8 @@ from pipegap.trainer.config.memory import (
 )
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.data.shards import Source
+from pipegap.trainer.models.decoder import Recipe
 from pipegap.trainer.models.export import check_start
-from pipegap.trainer.models.recipe import Recipe
 from pipegap.trainer.schedules.operations import Schedule
 from pipegap.trainer.schedules.proof import check
 

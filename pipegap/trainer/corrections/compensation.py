@@ -9,8 +9,7 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 from typing_extensions import override
 
-from pipegap.trainer.corrections.none import NoCorrection, State
-from pipegap.trainer.corrections.past import Past
+from pipegap.trainer.corrections.none import NoCorrection, Past, State
 
 
 class Taylor(NoCorrection):

@@ -10,8 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from pipegap.trainer.base.flat import are_at_hand, chosen, wholes
-from pipegap.trainer.corrections.none import NoCorrection, State
-from pipegap.trainer.corrections.past import Past
+from pipegap.trainer.corrections.none import NoCorrection, Past, State
 
 Late = Mapping[int, int]
 """Number of a weight that is corrected → its delay in updates."""

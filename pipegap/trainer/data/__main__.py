@@ -26,7 +26,7 @@ from pipegap.trainer.base.cli import (
 )
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.places import require_folder
-from pipegap.trainer.data import benchmarks
+from pipegap.trainer.data import hub
 from pipegap.trainer.data.hub import CACHE, HubDocuments, fetch
 from pipegap.trainer.data.prepare import prepare
 from pipegap.trainer.data.shards import Prepared
@@ -126,7 +126,7 @@ def _parser() -> Parser:
     return parser(
         "pipegap data",
         "Downloads a corpus, tokenizes it and writes verified shards.",
-        f"corpus:      {' | '.join(CORPORA)}; or {benchmarks.NAME}: the questions of benchmarks\n"
+        f"corpus:      {' | '.join(CORPORA)}; or {hub.NAME}: the questions of benchmarks\n"
         f"tokenizer=   {' | '.join(ENCODERS)} (default: the corpus's own)\n"
         "out=         folder (default: data/CORPUS, data/CORPUS_TOKENIZER if that is given)\n"
         "num_tokens=  stop after so many training tokens",
@@ -169,9 +169,9 @@ def run(name: str, options: dict[str, str], cache: Path = CACHE) -> str:
 
     `name` may also be `evaluation`, which returns one line per benchmark.
     """
-    if name == benchmarks.NAME:
+    if name == hub.NAME:
         refuse_others(options, f"pipegap data {name}")
-        return benchmarks.prepare(cache)
+        return hub.prepare(cache)
     corpus_name, _, suffix = name.rpartition("_")
     if name not in CORPORA and corpus_name in CORPORA:  # wiki_bpe, as the folder is called
         return run(corpus_name, {"tokenizer": suffix, **options}, cache)

@@ -17,23 +17,23 @@ from tokenizers import Tokenizer
 from pipegap.trainer.base.children import num_cores
 from pipegap.trainer.base.cli import say
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.ranges import Place, Positive
-from pipegap.trainer.data.chosen import chosen
+from pipegap.trainer.base.places import Place, Positive
 from pipegap.trainer.data.hub import CACHE, HubDocuments, newest_commit
-from pipegap.trainer.data.paths import (
+from pipegap.trainer.data.prepare import prepare, stated_vocab_size
+from pipegap.trainer.data.readers import (
     OPENERS,
+    READERS,
     Named,
     digests_of,
+    documents,
     has_mark,
     kind_of,
     named,
     sentence,
     text_hash,
 )
-from pipegap.trainer.data.prepare import prepare, stated_vocab_size
-from pipegap.trainer.data.readers import READERS, documents
 from pipegap.trainer.data.shards import Dataset, Prepared
-from pipegap.trainer.data.tokenizers import Chosen
+from pipegap.trainer.data.tokenizers import Chosen, chosen
 
 Share = Annotated[float, Interval(gt=0, lt=1)]
 Size = Annotated[int, Gt(0)]

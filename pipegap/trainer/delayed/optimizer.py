@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from pipegap.trainer.base.build import build
 from pipegap.trainer.base.flat import by_device
-from pipegap.trainer.base.ranges import MAX_COUNT
+from pipegap.trainer.base.places import MAX_COUNT
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.delayed import arm
 from pipegap.trainer.delayed.around import (
@@ -27,8 +27,14 @@ from pipegap.trainer.delayed.around import (
     take_apart,
     without_delayed,
 )
-from pipegap.trainer.delayed.keeper import Gradient, Keeper, KeptGradients, KeptWeights, Waiting
-from pipegap.trainer.delayed.settings import Settings
+from pipegap.trainer.delayed.keeper import (
+    Gradient,
+    Keeper,
+    KeptGradients,
+    KeptWeights,
+    Settings,
+    Waiting,
+)
 from pipegap.trainer.optimizers import state as optimizer_state
 from pipegap.trainer.optimizers.averaging import HasModes, averages, evaluated
 from pipegap.trainer.stages.in_parts import CorrectionInParts

@@ -12,17 +12,23 @@ from typing import Any, SupportsFloat
 
 import torch.distributed as dist
 
-from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.errors import BadInput, Status
 from pipegap.trainer.base.resources import device_name, peak_memory_bytes
-from pipegap.trainer.base.status import Status
-from pipegap.trainer.config.identity import made_by, provenance, trial_id
-from pipegap.trainer.config.names import COMPUTED_WITH, LOOP, WORDS, is_number
+from pipegap.trainer.config.identity import (
+    COMPUTED_WITH,
+    LOOP,
+    WORDS,
+    is_number,
+    made_by,
+    provenance,
+    trial_id,
+)
 from pipegap.trainer.delayed.arm import Node
 from pipegap.trainer.delayed.optimizer import DelayedOptimizer
-from pipegap.trainer.executors.gradients import Diverged
+from pipegap.trainer.executors.executor import Diverged
 from pipegap.trainer.folder import wellformed
 from pipegap.trainer.folder.record import ReadOnlyFolder, TrialFolder
-from pipegap.trainer.folder.result import Row, trial_folder
+from pipegap.trainer.folder.wellformed import Row, trial_folder
 
 Word = Any
 """Text, a number, a bool or None; numbers also of numpy and torch; lists and dicts of these."""

@@ -9,8 +9,15 @@ from torch import Tensor
 from typing_extensions import override
 
 from pipegap.trainer.base.flat import wholes
-from pipegap.trainer.executors.executor import Executor, Loss, OnUpdate
-from pipegap.trainer.executors.gradients import Clip, Diverged, Update, slots
+from pipegap.trainer.executors.executor import (
+    Clip,
+    Diverged,
+    Executor,
+    Loss,
+    OnUpdate,
+    Update,
+    slots,
+)
 from pipegap.trainer.schedules.operations import Op, Schedule, completes
 from pipegap.trainer.schedules.proof import interleave
 from pipegap.trainer.stages.stage import Stage

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from pipegap.trainer.base.atomic import write_atomically
 from pipegap.trainer.base.errors import BadInput, first_line, short, some
 from pipegap.trainer.models.checkpoint_files import KEY, published_config, weight_files
-from pipegap.trainer.models.recipe import Pretrained, Recipe
+from pipegap.trainer.models.decoder import Pretrained, Recipe
 
 FINAL = "final.safetensors"
 CHANGES_NOTHING = {"architectures", "initializer_range", "dtype", "bos_token_id", "eos_token_id"}

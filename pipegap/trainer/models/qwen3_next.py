@@ -1,5 +1,6 @@
-"""Qwen3-Next: Gated DeltaNet in most layers, gated softmax attention in every n-th one, and in
-every layer experts beside a shared one. As in Hugging Face's Qwen3NextForCausalLM."""
+"""Qwen3-Next: Gated DeltaNet in most layers, gated softmax attention in every n-th one, experts in
+every layer.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -7,18 +8,216 @@ from functools import partial
 from typing import Annotated, Any
 
 import torch
+import torch.nn.functional as F
 from annotated_types import Interval
 from torch import Tensor, nn
 from typing_extensions import override
 
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.ranges import Few, Rows
-from pipegap.trainer.models.decoder import LayerSize
-from pipegap.trainer.models.delta import FUSED_CHUNKS, FUSED_KEY_SIZE, GatedDeltaNet
-from pipegap.trainer.models.experts import MixtureWithSharedExpert
-from pipegap.trainer.models.layers import Attention, CentredRMSNorm, Layer, SigmoidGate, SwiGLU
-from pipegap.trainer.models.qwen3_moe import MIXTURE_DEFAULTS, MIXTURE_KEYS, MixtureDecoder, joined
-from pipegap.trainer.models.recipe import Pretrained
+from pipegap.trainer.base.places import Few, Rows
+from pipegap.trainer.models.decoder import LayerSize, Pretrained
+from pipegap.trainer.models.layers import (
+    Attention,
+    CentredRMSNorm,
+    Layer,
+    RMSNorm,
+    SigmoidGate,
+    Streams,
+    SwiGLU,
+    wide,
+)
+from pipegap.trainer.models.qwen3_moe import (
+    MIXTURE_DEFAULTS,
+    MIXTURE_KEYS,
+    MixtureDecoder,
+    MixtureWithSharedExpert,
+    joined,
+)
+
+# Gated DeltaNet (arXiv 2412.06464): linear attention whose state decays and corrects itself.
+
+EPS = 1e-6
+"""Added to the squared norms of queries and keys."""
+LEAST, LARGEST = 0.01, 16.0
+"""Range of the initial decay per unit of softplus."""
+FUSED_CHUNKS = (16, 32, 64)
+"""The chunks, in tokens, that flash-linear-attention has fused kernels for."""
+FUSED_KEY_SIZE = 256
+"""The widest keys that those kernels take."""
+
+
+class GatedDeltaNet(nn.Module):
+    """Heads of the gated delta rule, one per value head; groups of them share a query and a key.
+
+    Queries, keys and values pass a causal convolution over `conv_size` tokens and SiLU. Then a
+    head's log decay is −exp(A_log) · softplus(a + dt_bias) and its rate of writing sigmoid(b). Its
+    output is normalised and gated by silu(z). The weights of the decay are read in fp32, since the
+    decay is an exponential of one of them, and the rule is computed in fp32 or wider; in bf16, if
+    it is `fused` and x is bf16.
+    """
+
+    reads_master = True
+
+    def __init__(
+        self,
+        hidden_size: int,
+        *,
+        num_key_heads: int,
+        num_value_heads: int,
+        key_head_size: int,
+        value_head_size: int,
+        conv_size: int,
+        chunk_size: int,
+        fused: bool,
+        eps: float,
+    ) -> None:
+        super().__init__()
+        self._fused = fused
+        d = hidden_size
+        key, value = num_key_heads * key_head_size, num_value_heads * value_head_size
+        self._key_head_size, self._value_head_size = key_head_size, value_head_size
+        self._values_per_key, self._chunk_size = num_value_heads // num_key_heads, chunk_size
+        self.q_proj = nn.Linear(d, key, bias=False)
+        self.k_proj = nn.Linear(d, key, bias=False)
+        self.v_proj = nn.Linear(d, value, bias=False)
+        self.z_proj = nn.Linear(d, value, bias=False)
+        self.b_proj = nn.Linear(d, num_value_heads, bias=False)
+        self.a_proj = nn.Linear(d, num_value_heads, bias=False)
+        self.conv1d = CausalConvolution(2 * key + value, conv_size)
+        self.dt_bias = nn.Parameter(torch.empty(num_value_heads))
+        self.A_log = nn.Parameter(torch.empty(num_value_heads))
+        self.norm = RMSNorm(value_head_size, eps)
+        self.out_proj = nn.Linear(value, d, bias=False)
+
+    def initial(self, name: str, shape: torch.Size, std: float, streams: Streams) -> Tensor:
+        """A_log is the log of uniform numbers, dt_bias 1, as in transformers' Qwen3-Next."""
+        if name == "dt_bias":
+            return torch.ones(shape)
+        return torch.empty(shape).uniform_(LEAST, LARGEST, generator=streams()).log_()
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[batch, seq, hidden] to the same; without positions, so `cos` and `sin` are not used."""
+        projected = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+        mixed = wide(F.silu(self.conv1d(torch.cat(projected, -1))))
+        q, k, v = mixed.split([part.shape[-1] for part in projected], -1)
+        q, k = (unit(self._heads(part, self._key_head_size)) for part in (q, k))
+        q, k = (part.repeat_interleave(self._values_per_key, 1) for part in (q, k))
+        rate = wide(self.b_proj(x)).sigmoid().transpose(1, 2)
+        decay = -self.A_log.exp() * F.softplus(wide(self.a_proj(x)) + self.dt_bias)
+        v = self._heads(v, self._value_head_size)
+        is_fused = self._fused and x.dtype == torch.bfloat16  # evaluations may be in fp32
+        rule = fused_gated_delta_rule if is_fused else gated_delta_rule
+        out = rule(q, k, v, decay.transpose(1, 2), rate, self._chunk_size)
+        out = self.norm(out.transpose(1, 2).to(x.dtype))
+        gate = F.silu(wide(self.z_proj(x))).unflatten(-1, out.shape[-2:])
+        return self.out_proj((out * gate).to(x.dtype).flatten(2))
+
+    @staticmethod
+    def _heads(x: Tensor, size: int) -> Tensor:
+        return x.unflatten(-1, (-1, size)).transpose(1, 2)
+
+
+class CausalConvolution(nn.Module):
+    """Each channel by itself: a weighted sum of the last tokens, zeros before the first one.
+
+    Written as products of shifted inputs, whose gradients need no atomic additions. Its weight
+    [channels, taps] is no matrix to optimizers: it multiplies no vector of channels.
+    """
+
+    def __init__(self, num_channels: int, num_taps: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_channels, num_taps))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, seq, channels] to the same."""
+        num_taps, seq_len = self.weight.shape[1], x.shape[1]
+        padded = F.pad(x, (0, 0, num_taps - 1, 0))
+        shifted = (padded[:, tap : tap + seq_len] for tap in range(num_taps))
+        first, *later_terms = (y * w for y, w in zip(shifted, self.weight.unbind(1), strict=True))
+        return sum(later_terms, first)
+
+
+def unit(x: Tensor) -> Tensor:
+    """x divided by its norm over the last dimension."""
+    return x * torch.rsqrt(torch.linalg.vecdot(x, x).unsqueeze(-1) + EPS)
+
+
+def gated_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, rate: Tensor, chunk_size: int
+) -> Tensor:
+    """Returns o_t = S_tᵀ q_t / √K, where S_0 = 0 and
+
+    S_t = exp(log_decay_t) (I − rate_t k_t k_tᵀ) S_{t−1} + rate_t k_t v_tᵀ.
+
+    q, k are [batch, heads, seq, K] of norm 1, v and what is returned [batch, heads, seq, V],
+    log_decay ≤ 0 and rate [batch, heads, seq]. It is computed in chunks, as in section 3.3 of the
+    paper: what the tokens of a chunk write depends on each other, by a triangular system, and on
+    the state before the chunk.
+    """
+    seq_len, key_size, value_size = q.shape[2], q.shape[3], v.shape[3]
+    pad = -seq_len % chunk_size  # tokens that write nothing
+    q, k, v, log_decay, rate = (
+        F.pad(x, (0, 0, 0, pad)).unflatten(2, (-1, chunk_size))
+        for x in (q * key_size**-0.5, k, v, log_decay.unsqueeze(-1), rate.unsqueeze(-1))
+    )
+    between, since_start = decays(log_decay)
+    system = (rate * k) @ k.mT * between  # its diagonal stands for 1
+    right = torch.cat((rate * v, rate * k * since_start), -1)
+    solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+    parts = (
+        *solved.split((value_size, key_size), -1),
+        q * since_start,
+        q @ k.mT * between,
+        (k * between[..., -1:, :].mT).mT,
+        since_start[..., -1:, :],
+    )
+    state, out = q.new_zeros(*q.shape[:2], key_size, value_size), []
+    for value, eraser, reader, within, writer, decay in zip(
+        *(part.unbind(2) for part in parts), strict=True
+    ):
+        correction = value - eraser @ state
+        out.append(reader @ state + within @ correction)
+        state = decay * state + writer @ correction
+    return torch.cat(out, 2)[:, :, :seq_len]
+
+
+def decays(log_decay: Tensor) -> tuple[Tensor, Tensor]:
+    """What is left at token i of a chunk of what token j ≤ i wrote, [..., i, j], 0 for j > i; and
+    of the state before the chunk, [..., i, 1]. `log_decay` is [..., chunk, 1].
+
+    Sums, and not differences of cumulative ones, which lose digits where decay is strong. They are
+    products of matrices, since CUDA has no deterministic cumulative sum.
+    """
+    size = log_decay.shape[-2]
+    lower = log_decay.new_ones(size, size).tril()
+    return (lower @ (log_decay * lower.tril(-1))).exp().tril(), (lower @ log_decay).exp()
+
+
+def fused_gated_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, rate: Tensor, chunk_size: int
+) -> Tensor:
+    """Returns what `gated_delta_rule` does of these arguments, within bf16, on a GPU.
+
+    The kernels take queries, keys and values in bf16 and decays in fp32. Triton times them and
+    keeps the fastest, so that two processes may add in another order. Raises BadInput where
+    flash-linear-attention cannot be imported; not before, as who plans a trial may lack it.
+    With Triton 3.4 to 3.7.0 its backward raises RuntimeError on Hopper GPUs.
+    """
+    try:
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # takes seconds
+    except ImportError as error:
+        allowed = f"needs `pip install 'pipegap[fla]'` ({error})"
+        raise BadInput("model.fused_delta_rule", True, allowed) from None
+    q, k, v, rate = (x.transpose(1, 2).bfloat16() for x in (q, k, v, rate))
+    decay = log_decay.transpose(1, 2).float()
+    out, _ = chunk_gated_delta_rule(q, k, v, decay, rate, chunk_size=chunk_size)
+    out = out.transpose(1, 2)
+    assert isinstance(out, Tensor)
+    return out
+
+
+# Qwen3-Next: Gated DeltaNet in most layers, gated softmax attention in every n-th one, and in
+# every layer experts beside a shared one. As in Hugging Face's Qwen3NextForCausalLM.
 
 MIXER = ".self_attn."
 """What follows the layer in the name of each weight of attention or of a Gated DeltaNet."""

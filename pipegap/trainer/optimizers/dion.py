@@ -16,10 +16,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from pipegap.trainer.base.ranges import Positive
-from pipegap.trainer.optimizers.chained import MatrixOptimizer, beside_adamw
+from pipegap.trainer.base.places import Positive
 from pipegap.trainer.optimizers.orthogonal import POLAR_EXPRESS, iterated, norms
-from pipegap.trainer.optimizers.routing import Decay, Group, keeps
+from pipegap.trainer.optimizers.routing import Decay, Group, MatrixOptimizer, beside_adamw, keeps
 
 
 def dion_update(

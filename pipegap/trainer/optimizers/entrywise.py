@@ -6,9 +6,9 @@ from contextlib import contextmanager
 import torch
 from torch.optim import Optimizer
 
-from pipegap.trainer.base.ranges import Count, NonNegative, Positive
-from pipegap.trainer.optimizers.chained import Chained
+from pipegap.trainer.base.places import Count, NonNegative, Positive
 from pipegap.trainer.optimizers.routing import (
+    Chained,
     Decay,
     Group,
     Parameters,

@@ -12,10 +12,17 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pipegap.trainer.base.ranges import Count, Positive
-from pipegap.trainer.optimizers.chained import beside_adamw, moved_by
+from pipegap.trainer.base.places import Count, Positive
 from pipegap.trainer.optimizers.orthogonal import Orthogonal, Orthogonalisation, norms
-from pipegap.trainer.optimizers.routing import Decay, Group, keeps, multiplies, newton_schulz
+from pipegap.trainer.optimizers.routing import (
+    Decay,
+    Group,
+    beside_adamw,
+    keeps,
+    moved_by,
+    multiplies,
+    newton_schulz,
+)
 
 SMALLEST = 1e-10
 """Least norm that is divided by. A matrix of zeros stays one."""

@@ -9,9 +9,17 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from pipegap.trainer.base.ranges import Count, Positive
-from pipegap.trainer.optimizers.chained import Chained, MatrixOptimizer, beside_adamw
-from pipegap.trainer.optimizers.routing import Decay, Group, eigenbases, keeps, multiplies
+from pipegap.trainer.base.places import Count, Positive
+from pipegap.trainer.optimizers.routing import (
+    Chained,
+    Decay,
+    Group,
+    MatrixOptimizer,
+    beside_adamw,
+    eigenbases,
+    keeps,
+    multiplies,
+)
 
 
 @keeps(1, squares=2, in_step=0)

@@ -8,24 +8,22 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from pipegap.trainer.base.ranges import Count, NonNegative, Positive
-from pipegap.trainer.optimizers.chained import (
-    Chained,
-    MatrixOptimizer,
-    auxiliary,
-    beside_adamw,
-    decay_cautiously,
-    matrices_and_rest,
-    moved_by,
-)
+from pipegap.trainer.base.places import Count, NonNegative, Positive
 from pipegap.trainer.optimizers.kronecker import adam_update
 from pipegap.trainer.optimizers.orthogonal import Orthogonalisation, orthogonalised, polynomials
 from pipegap.trainer.optimizers.routing import (
+    Chained,
     Decay,
     Group,
+    MatrixOptimizer,
     Parameters,
+    auxiliary,
+    beside_adamw,
+    decay_cautiously,
     grouped,
     keeps,
+    matrices_and_rest,
+    moved_by,
     multiplies,
     newton_schulz,
 )

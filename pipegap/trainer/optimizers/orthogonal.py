@@ -13,9 +13,17 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.ranges import Count, Positive
-from pipegap.trainer.optimizers.chained import MatrixOptimizer, beside_adamw, decay_cautiously
-from pipegap.trainer.optimizers.routing import Decay, Group, keeps, multiplies, newton_schulz
+from pipegap.trainer.base.places import Count, Positive
+from pipegap.trainer.optimizers.routing import (
+    Decay,
+    Group,
+    MatrixOptimizer,
+    beside_adamw,
+    decay_cautiously,
+    keeps,
+    multiplies,
+    newton_schulz,
+)
 
 Coefficients = tuple[float, float, float]
 """Of x, x³ and x⁵, where x is a singular value."""

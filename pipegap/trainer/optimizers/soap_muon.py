@@ -5,8 +5,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from pipegap.trainer.base.ranges import Count, Positive
-from pipegap.trainer.optimizers.chained import MatrixOptimizer, beside_adamw
+from pipegap.trainer.base.places import Count, Positive
 from pipegap.trainer.optimizers.orthogonal import (
     Orthogonalisation,
     driven,
@@ -16,6 +15,8 @@ from pipegap.trainer.optimizers.orthogonal import (
 from pipegap.trainer.optimizers.routing import (
     Decay,
     Group,
+    MatrixOptimizer,
+    beside_adamw,
     eigenbases,
     keeps,
     multiplies,

@@ -13,8 +13,8 @@ from typing import Annotated, NamedTuple, TypeVar
 from annotated_types import Interval
 
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.ranges import MAX_COUNT, Delay, Few
-from pipegap.trainer.schedules import orders
+from pipegap.trainer.base.places import MAX_COUNT, Delay, Few
+from pipegap.trainer.schedules import operations
 from pipegap.trainer.schedules.operations import Schedule
 
 Updates = Annotated[int, Interval(ge=0, le=MAX_COUNT)] | Annotated[float, Interval(ge=0, le=1)]
@@ -58,7 +58,7 @@ def sync(num_updates: int, *, num_stages: Few, num_microbatches: Few) -> Schedul
         num_updates,
         num_microbatches,
         lags=(0,) * num_stages,
-        order=orders.one_forward_one_backward,
+        order=operations.one_forward_one_backward,
         flushes=True,
         first_delayed=0,
         first_cooldown=num_updates,
@@ -68,14 +68,14 @@ def sync(num_updates: int, *, num_stages: Few, num_microbatches: Few) -> Schedul
 def gpipe(num_updates: int, *, num_stages: Few, num_microbatches: Few) -> Schedule:
     """All forwards, all backwards, one flush per batch (arXiv 1811.06965): no delay."""
     flushed = sync(num_updates, num_stages=num_stages, num_microbatches=num_microbatches)
-    return replace(flushed, order=orders.forwards_first)
+    return replace(flushed, order=operations.forwards_first)
 
 
 @rival("ZB-H1", "2401.10241")
 def zero_bubble_h1(num_updates: int, *, num_stages: Few, num_microbatches: Few) -> Schedule:
     """ZB-H1 (arXiv 2401.10241): 1F1B whose weight gradients fill a part of the bubble: no delay."""
     flushed = sync(num_updates, num_stages=num_stages, num_microbatches=num_microbatches)
-    return replace(flushed, order=orders.zero_bubble_h1)
+    return replace(flushed, order=operations.zero_bubble_h1)
 
 
 @rival("interleaved 1F1B", "2104.04473", [{"num_chunks": num} for num in range(2, 17)])
@@ -88,7 +88,7 @@ def interleaved_1f1b(
         raise BadInput("pipeline.num_microbatches", num_microbatches, allowed)
     parts = num_stages * num_chunks
     flushed = sync(num_updates, num_stages=parts, num_microbatches=num_microbatches)
-    return replace(flushed, order=orders.interleaved, num_chunks=num_chunks)
+    return replace(flushed, order=operations.interleaved, num_chunks=num_chunks)
 
 
 @rival("ZB-V", "2401.10241")
@@ -100,7 +100,9 @@ def zero_bubble_v(num_updates: int, *, num_stages: Few, num_microbatches: Few) -
     is left of the bubble is that ranks wait for the norm of the whole gradient.
     """
     flushed = sync(num_updates, num_stages=2 * num_stages, num_microbatches=num_microbatches)
-    return replace(flushed, order=orders.zero_bubble_v, num_chunks=2, placement=orders.in_a_v)
+    return replace(
+        flushed, order=operations.zero_bubble_v, num_chunks=2, placement=operations.in_a_v
+    )
 
 
 @rival("DualPipeV", "2412.19437")
@@ -119,7 +121,7 @@ def dualpipe_v(num_updates: int, *, num_stages: Few, num_microbatches: Few) -> S
         allowed = f"DualPipeV needs at least 2 * num_stages = {2 * num_stages}"
         raise BadInput("pipeline.num_microbatches", num_microbatches, allowed)
     in_a_v = zero_bubble_v(num_updates, num_stages=num_stages, num_microbatches=num_microbatches)
-    return replace(in_a_v, order=orders.dualpipe_v)
+    return replace(in_a_v, order=operations.dualpipe_v)
 
 
 def pipedream_2bw(
@@ -145,7 +147,7 @@ def pipedream_2bw(
         raise BadInput("pipeline.num_microbatches", num_microbatches, allowed)
     lags = [1] * num_stages
     free = _delayed(num_updates, lags, num_microbatches, synchronous_start, synchronous_cooldown)
-    return replace(free, order=orders.with_slack) if slack else free
+    return replace(free, order=operations.with_slack) if slack else free
 
 
 def pipedream(
@@ -211,7 +213,7 @@ def wpipe(
     schedule = _delayed(
         num_updates, lags, num_microbatches, synchronous_start, synchronous_cooldown
     )
-    order = partial(orders.two_groups, per_batch=num_microbatches)
+    order = partial(operations.two_groups, per_batch=num_microbatches)
     return replace(schedule, order=order, num_chunks=2)
 
 
@@ -249,7 +251,7 @@ def _delayed(
         num_updates,
         num_microbatches,
         tuple(lags),
-        orders.one_forward_one_backward,
+        operations.one_forward_one_backward,
         flushes=False,
         first_delayed=first_delayed,
         first_cooldown=num_updates - cooled,

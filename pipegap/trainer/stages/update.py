@@ -1,7 +1,7 @@
 """The update: W(t) → W(t + 1), by the step u_t of an optimizer and what a correction makes of it.
 
 Every update is made here: those of trials, of `DelayedOptimizer` and of `Schedule2BW`; but a graph
-makes those of a compiled trial (`trainer.compiled.step`), which tests hold to these.
+makes those of a compiled trial (`trainer.compiled.stage`), which tests hold to these.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -10,8 +10,7 @@ from uuid import uuid4
 from pipegap.trainer.base.atomic import delete, partials
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.folder.lease import STALE_AFTER, Held, attempts, holder
-from pipegap.trainer.folder.result import RESULT, final, read_result, trial_folder
-from pipegap.trainer.folder.wellformed import require_own
+from pipegap.trainer.folder.wellformed import RESULT, final, read_result, require_own, trial_folder
 from pipegap.trainer.store.store import STAYS, Config, RunningTrial, Spare, Stored, TrialState
 
 PROBE = ".probe-"

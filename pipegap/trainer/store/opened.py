@@ -8,10 +8,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from pipegap.trainer.base.errors import LeaseLost
+from pipegap.trainer.base.children import scratch
+from pipegap.trainer.base.errors import FINAL, LeaseLost
 from pipegap.trainer.base.places import is_url, require_folder
-from pipegap.trainer.base.scratch import scratch
-from pipegap.trainer.base.status import FINAL
 from pipegap.trainer.folder.wellformed import Damaged
 from pipegap.trainer.store import driver, register
 from pipegap.trainer.store.bucket import BucketClient, StoreAway

@@ -15,19 +15,28 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from pipegap.analysis import load
+from pipegap.analysis.advice.advise import ROW, advices, verdict_rows
 from pipegap.analysis.advice.speed import (
+    FLUSHED,
+    SETTLED,
+    TWO_BUFFERED,
     Costs,
     equal_stages,
+    fastest,
     flushed_speeds,
     slowest,
+    speed,
+    speed_up,
     with_step_time,
 )
 from pipegap.analysis.advice.timing import APART, ratio, timing
-from pipegap.analysis.advice.verdict import SHORT
+from pipegap.analysis.advice.verdict import SHORT, sentence
 from pipegap.analysis.commands import advise
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.delayed import DelayedOptimizer, record
-from tests.support.synthetic_store import put
+from pipegap.trainer.schedules.proof import simulate
+from tests.support.synthetic_store import put, write_arms
 
 GO, STAY, OPEN = SHORT.values()
 PIPELINE = {"optimizer": "adamw", "stages": "8", "microbatches": "16"}
@@ -319,3 +328,163 @@ def test_times_of_any_size_are_compared_or_refused(
 def test_times_that_are_none_are_refused_in_python_too(times: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match="must be times from 1e-09"):
         timing(equal_stages(2), 4, **times)
+
+
+# What each pipeline gains in time, by stages worked out by hand.
+
+STAGES, MICROBATCHES = st.integers(1, 6), st.integers(1, 8)
+
+
+@settings(max_examples=40)
+@given(p=STAGES, m=MICROBATCHES)
+def test_equal_stages_gain_the_bubble(p: int, m: int) -> None:
+    """1F1B idles (p − 1) forwards and backwards a batch; ZB-H1 a third of that, if m ≥ p; ZB-V half
+    of this again, if m ≥ 2p − 1, and so does DualPipeV, which keeps a chunk more. Interleaved 1F1B
+    has half of 1F1B's, and keeps more."""
+    m = max(m, p)
+    assert speed_up(equal_stages(p), m) == pytest.approx(1 / (1 - (p - 1) / (m + p - 1)))
+    assert flushed_speeds(equal_stages(p), m)["ZB-H1"].batch_time == pytest.approx(3 * m + p - 1)
+    m = max(2 * p, m - m % p)
+    speeds = flushed_speeds(equal_stages(p), m, chunks=2)
+    assert speeds["1F1B"].batch_time == max(at.batch_time for at in speeds.values())
+    assert speeds["ZB-V"].batch_time == pytest.approx(3 * m + (p - 1) / 2)
+    assert speeds["DualPipeV"].batch_time == pytest.approx(3 * m + (p - 1) / 2)
+    assert speeds["DualPipeV"].activations == p + 0.5
+    assert speeds["interleaved 1F1B"].batch_time == pytest.approx(3 * (m + (p - 1) / 2))
+    assert speeds["interleaved 1F1B"].activations == (3 * p - 1) / 2
+    assert {speeds[name].activations for name in ("1F1B", "ZB-H1", "ZB-V")} == {p}
+    assert speed(TWO_BUFFERED, equal_stages(p), m).activations == p
+
+
+def test_the_rival_is_the_fastest_that_keeps_no_more() -> None:
+    """A forward of 8 and halves of 1: where the halves fill little, more chunks gain most."""
+    costs = Costs((8.0,) * 4, (2.0,) * 4)
+    speeds = flushed_speeds(costs, 8, chunks=2)
+    times = {name: at.batch_time for name, at in speeds.items()}
+    assert min(times, key=lambda name: times[name]) == "interleaved 1F1B"
+    assert fastest(speeds, 4) == "ZB-V"
+    assert fastest(speeds, 5.5) == "interleaved 1F1B"
+    with pytest.raises(BadInput, match="activations=3: must be 4 or more"):
+        fastest(speeds, 3)
+    assert set(flushed_speeds(costs, 6)) == {*FLUSHED} - {"interleaved 1F1B", "DualPipeV"}
+
+
+def test_the_slowest_stage_sets_the_pace_of_2bw() -> None:
+    costs = Costs((1.0, 3.0, 2.0), (2.0, 6.0, 4.0))
+    assert speed(TWO_BUFFERED, costs, 4).batch_time == pytest.approx(4 * 9)
+
+
+def test_a_rank_with_several_chunks_does_the_work_of_one_with_one() -> None:
+    """Alone it is never idle, whatever the schedule; an update counts once."""
+    speeds = flushed_speeds(Costs((3.0,), (5.0,), update=0.5), 4)
+    assert {name: at.batch_time for name, at in speeds.items()} == pytest.approx(
+        dict.fromkeys(FLUSHED, 4 * 8 + 0.5)
+    )
+
+
+def test_the_steady_state_is_reached_whatever_a_message_and_an_update_take() -> None:
+    costs = Costs((1.0, 2.0, 1.0, 1.0), (2.0, 4.0, 3.0, 2.0), update=0.7, communication=0.9)
+    schedule = TWO_BUFFERED(40, num_stages=4, num_microbatches=5)
+    by_rank = [
+        {"F": f, "B": b, "U": 0.7} for f, b in zip(costs.forward, costs.backward, strict=True)
+    ]
+    spans = [simulate(schedule.operations(0, k), by_rank, 0.9).makespan for k in (20, 40)]
+    assert speed(TWO_BUFFERED, costs, 5).batch_time == pytest.approx((spans[1] - spans[0]) / 20)
+    assert SETTLED < 20
+
+
+@pytest.mark.parametrize(
+    ("activations", "communication", "chunks"),
+    [(5.5, 0.0, 4), (4.75, 0.0, 4), (4.4, 0.0, 8), (4.0, 0.0, 8), (5.5, 0.5, 2)],
+)
+def test_interleaved_1f1b_has_its_best_number_of_parts(
+    activations: float, communication: float, chunks: int
+) -> None:
+    """More parts have less of a bubble, (m + (p − 1) / v) instead of m + p − 1, and keep less,
+    p + (p − 1) / v; but more messages are waited for. If none fits, the one that keeps least."""
+    costs = Costs((1.0,) * 4, (2.0,) * 4, communication=communication)
+    at = flushed_speeds(costs, 8, activations, chunks=8 if activations < 4.5 else 4)
+    interleaved = at["interleaved 1F1B"]
+    assert interleaved.num_chunks == chunks
+    assert interleaved.activations == 4 + 3 / chunks
+    if not communication:
+        assert interleaved.batch_time == pytest.approx(3 * (8 + 3 / chunks))
+
+
+def test_a_model_with_one_part_per_rank_has_no_pipeline_of_two() -> None:
+    assert {*flushed_speeds(equal_stages(4), 8, chunks=1)} == {"1F1B", "ZB-H1"}
+
+
+# The rows of all optimizers of a store, and the sentence of each.
+
+RIVALS = ["1F1B", "interleaved 1F1B (4 parts)", "ZB-H1", "ZB-V", "DualPipeV"]
+
+
+def add_runs(store: Path, short: float, long: float) -> None:
+    """Sync ends at 1, delayed runs of 400 and of 550 updates at these losses; three seeds."""
+    put(store, "sync", [1.0, 1.01, 1.02])
+    put(store, "delay_ef", [short, short + 0.01, short + 0.021])
+    put(store, "delay_ef", [long, long + 0.01, long + 0.021], num_updates=550)
+
+
+def test_one_row_per_optimizer_and_rival(tmp_path: Path) -> None:
+    """At 37.5 % more updates the loss is 0.1 lower, at 6.25 % a sixth of the way there."""
+    add_runs(tmp_path, 1.04, 0.9)
+    write_arms(tmp_path, {"sync": [1.0, 1.1]}, optimizer="lion")  # no delay: no advice
+    write_arms(tmp_path, {"sync": [1.0, 1.1], "delay": [1.2, None]}, optimizer="muon")
+    table = verdict_rows(load(tmp_path), stages=4, microbatches=8)
+    assert {name: str(dtype) for name, dtype in table.dtypes.items()} == ROW
+    assert table["optimizer"].tolist() == ["muon"] * 5 + ["adamw"] * 5, "most decided first"
+    assert table["rival"].tolist() == RIVALS * 2
+    adamw = table.tail(5).set_index("rival")
+    assert adamw["verdict"].tolist() == ["go", "not enough data", "go", *["not enough data"] * 2]
+    assert adamw["speedup"].tolist() == pytest.approx([11 / 8, 35 / 32, 9 / 8, 17 / 16, 17 / 16])
+    for rival, share in (("1F1B", 1), ("ZB-H1", 1 / 3), ("ZB-V", 1 / 6)):
+        assert adamw.loc[rival, "difference"] == pytest.approx(0.04 - 0.14 * share + 1e-3 / 3)
+    assert adamw["n"].tolist() == [3] * 5
+    between = "between 400 and 550 against 400 updates"
+    assert adamw["evidence"].tolist() == ["550 against 400 updates", *[between] * 4]
+    muon = table.head(5)
+    assert muon["verdict"].tolist() == ["stay"] * 5  # it diverged
+    assert muon["n"].tolist() == [0] * 5
+
+
+@pytest.mark.parametrize(
+    ("short", "long", "said"),
+    [
+        (
+            1.0,
+            0.9,
+            "AdamW: go, against every schedule; in the time of 1F1B it makes 37 % more updates and "
+            "ends lower by 0.0997 [",
+        ),
+        (
+            1.02,
+            0.9,
+            "AdamW: go against 1F1B, interleaved 1F1B (4 parts) and ZB-H1; not enough data against "
+            "ZB-V and DualPipeV; in the time of 1F1B it makes 37 % more updates and ends lower by "
+            "0.0997 [",
+        ),
+        (
+            1.3,
+            1.2,
+            "AdamW: stay, against every schedule; in the time of 1F1B it makes 37 % more updates "
+            "and ends higher by 0.2003 [",
+        ),
+        (
+            1.3,
+            0.999,
+            "AdamW: not enough data, against any schedule; in the same time its loss is -0.0007 [",
+        ),
+    ],
+    ids=["go", "go against some", "stay", "undecided"],
+)
+def test_one_sentence_per_optimizer(tmp_path: Path, short: float, long: float, said: str) -> None:
+    add_runs(tmp_path, short, long)
+    [advice] = advices(load(tmp_path), stages=4, microbatches=8)
+    assert sentence(advice).startswith(said)
+    first, _, then = str(advice).partition("\n\n")
+    size = "how its losses change with size is not known"
+    of = f"delay + Error Feedback: {size}; time simulated for 4 stages, 8 microbatches"
+    assert first == f"tiny (450k parameters), wiki, 400 updates, {of}"
+    assert then.startswith(said)

@@ -15,7 +15,7 @@ PARTS: Mapping[str, str] = {
     "pipegap.trainer.stages.stage.Stage.backward_input": "backward",
     "pipegap.trainer.stages.stage.Stage.backward_weights": "sums over microbatches",
     "pipegap.trainer.executors.emulated.Emulated._reduce": "mean, norm, clip, and the one wait",
-    "pipegap.trainer.executors.reduction.Reducer._reduce": "mean, norm, clip, and the one wait",
+    "pipegap.trainer.executors.pipelined.Reducer._reduce": "mean, norm, clip, and the one wait",
     "pipegap.trainer.stages.stage.Stage.correct": "correction",
     "pipegap.trainer.stages.stage.corrected_update": "correction",
     "pipegap.trainer.stages.update.step": "optimizer",

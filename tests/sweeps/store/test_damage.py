@@ -13,8 +13,7 @@ import pytest
 from pipegap.analysis.__main__ import main as analysis
 from pipegap.sweeps.__main__ import main as sweeps
 from pipegap.sweeps.cluster.queue import WorkList
-from tests.support.place import Place
-from tests.support.stored import run
+from tests.support.trials import Place, run
 
 
 def copied(place: Place) -> None:

@@ -18,9 +18,9 @@ from pipegap.trainer.store.bucket import BucketClient, StoreAway
 from pipegap.trainer.store.driver import KEY, driving
 from pipegap.trainer.store.register import Written, see
 from pipegap.trainer.store.store import SweepStore
-from tests.support import small
-from tests.support.bucket import URL, Bucket
-from tests.support.stored import after, run
+from tests.support import small_sweep
+from tests.support.buckets import URL, Bucket
+from tests.support.trials import after, run
 
 Facts = dict[str, object]
 ELSEWHERE: Facts = {"host": "node7", "pid": 12, "machine": "another", "started_at": 0}
@@ -104,7 +104,7 @@ def test_a_second_driver_is_refused_in_a_line(
 ) -> None:
     monkeypatch.setattr(driver, "STALE_AFTER", 1e9)  # a sign of life is enough
     lives(server)
-    words = small.overrides(tmp_path, "sweep=main", "scale=micro", "seeds=[0]")
+    words = small_sweep.overrides(tmp_path, "sweep=main", "scale=micro", "seeds=[0]")
     assert sweeps([*(word for word in words if "results=" not in word), f"results={URL}"]) == 2
     line = capsys.readouterr().err
     says = f"results={URL}: {HELD}: wait for its end, or give another prefix\n"

@@ -11,7 +11,7 @@ import pytest
 
 from pipegap.sweeps.request.expand import Trial
 from pipegap.trainer.base.errors import LeaseLost, Stopped
-from pipegap.trainer.folder.result import read_result
+from pipegap.trainer.folder.wellformed import read_result
 from pipegap.trainer.store import working
 from pipegap.trainer.store.bucket import BucketClient, StoreAway
 from pipegap.trainer.store.driver import KEY
@@ -19,10 +19,9 @@ from pipegap.trainer.store.opened import ObjectStore
 from pipegap.trainer.store.register import see
 from pipegap.trainer.store.store import SweepStore, TrialState
 from pipegap.trainer.trial import run_trial
-from tests.support import small
-from tests.support.bucket import URL, Bucket
-from tests.support.stored import after, run, trial_of, work
-from tests.support.trials import rows
+from tests.support import small_sweep
+from tests.support.buckets import URL, Bucket
+from tests.support.trials import after, rows, run, trial_of, work
 
 
 @pytest.fixture
@@ -67,7 +66,7 @@ def test_a_killed_driver_costs_what_was_done_after_the_last_upload(
     result = run(ObjectStore(URL), trial)
     assert [attempt["attempt"] for attempt in result["attempts"]] in ([1, 2], [2])
     objects.pull()
-    whole = small.config(tmp_path, f"out={tmp_path / 'whole'}")
+    whole = small_sweep.config(tmp_path, f"out={tmp_path / 'whole'}")
     assert run_trial(whole)["final_val_loss"] == result["final_val_loss"]
     assert rows(tmp_path / "whole") == rows(trial.folder)
     assert len(of_trials(server)) == 1, "the rows alone"
@@ -80,7 +79,7 @@ import time
 from pathlib import Path
 from pipegap.trainer.store import working
 from pipegap.trainer.store.opened import ObjectStore
-from tests.support.stored import run, trial_of
+from tests.support.trials import run, trial_of
 
 working.UPLOAD_EVERY = 0.01
 store = ObjectStore(sys.argv[1])
@@ -101,7 +100,7 @@ def test_the_next_driver_goes_on_where_a_killed_one_was(tmp_path: Path) -> None:
     result = run(store, trial)
     assert [attempt["attempt"] for attempt in result["attempts"]] in ([1, 2], [2])
     store.pull()
-    run_trial(small.config(tmp_path, f"out={tmp_path / 'whole'}"))
+    run_trial(small_sweep.config(tmp_path, f"out={tmp_path / 'whole'}"))
     assert rows(tmp_path / "whole") == rows(trial.folder)
     assert len(bucket.list("trials")) == 1, "the rows alone"
 
@@ -183,7 +182,7 @@ def test_a_stale_worker_changes_nothing_of_what_the_next_one_makes(
         work(objects, trial, slowly(taken_over))
     objects.pull()
     assert read_result(trial.folder) == heirs[0]
-    whole = small.config(tmp_path, f"out={tmp_path / 'whole'}")
+    whole = small_sweep.config(tmp_path, f"out={tmp_path / 'whole'}")
     run_trial(whole)
     assert rows(tmp_path / "whole") == rows(trial.folder)
     with objects.driven():

@@ -1,13 +1,16 @@
 """One suite for both kinds of store, a folder and an object store: what sweeps ask of each.
 
-An object store is one in memory, or of a server that this project did not write.
-"""
+An object store is one in memory, or of a server that this project did not write."""
 
+import json
 import os
+import pickle
 import shutil
 import time
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -17,18 +20,20 @@ from pipegap.sweeps.plan import sweep_record
 from pipegap.sweeps.plan.sweep_plan import Round
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import Trial
-from pipegap.trainer.base.errors import Stopped
+from pipegap.trainer.base.errors import BadInput, Stopped
 from pipegap.trainer.folder import lease
 from pipegap.trainer.folder.lease import STALE_AFTER, Held
-from pipegap.trainer.folder.result import read_result
+from pipegap.trainer.folder.wellformed import read_result
+from pipegap.trainer.store import bucket as requests
+from pipegap.trainer.store.bucket import BucketClient, Changed, StoreRefuses
 from pipegap.trainer.store.files import FileStore, require_writable
+from pipegap.trainer.store.mirror import Mirror
 from pipegap.trainer.store.opened import open_store
 from pipegap.trainer.store.store import SweepStore, TrialState
 from pipegap.trainer.trial import run_trial
-from tests.support import small
-from tests.support.bucket import URL
-from tests.support.stored import after, run, trial_of
-from tests.support.trials import rows
+from tests.support import buckets, small_sweep
+from tests.support.buckets import URL, Bucket
+from tests.support.trials import after, rows, run, trial_of
 
 
 @pytest.fixture(params=["folder", "server", "moto_server"])
@@ -66,7 +71,7 @@ def test_a_trial_runs_stops_goes_on_and_is_read(
     assert [attempt["ended"] for attempt in attempts] == ["Stopped", "completed"]
     assert [attempt["attempt"] for attempt in result["attempts"]] == [1, 2]
     assert not [*trial.folder.glob("checkpoint-*")]
-    whole = small.config(tmp_path, f"out={tmp_path / 'whole'}")
+    whole = small_sweep.config(tmp_path, f"out={tmp_path / 'whole'}")
     assert run_trial(whole)["final_val_loss"] == result["final_val_loss"]
     assert rows(tmp_path / "whole") == rows(trial.folder)
 
@@ -166,7 +171,7 @@ def test_partial_records_of_killed_drivers_are_deleted(tmp_path: Path) -> None:
     old = left(records, ".main-micro.json.123.partial", 2 * STALE_AFTER)
     written_now = left(records, ".main-micro.json.456.partial", 0)
     record = left(records, "old.json", 2 * STALE_AFTER)
-    words = small.overrides(tmp_path, "sweep=main", "scale=micro", "seeds=[0]")
+    words = small_sweep.overrides(tmp_path, "sweep=main", "scale=micro", "seeds=[0]")
     request = parse_request(words)
     now = Round.first(request, FileStore(request.results))
     sweep_record.write(now, now.sweeps)
@@ -181,3 +186,168 @@ def test_probes_of_killed_drivers_are_deleted(tmp_path: Path) -> None:
     require_writable(tmp_path)
     assert not old.exists()
     assert written_now.exists()
+
+
+# An object store is copied, whatever lies in it; what is no store is refused.
+
+
+def write_register(server: Bucket, **files: dict[str, object]) -> None:
+    now = {"format": 1, "trial_id": "a", "attempt": 1, "writer": "", "beat": 1, "holder": None}
+    server.write("registers/a.json", json.dumps({**now, "files": files}).encode())
+
+
+def test_a_pull_asks_only_for_what_changed(
+    objects: SweepStore, trial: Trial, tmp_path: Path, server: Bucket
+) -> None:
+    run(objects, trial)
+    objects.pull()
+    stamp = (trial.folder / "result.json").stat().st_mtime_ns
+    before = server.requests.copy()
+    objects.pull()
+    assert server.requests - before == {"list": 2}
+    assert (trial.folder / "result.json").stat().st_mtime_ns == stamp
+    run(objects, trial_of(objects, tmp_path, "seed=1"))
+    server.remove(f"registers/{trial.plan.trial_id}.json")
+    assert [*analysis.load(URL)["seed"]] == [1], "the other one was deleted there"
+
+
+def test_a_text_that_changed_is_brought(objects: SweepStore, server: Bucket) -> None:
+    for text in ("b", "c", "a"):
+        write_register(server, **{"config.json": {"text": text}})
+        objects.pull()
+        assert (objects.folder / "trials" / "a" / "config.json").read_text() == text
+
+
+def test_no_name_leads_out_of_the_copy(objects: SweepStore, server: Bucket) -> None:
+    write_register(server, **{"../../evil": {"text": "x"}})
+    with pytest.warns(UserWarning, match="must be a path in the trial's folder"):
+        objects.pull()
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://host/bucket", "must be a folder, or begin with s3://"),
+        ("s3:/bucket", "must be a folder, or begin with s3://"),
+        ("s3://", "must be s3://BUCKET/PREFIX"),
+        ("s3://bucket/../x", "must be s3://BUCKET/PREFIX"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_refused(url: str, why: str) -> None:
+    with pytest.raises(BadInput, match=why):
+        BucketClient(url)
+
+
+# What a store asks of a bucket: of one in memory, and of a server that is not ours.
+
+SERVERS = ("server", "moto_server")
+
+
+@pytest.fixture(params=SERVERS)
+def bucket(request: pytest.FixtureRequest) -> BucketClient:
+    request.getfixturevalue(request.param)
+    return BucketClient(URL)
+
+
+def test_an_object_is_created_once(bucket: BucketClient) -> None:
+    version = bucket.write("a/b.json", b"first", None)
+    with pytest.raises(Changed):
+        bucket.write("a/b.json", b"second", None)
+    assert bucket.read("a/b.json")[:2] == (b"first", version)
+
+
+def test_a_version_is_replaced_once(bucket: BucketClient) -> None:
+    first = bucket.write("a", b"first", None)
+    second = bucket.write("a", b"second", first)
+    assert second != first
+    with pytest.raises(Changed):
+        bucket.write("a", b"third", first)
+    assert bucket.read("a")[:2] == (b"second", second)
+    bucket.delete(["a"])
+    with pytest.raises(Changed):
+        bucket.write("a", b"third", second)
+    with pytest.raises(FileNotFoundError):
+        bucket.read("a")
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, 1001])
+def test_a_large_object_comes_back_in_parts(
+    size: int, bucket: BucketClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = bytes(i % 251 for i in range(size))
+    bucket.upload("large", content)
+    monkeypatch.setattr(requests, "CHUNK", 500)
+    bucket.download("large", tmp_path / "large", size)
+    assert (tmp_path / "large").read_bytes() == content
+
+
+@pytest.mark.parametrize("size", [0, 3])
+def test_an_object_that_is_too_short_is_told_from_a_store_that_is_away(
+    size: int, bucket: BucketClient, tmp_path: Path
+) -> None:
+    bucket.upload("torn", bytes(size))
+    for name in ("torn", "gone"):
+        with pytest.raises(FileNotFoundError):
+            bucket.download(name, tmp_path / name, 5)
+
+
+def test_a_large_object_goes_in_parts(bucket: BucketClient, tmp_path: Path) -> None:
+    content = b"0123456789abcdef" * (1 << 16) * 17  # two requests and a part
+    bucket.upload("large", BytesIO(content))
+    bucket.download("large", tmp_path / "large", len(content))
+    assert (tmp_path / "large").read_bytes() == content
+    bucket.upload("large", b"small")
+    assert bucket.read("large").content == b"small"
+
+
+def test_a_listing_is_of_a_folder_and_has_every_page(bucket: BucketClient) -> None:
+    names = ["Ünï cödé", "a b+c&d=e", "%41", "x.json", *map(str, range(2 * buckets.PAGE))]
+    for name in names:
+        bucket.upload(f"many/{name}", name.encode())
+    bucket.upload("manyother", b"not below")
+    listed = {meta.key: meta for meta in bucket.list("many")}
+    assert listed.keys() == {f"many/{name}" for name in names}
+    assert {meta.size for meta in listed.values() if "cöd" in meta.key} == {len(names[0].encode())}
+    before = listed["many/x.json"].e_tag
+    bucket.upload("many/x.json", b"another")
+    assert {meta.key: meta.e_tag for meta in bucket.list("many")}["many/x.json"] != before
+    bucket.delete([*listed, "many/gone"])
+    assert [*bucket.list("many")] == []
+    assert len(bucket.list("")) == 1
+    bucket.delete([])
+
+
+def test_an_age_is_told_by_the_servers_clock_and_leaves_nothing(
+    bucket: BucketClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.write("a", b"", None)
+    seen = bucket.read("a")
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert 0 <= bucket.age(seen) < 60
+    assert 1000 <= bucket.age(seen._replace(modified=seen.modified - 1000)) < 1060
+    assert [meta.key for meta in bucket.list("")] == ["a"]
+
+
+def test_another_process_gets_the_same_bucket(bucket: BucketClient) -> None:
+    bucket.write("a", b"here", None)
+    assert pickle.loads(pickle.dumps(bucket)).read("a").content == b"here"
+
+
+def test_no_bucket_is_no_empty_one(moto_server: int) -> None:
+    nowhere = BucketClient("s3://nowhere/store")
+    for ask in (lambda: nowhere.list("registers"), lambda: nowhere.write("a", b"", None)):
+        with pytest.raises(StoreRefuses, match="there is no such bucket"):
+            ask()
+
+
+def test_a_consoles_folders_are_no_trouble(moto_server: int) -> None:
+    for key in ("", "registers/", "sweeps/", "trials/", "trials/0123/"):
+        buckets.put(moto_server, f"a/store/{key}")
+    Mirror(BucketClient(URL)).pull()
+
+
+@pytest.mark.parametrize("prefix", ["a#1", "a?x", "a b", "a%20b", "a+b", "é", "a ", "[a]/b*"])
+def test_a_prefix_is_what_it_says(prefix: str, moto_server: int) -> None:
+    """A URL would end at # and ?, have one name for `a b` and `a%20b`, and end before a space."""
+    buckets.put(moto_server, f"{quote(prefix)}/k", b"here")
+    assert BucketClient(f"s3://{buckets.BUCKET}/{prefix}").read("k").content == b"here"

@@ -22,15 +22,16 @@ from tokenizers import (
 
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.data import tokenizers as module
-from pipegap.trainer.data.chosen import chosen, tokenizer_of
 from pipegap.trainer.data.tokenizers import (
     Subwords,
     byte_level_bpe,
+    chosen,
     published_json,
     read_metadata,
     split_as_bytes,
+    tokenizer_of,
 )
-from tests.support.own_text import texts
+from tests.support.own_files import texts
 
 TEXTS = [*texts(30, 30), "naïve 你好 🙂🙂.\n\n  x", "a <|endoftext|> b </s> <s>c"]
 SPECIAL = ["<|endoftext|>", "<pad>", "<unk>"]
