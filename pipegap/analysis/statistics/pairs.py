@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import optimize, stats
 
-from pipegap.analysis.table.points import ARM_GROUPS, BESIDE, group_of
+from pipegap.analysis.table.points import ARM_GROUPS, BESIDE, VERSIONS, group_of
 from pipegap.analysis.table.rows import SOURCE
 from pipegap.trainer.base.errors import FINAL, BadInput, Status
 
@@ -233,7 +233,12 @@ SAME_ARM = ["optimizer", "point", "arm", *VARIANT]
 SAME_TRIAL = [*SAME_ARM, "seed"]
 SLACK = "pipeline.slack"
 """The key of an arm that changes no number."""
-MADE_BY = ["trainer_version", "git"]
+TORCH = f"{VERSIONS}.torch"
+MACHINE = ["device_name", TORCH]
+"""What a trial ran on: another kind rounds otherwise. Runner, compiler and number of replicas are
+keys of the point, which both trials of a pair share."""
+CODE = ["trainer_version", "git"]
+MADE_BY = [*CODE, *MACHINE]
 NEWEST = ["trainer_version", "finished_at", "trial_id"]
 COMPARED = ("sync", "delay", "delay_ef")
 """The arms whose costs are shown by default."""
@@ -248,24 +253,38 @@ def results(trials: pd.DataFrame) -> pd.DataFrame:
     """Trials that have a result (completed or diverged), each once, with `num_stages` and
     `num_microbatches`.
 
-    Of several trials with one arm, point, seed, number of stages and of microbatches, the newest
-    counts: the one with the highest trainer_version, then the latest. Warns if they were made by
-    different trainers. Raises BadInput if they differ in what their arm is made of.
+    Of several trials with one arm, point, seed, number of stages and of microbatches one counts: of
+    the highest trainer_version those on the device and torch that ran most trials of this point and
+    seed, so that pairs are of one kind where they can be, and of these the latest. Warns if they
+    were made by different trainers. Raises BadInput if they differ in what their arm is made of.
     """
     renamed = trials.rename(columns={f"pipeline.{name}": name for name in VARIANT})
     done = renamed[renamed["status"].isin(FINAL)]
     if done.empty:  # of a store without trials the table does not even have all columns
         return done.reindex(columns=list(dict.fromkeys([*done, *VARIANT])))
     # Of few columns: the table has many, and every move of a row moves them all.
-    newest_first = done[[*SAME_TRIAL, *NEWEST, "git"]].sort_values(NEWEST, kind="stable")
-    repeated = newest_first[newest_first.duplicated(SAME_TRIAL, keep=False)]
+    made = done.reindex(columns=[*SAME_TRIAL, *NEWEST, "git", *MACHINE])
+    order = ["trainer_version", "num_on_machine", "finished_at", "trial_id"]
+    newest_last = made.assign(num_on_machine=_num_on_machine(made)).sort_values(
+        order, kind="stable"
+    )
+    repeated = newest_last[newest_last.duplicated(SAME_TRIAL, keep=False)]
     _refuse_other_values(done.loc[repeated.index])
-    makers = repeated[MADE_BY].astype(str).groupby([repeated[name] for name in SAME_TRIAL])
+    makers = repeated[CODE].astype(str).groupby([repeated[name] for name in SAME_TRIAL])
     num_mixed = int((makers.nunique() > 1).any(axis=1).sum()) if len(repeated) else 0
     if num_mixed:
         _warn(f"{num_mixed} trials were run by several versions of the code: the newest count")
-    newest = newest_first.drop_duplicates(SAME_TRIAL, keep="last").sort_values(SAME_TRIAL)
+    newest = newest_last.drop_duplicates(SAME_TRIAL, keep="last").sort_values(SAME_TRIAL)
     return done.loc[newest.index]
+
+
+def _num_on_machine(made: pd.DataFrame) -> pd.Series:
+    """How many trials of its point and seed ran on the device and torch of each trial, each arm
+    counted once."""
+    machine = made[MACHINE].astype("string").fillna("unknown").agg(" ".join, axis=1)
+    arms = made[["arm", *VARIANT]].astype(str).agg(" ".join, axis=1)
+    keys = [made["optimizer"], made["point"], made["seed"], machine]
+    return arms.groupby(keys, dropna=False).transform("nunique")
 
 
 def _refuse_other_values(repeated: pd.DataFrame) -> None:
@@ -292,11 +311,11 @@ def pairs(trials: pd.DataFrame) -> pd.DataFrame:
     The partner is the sync trial of the same point and seed. If there are several, the one with as
     many stages and microbatches is taken, else the one with the fewest stages, then microbatches:
     without a delay, they change only the order of a sum. Without a partner its columns are missing.
-    `gap` is NaN unless both completed. Warns of pairs that were not made by the same trainer;
+    `gap` is NaN unless both completed. Warns of pairs of different trainers, devices or torch;
     raises BadInput (a ValueError) if trials of one setting and data.path saw different data.
     """
     _refuse_mixed_data(trials)
-    done = results(trials)[KEPT]
+    done = results(trials).reindex(columns=KEPT)  # an older CSV has no column of versions
     sync, arms = done[done["arm"] == "sync"], done[done["arm"] != "sync"]
     paired = arms.merge(
         sync.drop(columns=["arm", "base_arm", "delay"]),

@@ -282,13 +282,37 @@ def test_depths_of_a_pipeline_are_never_averaged(tmp_path: Path) -> None:
     assert table["n"].tolist() == [1, 1]
 
 
-@pytest.mark.parametrize(("key", "value"), [("trainer_version", 2), ("git", "abc-dirty")])
-def test_a_pair_of_different_code_warns(tmp_path: Path, key: str, value: object) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("trainer_version", 2),
+        ("git", "abc-dirty"),
+        ("device_name", "NVIDIA H200"),
+        ("versions", {"torch": "2.11.0"}),
+    ],
+)
+def test_a_pair_of_two_codes_or_machines_warns(tmp_path: Path, key: str, value: object) -> None:
     add(tmp_path, "sync", 1.0)
     add(tmp_path, "delay", 1.2, **{key: value})
     with pytest.warns(UserWarning, match=f"1 of 1 pairs mix {key}"):
         table = gaps(load(tmp_path))
     assert one(table, "delay")["gap"] == pytest.approx(0.2)
+
+
+def test_the_pair_of_one_machine_is_preferred_to_the_newest_trials(tmp_path: Path) -> None:
+    """Seed by seed: no kind of device ran every trial of seed 0, but one ran those of seed 1."""
+    for arm, device, seed, loss in (
+        ("sync", "NVIDIA A100", 0, 1.0),
+        ("delay", "NVIDIA A100", 0, 1.1),
+        ("sync", "NVIDIA A100", 1, 2.0),
+        ("sync", "NVIDIA H100", 1, 3.0),
+        ("delay", "NVIDIA H100", 1, 3.3),
+    ):
+        finished = 1e9 + (device == "NVIDIA A100")  # the newest sync trial has no partner
+        add(tmp_path, arm, loss, seed=seed, device_name=device, finished_at=finished)
+    row = one(gaps(load(tmp_path)), "delay")  # a warning would be an error
+    assert (row["n"], row["loss_sync"]) == (2, pytest.approx(2.0))
+    assert row["gap"] == pytest.approx(0.2)
 
 
 def test_a_trial_that_went_on_elsewhere_is_paired_all_the_same(tmp_path: Path) -> None:
