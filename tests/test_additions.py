@@ -130,7 +130,7 @@ ADDITIONS: Mapping[str, Mapping[str, Sequence[Edit]]] = {
         "pipegap/conf/pipeline/half_delayed.yaml": [Edit(PIPELINE_YAML)],
         "tests/trainer/schedules/test_schedules.py": [
             Edit(
-                '    "half_delayed": lambda stage, m: int(stage < STAGES // 2),\n',
+                '    "half_delayed": lambda stage, m: int(stage < STAGES_OF_CONFORMANCE // 2),\n',
                 '    "interleaved_1f1b": lambda',
             )
         ],

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pipegap.trainer.base.flat import cloned, wholes
-from pipegap.trainer.base.places import NonNegative, Positive
+from pipegap.trainer.base.ranges import NonNegative, Positive
 from pipegap.trainer.optimizers.routing import Decay, Parameters, averaging, decaying, entrywise
 
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch.optim import Optimizer
 
-from pipegap.trainer.base.places import Count, NonNegative, Positive
+from pipegap.trainer.base.ranges import Count, NonNegative, Positive
 from pipegap.trainer.optimizers.routing import (
     Chained,
     Decay,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from pipegap.trainer.base.places import NonNegative, Positive
+from pipegap.trainer.base.ranges import NonNegative, Positive
 
 # Routes parameters to optimizers, by the module that they belong to. Vectors never decay.
 

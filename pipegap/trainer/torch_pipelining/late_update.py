@@ -24,7 +24,7 @@ from torch.optim.optimizer import (
 from pipegap.trainer.base.build import build
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.flat import GatheredWeights, by_device, local
-from pipegap.trainer.base.places import MAX_COUNT
+from pipegap.trainer.base.ranges import MAX_COUNT
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.delayed.arm import (
     STEPS_COPIES,

@@ -250,7 +250,7 @@ def cluster_of_own_cluster() -> Iterator[ClusterOfOwnCluster]:
         with connection.cluster() as (folder, asked_to_stop):
             assert announced() == before
             patch.setattr(
-                connection, "cluster_of_own_cluster", lambda: nullcontext((folder, asked_to_stop))
+                connection, "cluster", lambda: nullcontext((folder, asked_to_stop))
             )
             yield ClusterOfOwnCluster(folder, keys)
     assert not folder.exists()
