@@ -28,7 +28,7 @@ from pipegap.trainer.base.places import cache_folder, is_url, require_folder
 from pipegap.trainer.base.scratch import scratch
 from pipegap.trainer.folder.lease import NAME, PATTERN, read
 from pipegap.trainer.folder.result import RESULT, final, read_result
-from pipegap.trainer.folder.wellformed import MARKER, content
+from pipegap.trainer.folder.wellformed import ATTEMPT, MARKER, content, parse
 from pipegap.trainer.store import driver
 from pipegap.trainer.store.bucket import (
     ENDPOINTS,
@@ -168,20 +168,20 @@ class BucketStore:
             )
             raise BadInput("results", self.name, allowed)
         metas = self._listed(folders)
-        results = {key: meta.e_tag for key, meta in metas.items() if _name(key) == RESULT}
+        results = {key: meta.e_tag for key, meta in metas.items() if _is_result(key)}
         if any(e_tag != notes_before.get(key, [""])[0] for key, e_tag in results.items()):
             # The first pages of a long listing may be older than a result in its last. What is
             # listed once a result is there is all that belongs to it.
             metas = {
                 key: meta
                 for key, meta in self._listed(folders).items()
-                if _name(key) != RESULT or meta.e_tag == results.get(key)
+                if not _is_result(key) or meta.e_tag == results.get(key)
             }
         notes = dict(notes_before)
         in_folders = tuple(f"{folder}/" for folder in folders)
         outdated = {key for key in notes if key.startswith(in_folders) and key not in metas}
         outdated |= {key for key, e_tag in results.items() if notes.get(key, [e_tag])[0] != e_tag}
-        for key in sorted(outdated, key=_result_last, reverse=True):
+        for key in sorted(outdated, key=_is_result, reverse=True):
             del notes[key]
             (self.folder / key).unlink(missing_ok=True)
             with suppress(OSError):  # it holds other files
@@ -202,8 +202,8 @@ class BucketStore:
     ) -> dict[str, Note]:
         """Bring files of a trial up to date, the result last, which says that the rest stays;
         return their notes."""
-        new_notes = {}
-        for meta in sorted(metas, key=lambda meta: _result_last(meta.key)):
+        new_notes: dict[str, Note] = {}
+        for meta in sorted(metas, key=lambda meta: _is_result(meta.key)):
             path = self.folder / meta.key
             is_here = notes.get(meta.key, [""])[0] == meta.e_tag
             if not is_here and not _downloaded(self._bucket, meta, path):
@@ -303,9 +303,9 @@ class BucketStore:
         """Give files of a trial's folder the names to which theirs are mapped: of the new ones the
         result is the last that comes, of the old ones the first that goes."""
         folder = f"{TRIALS}/{trial.trial_id}"
-        for name in sorted(names, key=_result_last):
+        for name in sorted(names, key=_is_result):
             self._bucket.copy(f"{folder}/{name}", f"{folder}/{names[name]}")
-        for name in sorted(names, key=_result_last, reverse=True):
+        for name in sorted(names, key=_is_result, reverse=True):
             self._bucket.delete([f"{folder}/{name}"])
 
     def spare(self, folders: Sequence[Path]) -> Iterator[Spare]:
@@ -359,7 +359,7 @@ class Upload:
     def fetch(self) -> None:
         """Fetch what an attempt at the trial reads; of a finished trial the result alone."""
         metas = {meta.key: meta for meta in self._bucket.list(self._prefix)}
-        for key in sorted(metas, key=_result_last, reverse=True):
+        for key in sorted(metas, key=_is_result, reverse=True):
             if not _is_read(key, NOT_RESUMED):
                 continue
             name = key.removeprefix(f"{self._prefix}/")
@@ -461,24 +461,29 @@ class Upload:
         return waits and is_end
 
     def _is_begun(self, attempt: str, etags: Mapping[str, str]) -> bool:
-        """Return whether the newest attempt here, whose file this is, was begun by this process.
+        """Return whether the newest attempt here, of which this is the file, has begun here.
 
         Raises LeaseLost if another process has taken the trial over, or finished it before.
         """
-        newest = max(filter(_is_attempt, etags), default="")
-        if attempt <= self._attempt_before:  # or the folder was deleted
+        if attempt <= self._attempt_before:  # not yet, or the folder was deleted
             return False
-        is_first = attempt not in self._etags
-        is_finished = etags.get(RESULT) not in (None, self._etags.get(RESULT))
-        if newest == attempt and etags[newest] != self._etags.get(newest):
-            # It may be an own write whose answer was lost.
-            stored = json.loads(self._bucket.read(f"{self._prefix}/{newest}").content)
-            is_lost = stored["started_at"] != read(self._path / attempt)["started_at"]
+        newest = max(filter(_is_attempt, etags), default="")
+        if newest == attempt:
+            is_lost = etags[newest] != self._etags.get(newest) and not self._has_written(newest)
         else:
-            is_lost = newest > attempt or (is_first and is_finished)
+            is_finished = etags.get(RESULT) not in (None, self._etags.get(RESULT))
+            is_lost = newest > attempt or is_finished
         if is_lost:
             raise LeaseLost(f"{self._prefix} was taken over by another process")
         return True
+
+    def _has_written(self, attempt: str) -> bool:
+        """Return whether this process wrote the object of an attempt, and never got the answer."""
+        try:
+            stored = parse(self._bucket.read(f"{self._prefix}/{attempt}").content, ATTEMPT)
+        except (FileNotFoundError, ValueError):
+            return False
+        return stored.get("started_at") == read(self._path / attempt).get("started_at")
 
     def _write(self, name: str, etag_before: str | None) -> str:
         """Write an object; return its etag."""
@@ -529,12 +534,8 @@ def _note(meta: Meta) -> Note:
     return [meta.e_tag, meta.modified]
 
 
-def _name(key: str) -> str:
-    return key.rpartition("/")[2]
-
-
-def _result_last(key: str) -> bool:
-    return _result_last(key)
+def _is_result(key: str) -> bool:
+    return key.rpartition("/")[2] == RESULT
 
 
 def _trial_of(key: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from pipegap.trainer.store import bucket as requests
 from pipegap.trainer.store.bucket import BucketClient, Changed, StoreRefuses
-from pipegap.trainer.store.mirror import Mirror
+from pipegap.trainer.store.opened import open_store
 from tests.support import moto
 from tests.support.bucket import URL
 
@@ -49,29 +49,50 @@ def test_a_large_object_comes_back_in_parts(
     size: int, bucket: BucketClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = bytes(i % 251 for i in range(size))
-    bucket.upload("large", content)
+    bucket.upload("a/large", content)
+    [meta] = bucket.list("a")
+    assert meta.size == size
     monkeypatch.setattr(requests, "CHUNK", 500)
-    bucket.download("large", tmp_path / "large", size)
+    bucket.download(meta, tmp_path / "large")
     assert (tmp_path / "large").read_bytes() == content
 
 
-@pytest.mark.parametrize("size", [0, 3])
-def test_an_object_that_is_too_short_is_told_from_a_store_that_is_away(
-    size: int, bucket: BucketClient, tmp_path: Path
+@pytest.mark.parametrize("size", [1, 1001])
+def test_no_download_is_of_two_contents(
+    size: int, bucket: BucketClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bucket.upload("torn", bytes(size))
-    for name in ("torn", "gone"):
-        with pytest.raises(FileNotFoundError):
-            bucket.download(name, tmp_path / name, 5)
+    monkeypatch.setattr(requests, "CHUNK", 500)
+    bucket.upload("a/large", bytes(size))
+    [meta] = bucket.list("a")
+    bucket.upload("a/large", b"1" * size)
+    with pytest.raises(Changed):
+        bucket.download(meta, tmp_path / "changed")
+    bucket.delete(["a/large"])
+    with pytest.raises(FileNotFoundError):
+        bucket.download(meta, tmp_path / "gone")
+
+
+def test_etags_are_those_of_a_listing(bucket: BucketClient) -> None:
+    etags = {"a/b": bucket.write("a/b", b"1", None), "a/c": bucket.upload("a/c", b"2")}
+    etags["a/large"] = bucket.upload("a/large", BytesIO(bytes(requests.CHUNK + 1)))
+    assert {meta.key: {"e_tag": meta.e_tag} for meta in bucket.list("a")} == {
+        key: {"e_tag": version["e_tag"]} for key, version in etags.items()
+    }
+
+
+def test_a_copy_has_the_same_bytes(bucket: BucketClient) -> None:
+    bucket.upload("a/b", b"content")
+    bucket.copy("a/b", "c/d/e")
+    assert bucket.read("c/d/e").content == bucket.read("a/b").content == b"content"
 
 
 def test_a_large_object_goes_in_parts(bucket: BucketClient, tmp_path: Path) -> None:
     content = b"0123456789abcdef" * (1 << 16) * 17  # two requests and a part
-    bucket.upload("large", BytesIO(content))
-    bucket.download("large", tmp_path / "large", len(content))
+    bucket.upload("a/large", BytesIO(content))
+    bucket.download(bucket.list("a")[0], tmp_path / "large")
     assert (tmp_path / "large").read_bytes() == content
-    bucket.upload("large", b"small")
-    assert bucket.read("large").content == b"small"
+    bucket.upload("a/large", b"small")
+    assert bucket.read("a/large").content == b"small"
 
 
 def test_a_listing_is_of_a_folder_and_has_every_page(bucket: BucketClient) -> None:
@@ -91,14 +112,14 @@ def test_a_listing_is_of_a_folder_and_has_every_page(bucket: BucketClient) -> No
     bucket.delete([])
 
 
-def test_an_age_is_told_by_the_servers_clock_and_leaves_nothing(
+def test_the_servers_clock_tells_the_time_and_leaves_nothing(
     bucket: BucketClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket.write("a", b"", None)
-    seen = bucket.read("a")
     monkeypatch.setattr(time, "time", lambda: 0.0)
-    assert 0 <= bucket.age(seen) < 60
-    assert 1000 <= bucket.age(seen._replace(modified=seen.modified - 1000)) < 1060
+    [meta] = bucket.list("")
+    assert 0 <= bucket.now() - bucket.read("a").modified < 60
+    assert 0 <= bucket.now() - meta.modified < 60
     assert [meta.key for meta in bucket.list("")] == ["a"]
 
 
@@ -109,15 +130,15 @@ def test_another_process_gets_the_same_bucket(bucket: BucketClient) -> None:
 
 def test_no_bucket_is_no_empty_one(moto_server: int) -> None:
     nowhere = BucketClient("s3://nowhere/store")
-    for ask in (lambda: nowhere.list("registers"), lambda: nowhere.write("a", b"", None)):
+    for ask in (lambda: nowhere.list("trials"), lambda: nowhere.write("a", b"", None)):
         with pytest.raises(StoreRefuses, match="there is no such bucket"):
             ask()
 
 
 def test_a_consoles_folders_are_no_trouble(moto_server: int) -> None:
-    for key in ("", "registers/", "sweeps/", "trials/", "trials/0123/"):
+    for key in ("", "sweeps/", "trials/", "trials/0123/", "trials/0123/weights/"):
         moto.put(moto_server, f"a/store/{key}")
-    Mirror(BucketClient(URL)).pull()
+    open_store(URL).pull()
 
 
 @pytest.mark.parametrize("prefix", ["a#1", "a?x", "a b", "a%20b", "a+b", "é", "a ", "[a]/b*"])

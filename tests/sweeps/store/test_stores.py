@@ -52,9 +52,9 @@ def test_a_trial_runs_stops_goes_on_and_is_read(
     assert store.started(known) == set()
     with pytest.raises(Stopped):
         run(store, trial, after(1))
+    store.pull()
     assert open_store(store.name).started(known) == {*known}
     assert store.state_of(trial) == TrialState.FREE
-    store.pull()
     assert [*analysis.load(store.folder)["status"]] == ["unfinished"]
     result = run(store, trial)
     assert store.state_of(trial) == TrialState.ENDED
