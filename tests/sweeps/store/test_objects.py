@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from pipegap.trainer.folder import checkpoint
 from pipegap.trainer.folder.record import TrialFolder
 from pipegap.trainer.folder.result import RESULT, read_result
 from pipegap.trainer.store import opened
-from pipegap.trainer.store.bucket import BucketClient, StoreAway
+from pipegap.trainer.store.bucket import BucketClient, Changed, StoreAway
 from pipegap.trainer.store.driver import KEY
 from pipegap.trainer.store.opened import BucketStore, open_store
 from pipegap.trainer.store.store import SweepStore, TrialState
@@ -239,6 +239,94 @@ def test_rows_that_grew_by_little_come_with_a_checkpoint(server: Bucket, tmp_pat
     assert uploaded() == content + b"one more\n"
     (tmp_path / "metrics.jsonl").write_bytes(content * 2)
     assert uploaded() == content * 2, "that is a lot"
+
+
+def attempted(folder: Path, number: int, started_at: float, **files: bytes) -> opened.Upload:
+    """An attempt at a trial as its folder says it, after what the bucket has was fetched."""
+    folder.mkdir(exist_ok=True)
+    upload = opened.Upload(BucketClient(URL), "trials/a", folder, {})
+    upload.fetch()
+    begun = json.dumps({"attempt": number, "started_at": started_at}).encode()
+    written(folder, {f"attempt-{number:06d}.json": begun, "metrics.jsonl": b"rows", **files})
+    return upload
+
+
+@pytest.mark.parametrize("key", ["a.json", "metrics.jsonl", "result.json"])
+def test_a_trial_is_that_of_its_newest_attempt(key: str, server: Bucket, tmp_path: Path) -> None:
+    """Though the older one was about to write this object when the newer one began."""
+    older = attempted(tmp_path / "1", 1, 0.5)
+    older._push()
+    finished = {"metrics.jsonl": b"all rows of 1", "result.json": b"{}", "a.json": b"1"}
+    written(tmp_path / "1", finished)
+    newer = attempted(tmp_path / "2", 2, 0.6, **{"metrics.jsonl": b"rows of 2"})
+    moments: list[str] = []
+
+    def begin(method: str, asked_key: str) -> None:
+        if (method, asked_key, moments) == ("put", f"trials/a/{key}", []):
+            moments.append(asked_key)
+            newer._push()
+
+    server.fault = begin
+    with suppress(Changed, LeaseLost):
+        while older._push(is_end=True):
+            pass
+    assert moments
+    with pytest.raises(LeaseLost):
+        older._push(is_end=True)
+    newer._push()
+    assert server.objects["trials/a/metrics.jsonl"] == b"rows of 2"
+    assert "trials/a/result.json" not in server.objects
+
+
+def test_of_two_that_begin_at_once_the_first_has_the_trial(server: Bucket, tmp_path: Path) -> None:
+    first = attempted(tmp_path / "1", 1, 0.5)
+    second = attempted(tmp_path / "2", 1, 0.6, **{"metrics.jsonl": b"others"})
+    first._push()
+    objects = server.objects
+    with pytest.raises(LeaseLost):
+        second._push()
+    assert server.objects == objects
+
+
+def test_who_has_not_begun_uploads_nothing_of_what_was_fetched(
+    server: Bucket, tmp_path: Path
+) -> None:
+    """Who runs the trial until then may be writing it."""
+    older = attempted(tmp_path / "1", 1, 0.5)
+    older._push()
+    newer = opened.Upload(BucketClient(URL), "trials/a", tmp_path / "2", {})
+    newer.fetch()
+    written(tmp_path / "1", {"metrics.jsonl": b"more rows", "result.json": b"{}"})
+    while older._push(is_end=True):
+        pass
+    objects = server.objects
+    newer._push(is_end=True)
+    assert server.objects == objects
+    written(tmp_path / "2", {"attempt-000002.json": b"{}"})
+    with pytest.raises(LeaseLost):
+        newer._push()
+    assert server.objects == objects, "it is finished"
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_an_upload_whose_answer_is_lost_is_made_again(
+    number: int, server: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opened, "TRY_EVERY", 0.01)
+    requests = iter(range(100))
+
+    def lose(method: str, key: str) -> str | None:
+        return "lost" if next(requests) == number else None
+
+    files = {"config.json": b"{}", "checkpoint-1-a.pt": b"1", "result.json": b"{}"}
+    upload = attempted(tmp_path / "1", 1, 0.5, **files)
+    server.fault = lose
+    upload._push_all()
+    assert {key.removeprefix("trials/a/") for key in server.objects} == {
+        *files,
+        "attempt-000001.json",
+        "metrics.jsonl",
+    }
 
 
 def test_nothing_is_deleted_because_the_folder_was(server: Bucket, tmp_path: Path) -> None:

@@ -61,10 +61,10 @@ def test_a_large_object_comes_back_in_parts(
 def test_no_download_is_of_two_contents(
     size: int, bucket: BucketClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "CHUNK", 500)
     bucket.upload("a/large", bytes(size))
     [meta] = bucket.list("a")
     bucket.upload("a/large", b"1" * size)
+    monkeypatch.setattr(requests, "CHUNK", 500)
     with pytest.raises(Changed):
         bucket.download(meta, tmp_path / "changed")
     bucket.delete(["a/large"])
