@@ -190,7 +190,10 @@ class BucketStore:
         for key, meta in metas.items():
             if notes.get(key) != _note(meta):
                 changed.setdefault(_trial_of(key), []).append(meta)
-        fetch = partial(self._fetch, notes, self._seconds_ahead() if changed else 0.0)
+        has_attempts = any(
+            _is_attempt(Path(m.key).name) for trial in changed.values() for m in trial
+        )
+        fetch = partial(self._fetch, notes, self._seconds_ahead() if has_attempts else 0.0)
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for notes_of_trial in [*pool.map(fetch, changed.values())]:
                 notes |= notes_of_trial
