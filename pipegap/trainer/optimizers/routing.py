@@ -1,6 +1,6 @@
 """Routes parameters to optimizers, by the module that they belong to. Vectors never decay."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Annotated, Any, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -47,11 +47,6 @@ def entrywise(factory: Factory) -> Factory:
 def is_entrywise(factory: Callable[..., Optimizer]) -> bool:
     """Whether the factory is declared so."""
     return getattr(factory, "is_entrywise", False)
-
-
-def alike(kind: Kind) -> Hashable:
-    """What the kinds share that an `entrywise` optimizer steps alike: all that decay are one."""
-    return kind == "embedding" or kind in MATRICES or kind
 
 
 def keeps(

@@ -133,8 +133,8 @@ class CorrectionInParts(NoCorrection):
         if not self.looks_ahead:
             return weights
         parts = [correction.evaluated(parts) for correction, parts in self._each(weights)]
-        shown = self._joined(parts, torch.stack)
-        return [shown.get(i, weight) for i, weight in enumerate(weights)]
+        tensors = self._joined(parts, torch.stack)
+        return [tensors.get(i, weight) for i, weight in enumerate(weights)]
 
     @override
     def state(self) -> list[State]:
@@ -163,10 +163,10 @@ class CorrectionInParts(NoCorrection):
         """What the corrections returned for each weight, by its number; `join` makes one stack."""
         joined = {}
         for (group, _), parts in zip(self._groups, results, strict=True):
-            rest = iter(parts)
+            remaining = iter(parts)
             for i in group:
                 num = self._num_parts[i]
-                joined[i] = next(rest) if num is None else join([*islice(rest, num)])
+                joined[i] = next(remaining) if num is None else join([*islice(remaining, num)])
         return joined
 
 

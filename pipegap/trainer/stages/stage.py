@@ -15,7 +15,7 @@ from pipegap.trainer.base.resources import on_cpu
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.optimizers import state as optimizer_state
 from pipegap.trainer.optimizers.averaging import evaluated
-from pipegap.trainer.optimizers.routing import BALANCE, Kind, Parameters, alike
+from pipegap.trainer.optimizers.routing import BALANCE, Kind, Parameters
 from pipegap.trainer.schedules.operations import Op
 from pipegap.trainer.stages.backward import Microbatch, Sums
 from pipegap.trainer.stages.in_parts import correction_in_parts
@@ -65,19 +65,18 @@ class Stage:
         self._microbatch = microbatch
         self._in_flight: dict[tuple[int, int, int], Microbatch] = {}
         self._read: dict[int, list[int]] = {}
-        self._sums = Sums(self.versions.flat_master)
+        self._sums = Sums(self.versions.master[0].dtype)
 
     def _make_versions(self, module: nn.Module, dtype: torch.dtype) -> Versions:
-        ahead = self._correction.reads_ahead
-        together = [alike(kind) for kind in self._kinds]
-        return Versions(module, self.lags, dtype, together, reads_ahead=ahead)
+        reads_ahead = self._correction.reads_ahead
+        return Versions(module, self.lags, dtype, reads_ahead=reads_ahead)
 
     @property
     def slots(self) -> list[str | None]:
         """For each weight the name of its slot in the norm of the gradient; None for the
         pseudo-gradients of balance biases, which are not clipped either."""
-        named = zip(self.versions.names, self._kinds, strict=True)
-        return [None if kind == BALANCE else name for name, kind in named]
+        pairs = zip(self.versions.names, self._kinds, strict=True)
+        return [None if kind == BALANCE else name for name, kind in pairs]
 
     @property
     def lr(self) -> float:
@@ -111,8 +110,8 @@ class Stage:
     ) -> Tensor | None:
         """Returns the gradient of the loss by this microbatch's input; None for tokens."""
         # Recomputation of activations reads the module again, and must find this version there.
-        now = self.versions.bind(self._versions_of(op), op.batch)
-        return self._in_flight[op.batch, op.microbatch, replica].backward_input(gradient, now)
+        leaves = self.versions.bind(self._versions_of(op), op.batch)
+        return self._in_flight[op.batch, op.microbatch, replica].backward_input(gradient, leaves)
 
     def backward_weights(self, op: Op, replica: int = 0) -> None:
         """Adds up this microbatch's gradients in fp32; to be called after its `backward_input`."""
@@ -138,10 +137,12 @@ class Stage:
         delays = self._start_update(batch)
         # The master is stepped where version t + 1 will be read: version t stays as it was.
         weights = self.versions.open()
-        made = partial(step, self.optimizer, weights, gradients)
-        ahead = corrected_update(made, self._correction, weights, delays, probe=self._probe)
+        optimizer_step = partial(step, self.optimizer, weights, gradients)
+        predicted = corrected_update(
+            optimizer_step, self._correction, weights, delays, probe=self._probe
+        )
         self._look_ahead(batch)
-        self.versions.close(ahead)
+        self.versions.close(predicted)
 
     def _look_ahead(self, batch: int) -> None:
         rate, weights = self.lr / self._peak_lrs[0], self.versions.master
@@ -204,10 +205,10 @@ class Stage:
 
     def restore(self, state: Mapping[str, dict[str, Any]]) -> None:
         """Restores what `state` returned; the given state may hold other stages' weights too."""
-        mine, masters = [state[name] for name in self.versions.names], self.versions.master
-        self.versions.restore(mine)
-        saved = {w: weight["optimizer"] for w, weight in zip(masters, mine, strict=True)}
+        states, masters = [state[name] for name in self.versions.names], self.versions.master
+        self.versions.restore(states)
+        saved = {w: weight["optimizer"] for w, weight in zip(masters, states, strict=True)}
         optimizer_state.restore(self.optimizer, saved)
         device = masters[0].device
-        corrections = [weight["correction"].items() for weight in mine]
+        corrections = [weight["correction"].items() for weight in states]
         self._correction.restore([{k: v.to(device) for k, v in items} for items in corrections])

@@ -136,7 +136,7 @@ class LateUpdate:
         self.versions.move_gradients(batch)
         kept = self.versions.make_room(batch)
         step = partial(self._step, update)
-        ahead = corrected_update(step, self._correction, weights, delays, kept=kept)
+        ahead = corrected_update(step, self._correction, weights, delays, old_weights=kept)
         self.versions.show(batch, ahead)
 
     def _step(self, update: Callable[[], object]) -> list[Optimizer]:
