@@ -9,7 +9,7 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 from typing_extensions import override
 
-from pipegap.trainer.base.flat import are_at_hand, chosen, wholes
+from pipegap.trainer.base.flat import chosen, wholes
 from pipegap.trainer.corrections.none import NoCorrection, State
 from pipegap.trainer.corrections.past import Past
 
@@ -81,16 +81,9 @@ class ErrorFeedback(NoCorrection):
         torch._foreach_add_(*wholes(weights, earlier))
 
     def _sizes(self, update: Sequence[Tensor], earlier: Sequence[Tensor]) -> Tensor:
-        """What `_factors` needs to know of both: here, a number that is 0 only for a zero update.
-
-        On a CPU the first entries most often suffice.
-        """
+        """What `_factors` needs of both: here, a number that is 0 only for a zero update."""
         sent, self._sent = self._sent, None
-        if sent is not None:
-            return sent
-        if are_at_hand(earlier) and (firsts := earlier.layout.firsts(earlier.wholes)).all():
-            return firsts
-        return _magnitudes(earlier)
+        return _magnitudes(earlier) if sent is None else sent
 
     def _factors(self, late: Late, sizes: Tensor, difference: Sequence[Tensor]) -> Tensor:
         """λ of each late weight, [weights], or 0 where there was no earlier update."""

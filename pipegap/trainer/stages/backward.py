@@ -15,7 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
-from pipegap.trainer.base.flat import Flat, Vector, storage, wholes
+from pipegap.trainer.base.flat import storage
 from pipegap.trainer.schedules.operations import Schedule
 
 
@@ -169,7 +169,7 @@ class Microbatch:
         torch.autograd.backward(output, gradient)
         self.early = [leaf.grad for leaf in self.leaves]
         for leaf in self.leaves:
-            leaf.grad = None  # the next batch on this version starts anew
+            leaf.grad = None  # another microbatch that reads this version starts from zero
         return x.grad
 
     def gradients(self) -> list[Tensor]:
@@ -226,31 +226,18 @@ def _sum_of(leaf: nn.Parameter, *halves: Tensor | None) -> Tensor:
 
 
 class Sums:
-    """The sum of each replica's gradients, of weights that lie as `masters` do."""
+    """The sum of each replica's gradients, in `dtype`."""
 
-    def __init__(self, masters: Flat) -> None:
-        self._layout, self._dtype = masters.layout, masters.wholes[0].dtype
-        self._of_replicas: dict[int, Sequence[Tensor]] = {}
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._of_replicas: dict[int, list[Tensor]] = {}
 
     def add(self, replica: int, gradients: Sequence[Tensor]) -> None:
-        """Adds a microbatch's gradients.
-
-        The first ones become the sum itself. In another dtype they are copied to where a step by
-        vectors needs no further copy, and later ones are added vector by vector: torch would add
-        them tensor by tensor, and on a GPU the time goes by the number of calls.
-        """
-        total, vectors = self._of_replicas.get(replica), self._layout.vectors
-        are_alike = all(gradient.dtype == self._dtype for gradient in gradients)
-        if total is None and are_alike:
-            self._of_replicas[replica] = list(gradients)
-        elif total is None:
-            joined = [_joined(vector, gradients).to(self._dtype) for vector in vectors]
-            self._of_replicas[replica] = Flat(self._layout, joined)
-        elif isinstance(total, Flat):
-            for whole, vector in zip(total.wholes, vectors, strict=True):
-                whole.add_(_joined(vector, gradients))
+        """Adds a microbatch's gradients. The first ones become the sum itself."""
+        if replica in self._of_replicas:
+            torch._foreach_add_(self._of_replicas[replica], list(gradients))
         else:
-            torch._foreach_add_(list(total), list(gradients))
+            self._of_replicas[replica] = [gradient.to(self._dtype) for gradient in gradients]
 
     def take(self) -> Sequence[Tensor]:
         """Returns the sum over all replicas, and begins anew."""
@@ -258,10 +245,5 @@ class Sums:
         # In a fixed order, so that a run repeats to the bit.
         total = replicas.pop(0)
         for replica in sorted(replicas):
-            torch._foreach_add_(*wholes(total, replicas[replica]))
+            torch._foreach_add_(total, replicas[replica])
         return total
-
-
-def _joined(vector: Vector, gradients: Sequence[Tensor]) -> Tensor:
-    """A copy of the gradients in this vector, in the widest of their dtypes."""
-    return vector.joined([gradients[i] for i in vector.numbers])

@@ -9,7 +9,6 @@ from schedulefree import AdamWScheduleFree
 from torch import nn
 from torch.optim import Optimizer
 
-from pipegap.trainer.optimizers.flat_optimizer import flattened
 from pipegap.trainer.optimizers.in_parts import OptimizerInParts
 from pipegap.trainer.optimizers.routing import Parameters
 from pipegap.trainer.schedules.operations import Schedule
@@ -33,8 +32,8 @@ def in_parts(parameters: Parameters) -> Optimizer:
 
 @pytest.mark.parametrize(
     "optimizer",
-    [OURS, flattened(OURS), bare, flattened(bare), in_parts],
-    ids=["ours", "ours, flat", "bare", "bare, flat", "in parts"],
+    [OURS, bare, in_parts],
+    ids=["ours", "bare", "in parts"],
 )
 @pytest.mark.parametrize(
     "make",
