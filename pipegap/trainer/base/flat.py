@@ -3,7 +3,8 @@
 import gc
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -12,17 +13,17 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 T = TypeVar("T")
 
 
-def wholes(*lists: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Each list as this rank's parts of its tensors."""
-    return [[local(tensor) for tensor in tensors] for tensors in lists]
-
-
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a sharded tensor (DTensor), in its memory; any other as it is.
 
     torch computes on no list that has both kinds, as tensor parallelism leaves them.
     """
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def local_parts(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return this rank's part of each tensor."""
+    return [local(tensor) for tensor in tensors]
 
 
 def cloned(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -55,7 +56,7 @@ def copy_into(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
     """Copy the content of each tensor into its counterpart, which is sharded alike."""
     for numbers in by_device(into):
         torch._foreach_copy_(
-            [local(into[i]) for i in numbers], [local(tensors[i]) for i in numbers]
+            local_parts(into[i] for i in numbers), local_parts(tensors[i] for i in numbers)
         )
 
 

@@ -9,7 +9,7 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 from typing_extensions import override
 
-from pipegap.trainer.base.flat import chosen, wholes
+from pipegap.trainer.base.flat import chosen, local_parts
 from pipegap.trainer.corrections.none import NoCorrection, State
 from pipegap.trainer.corrections.past import Past
 
@@ -76,9 +76,9 @@ class ErrorFeedback(NoCorrection):
         """Adds λ (u_{t−lag} − u_t) to the `late` weights, without a host sync."""
         sizes = self._sizes(update, earlier)
         # In place: a new tensor per weight would be another set of weights in memory.
-        torch._foreach_sub_(*wholes(earlier, update))
+        torch._foreach_sub_(local_parts(earlier), local_parts(update))
         _scale(earlier, self._factors(late, sizes, earlier))
-        torch._foreach_add_(*wholes(weights, earlier))
+        torch._foreach_add_(local_parts(weights), local_parts(earlier))
 
     def _sizes(self, update: Sequence[Tensor], earlier: Sequence[Tensor]) -> Tensor:
         """What `_factors` needs of both: here, a number that is 0 only for a zero update."""
@@ -122,7 +122,7 @@ def _scale(tensors: Sequence[Tensor], factors: Tensor) -> None:
     if len(set(numbers)) > 1:
         torch._foreach_mul_(list(tensors), numbers)
     elif numbers[0] != 1:
-        torch._foreach_mul_(wholes(tensors)[0], numbers[0])
+        torch._foreach_mul_(local_parts(tensors), numbers[0])
 
 
 class MatchedErrorFeedback(ErrorFeedback):

@@ -1,6 +1,6 @@
 """Routes parameters to optimizers, by the module that they belong to. Vectors never decay."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Annotated, Any, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -50,6 +50,18 @@ def entrywise(factory: Factory) -> Factory:
 def is_entrywise(factory: Callable[..., Optimizer]) -> bool:
     """Whether the factory is declared so."""
     return getattr(factory, "is_entrywise", False)
+
+
+def averaging(factory: Factory) -> Factory:
+    """Declares that the factory's optimizer averages weights, not updates: no correction may move
+    weights beside its own steps."""
+    factory.__dict__["is_averaging"] = True
+    return factory
+
+
+def is_averaging(factory: Callable[..., Optimizer]) -> bool:
+    """Whether the factory is declared so."""
+    return getattr(factory, "is_averaging", False)
 
 
 def keeps(

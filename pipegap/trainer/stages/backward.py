@@ -2,7 +2,6 @@
 of these over microbatches and replicas, in the dtype of the master.
 """
 
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -93,33 +92,29 @@ class Overwritten:
 
     def __init__(self, leaves: Sequence[Tensor]) -> None:
         self.now = leaves
-        # Leaves may be parts of one vector: where each begins in its storage, in order.
-        starts = ((storage(leaf), int(leaf.storage_offset()), i) for i, leaf in enumerate(leaves))
-        self._starts = sorted(starts)
+        self._numbers = {storage(leaf): i for i, leaf in enumerate(leaves)}
 
     def noted(self) -> saved_tensors_hooks:
         """A context for the forward."""
         return saved_tensors_hooks(self._pack, self._unpack)
 
     def _pack(self, saved: Tensor) -> "Tensor | _OfWeight":
-        within, first = storage(saved), int(saved.storage_offset())
-        place_before = bisect_right(self._starts, (within, first, len(self._starts))) - 1
-        if place_before < 0 or self._starts[place_before][0] != within:
+        number = self._numbers.get(storage(saved))
+        if number is None:
             return saved
-        _, start, place = self._starts[place_before]
-        return _OfWeight(place, saved.size(), saved.stride(), first - start)
+        return _OfWeight(number, saved.size(), saved.stride(), int(saved.storage_offset()))
 
     def _unpack(self, packed: "Tensor | _OfWeight") -> Tensor:
         if isinstance(packed, Tensor):
             return packed
-        leaf = self.now[packed.place].detach()
-        return leaf.as_strided(packed.size, packed.stride, leaf.storage_offset() + packed.offset)
+        leaf = self.now[packed.number].detach()
+        return leaf.as_strided(packed.size, packed.stride, packed.offset)
 
 
 class _OfWeight(NamedTuple):
-    """A view of the weight at this place; the offset is from the weight's first entry."""
+    """A view of the weight with this number."""
 
-    place: int
+    number: int
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
@@ -234,10 +229,11 @@ class Sums:
 
     def add(self, replica: int, gradients: Sequence[Tensor]) -> None:
         """Adds a microbatch's gradients. The first ones become the sum itself."""
+        in_dtype = _cast(gradients, self._dtype)
         if replica in self._of_replicas:
-            torch._foreach_add_(self._of_replicas[replica], list(gradients))
+            torch._foreach_add_(self._of_replicas[replica], in_dtype)
         else:
-            self._of_replicas[replica] = [gradient.to(self._dtype) for gradient in gradients]
+            self._of_replicas[replica] = in_dtype
 
     def take(self) -> Sequence[Tensor]:
         """Returns the sum over all replicas, and begins anew."""
@@ -247,3 +243,16 @@ class Sums:
         for replica in sorted(replicas):
             torch._foreach_add_(total, replicas[replica])
         return total
+
+
+def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """The tensors in this dtype: copies, unless they have it.
+
+    Few kernels copy all of them on a GPU, where `to`, and a sum of lists of two dtypes, would take
+    one for each.
+    """
+    in_dtype = [t if t.dtype == dtype else torch.empty_like(t, dtype=dtype) for t in tensors]
+    pairs = [(copy, t) for copy, t in zip(in_dtype, tensors, strict=True) if copy is not t]
+    if pairs:
+        torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))
+    return in_dtype

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pipegap.trainer.base.flat import cloned, wholes
+from pipegap.trainer.base.flat import cloned, local_parts
 from pipegap.trainer.base.resources import random_state, restore_random_state
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.optimizers import state as optimizer_state
@@ -69,7 +69,7 @@ def look_ahead(
 
 def change(previous: Sequence[Tensor], weights: Weights, *, in_place: bool) -> Sequence[Tensor]:
     """u, one tensor per weight: what was subtracted. It may be made `in_place` of W(t)."""
-    old, new = wholes(previous, weights)
+    old, new = local_parts(previous), local_parts(weights)
     if not in_place:
         return torch._foreach_sub(old, new)
     torch._foreach_sub_(old, new)
@@ -104,7 +104,7 @@ def dry_update(
     update = cloned(weights)
     step(optimizer, weights, gradients)
     with torch.no_grad():  # tensor by tensor: another copy of all might not fit
-        for weight, start in zip(*wholes(weights, update), strict=True):
+        for weight, start in zip(weights, update, strict=True):
             moved = start - weight
             weight.copy_(start)
             start.copy_(moved)

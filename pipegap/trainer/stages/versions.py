@@ -37,15 +37,18 @@ class Versions:
         self.newest = 0
         self._places = places_of(module)
         dtypes = _dtypes(weights, self._places, dtype)
-        self._shares_master = [w.dtype == d for w, d in zip(weights, dtypes, strict=True)]
+        pairs = list(enumerate(zip(weights, dtypes, strict=True)))
+        self._shared = [i for i, (weight, read_in) in pairs if weight.dtype == read_in]
+        """The numbers of the weights whose newest leaf is the master, and of the others."""
+        self._rounded = [i for i, (weight, read_in) in pairs if weight.dtype != read_in]
         self._rings = [
             [nn.Parameter(weight.to(read_in, copy=True)) for _ in range(lag + 1)]
             for weight, read_in, lag in zip(weights, dtypes, lags, strict=True)
         ]
         # `.data`, not `.detach()`: a step of the master must not count as a write to slot 0.
         self.master: Sequence[nn.Parameter] = [
-            nn.Parameter(ring[0].data if shares else weight.clone(), requires_grad=False)
-            for weight, ring, shares in zip(weights, self._rings, self._shares_master, strict=True)
+            nn.Parameter(ring[0].data if i in self._shared else weight.clone(), requires_grad=False)
+            for i, (weight, ring) in enumerate(zip(weights, self._rings, strict=True))
         ]
         self._ahead = [
             [nn.Parameter(leaf.detach().clone()) for leaf in ring] if reads_ahead and lag else ring
@@ -83,23 +86,19 @@ class Versions:
 
         The slot of version t keeps W(t), which batches in flight still read.
         """
-        pairs = enumerate(zip(self._rings, self._shares_master, strict=True))
-        moving = [i for i, (ring, shares) in pairs if shares and len(ring) > 1]
-        if moving:
-            # Written through the leaves, whose version counters autograd checks: a backward that
-            # still needs an overwritten leaf raises.
-            leaves = [self._rings[i][(self.newest + 1) % len(self._rings[i])] for i in moving]
-            torch._foreach_copy_(leaves, [self.master[i] for i in moving])
-            self._lay_master(moving, self.newest + 1)
+        moved = [i for i in self._shared if len(self._rings[i]) > 1]
+        # Written through the leaves, whose version counters autograd checks: a backward that still
+        # needs an overwritten leaf raises.
+        _copy_all(self._leaves(moved, self.newest + 1), [self.master[i] for i in moved])
+        self._lay_master(self.newest + 1)
         return self.master
 
     @torch.no_grad()
     def close(self, predicted: Sequence[Tensor]) -> None:
         """Publishes the stepped master as version t + 1, and `predicted` for its late reads."""
         self.newest += 1
-        for ring, master, shares in zip(self._rings, self.master, self._shares_master, strict=True):
-            if not shares:  # bf16 leaves are rounded copies of the fp32 master
-                ring[self.newest % len(ring)].copy_(master)
+        rounded = self._rounded
+        _copy_all(self._leaves(rounded, self.newest), [self.master[i] for i in rounded])
         for i, ring in self._foreseen():
             ring[self.newest % len(ring)].copy_(predicted[i])
         for slot_versions in self._held:
@@ -126,8 +125,7 @@ class Versions:
         Raises LookupError if the state has another number of versions of a weight.
         """
         self._restore_slots(state)
-        shared = [i for i, shares in enumerate(self._shares_master) if shares]
-        self._lay_master(shared, self.newest)
+        self._lay_master(self.newest)
         torch._foreach_copy_(list(self.master), [saved["master"] for saved in state])
         for i, ring in self._foreseen():
             torch._foreach_copy_(list(ring), state[i]["ahead"])
@@ -141,10 +139,14 @@ class Versions:
             self._held[i] = list(saved["held"])
             torch._foreach_copy_(list(self._rings[i]), saved["slots"])
 
-    def _lay_master(self, numbers: Sequence[int], version: int) -> None:
-        """Lays these weights' masters where the version lies."""
-        for i in numbers:
-            self.master[i].data = self._rings[i][version % len(self._rings[i])].data
+    def _lay_master(self, version: int) -> None:
+        """Lays the master where the version lies, of weights whose leaves have its dtype."""
+        for i, leaf in zip(self._shared, self._leaves(self._shared, version), strict=True):
+            self.master[i].data = leaf.data
+
+    def _leaves(self, numbers: Sequence[int], version: int) -> list[nn.Parameter]:
+        """The leaves of these weights in the slots of this version."""
+        return [self._rings[i][version % len(self._rings[i])] for i in numbers]
 
     def _foreseen(self) -> Iterator[tuple[int, list[nn.Parameter]]]:
         """Yields (number, leaves) of each weight that has leaves for late reads."""
@@ -155,6 +157,12 @@ class Versions:
         for leaf, places in zip(leaves, self._places, strict=True):
             for module, name in places:
                 module._parameters[name] = leaf  # type: ignore[assignment]
+
+
+def _copy_all(into: list[nn.Parameter], tensors: list[nn.Parameter]) -> None:
+    """Copies each tensor into its counterpart; torch takes no empty lists."""
+    if tensors:
+        torch._foreach_copy_(into, tensors)
 
 
 def dtypes_of(module: nn.Module, dtype: torch.dtype) -> list[torch.dtype]:

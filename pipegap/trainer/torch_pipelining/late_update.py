@@ -144,8 +144,10 @@ class LateUpdate:
             refusals.require(False, "optimizer", "no weight has a gradient", allowed)
         old_weights = self.versions.make_room(batch)
         step = partial(self._step, update)
-        ahead = corrected_update(step, self._correction, weights, delays, old_weights=kept)
-        self.versions.show(batch, ahead)
+        predicted = corrected_update(
+            step, self._correction, weights, delays, old_weights=old_weights
+        )
+        self.versions.show(batch, predicted)
 
     def _step(self, update: Callable[[], object]) -> list[Optimizer]:
         """The step that the user makes, by any optimizers."""
