@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 T = TypeVar("T")
+LARGEST = 2**27
+"""Entries of the tensors that a foreach call gets at once where it makes temporary ones, unless one
+tensor has more: those are as large, and a GPU's memory is short."""
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -27,14 +30,28 @@ def local_parts(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def cloned(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """A copy of each tensor."""
-    return [tensor.detach().clone() for tensor in tensors]
+    """A copy of each tensor; few kernels make all of them."""
+    copies = [torch.empty_like(tensor) for tensor in tensors]
+    copy_into(copies, tensors)
+    return copies
 
 
 def chosen(items: Sequence[T], numbers: Iterable[int]) -> Sequence[T]:
     """The items with these numbers, which ascend; the list itself, if they are all of them."""
     indices = list(numbers)
     return items if len(indices) == len(items) else [items[i] for i in indices]
+
+
+def pieces(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield the tensors in consecutive lists of at most `LARGEST` entries each."""
+    piece: list[Tensor] = []
+    for tensor in tensors:
+        if piece and sum(t.numel() for t in piece) + tensor.numel() > LARGEST:
+            yield piece
+            piece = []
+        piece.append(tensor)
+    if piece:
+        yield piece
 
 
 def storage(tensor: Tensor) -> int:

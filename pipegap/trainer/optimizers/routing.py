@@ -8,6 +8,8 @@ from annotated_types import Interval
 from torch import nn
 from torch.optim import Optimizer
 
+from pipegap.trainer.base.flat import pieces
+
 Kind = Literal["matrix", "embedding", "vector", "experts", "balance"]
 """Weight of a hidden nn.Linear; of an nn.Embedding or the head; of the rest (norms, biases, rows
 and columns, convolutions). Optimizers get these three, a vector in one dimension. `experts` is a
@@ -187,9 +189,16 @@ def grouped(parameters: Parameters, **options: Group) -> list[Group]:
 
 
 def decaying(parameters: Parameters, weight_decay: float) -> list[Group]:
-    """Parameter groups of one optimizer for all kinds of weight; only vectors do not decay."""
+    """Parameter groups of one optimizer for all kinds of weight; only vectors do not decay.
+
+    On a GPU torch steps a group by foreach calls, whose temporary tensors are as large as the
+    group: there, groups are `pieces`.
+    """
     decay, no_decay = {"weight_decay": weight_decay}, {"weight_decay": 0.0}
-    return grouped(parameters, matrix=decay, embedding=decay, vector=no_decay)
+    groups = grouped(parameters, matrix=decay, embedding=decay, vector=no_decay)
+    if not any(weight.is_cuda for _, weight in parameters):
+        return groups
+    return [{**group, "params": piece} for group in groups for piece in pieces(group["params"])]
 
 
 def split(parameters: Parameters) -> tuple[Parameters, Parameters]:

@@ -5,6 +5,7 @@ of these over microbatches and replicas, in the dtype of the master.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
-from pipegap.trainer.base.flat import storage
+from pipegap.trainer.base.flat import pieces, storage
 from pipegap.trainer.schedules.operations import Schedule
 
 
@@ -229,11 +230,12 @@ class Sums:
 
     def add(self, replica: int, gradients: Sequence[Tensor]) -> None:
         """Adds a microbatch's gradients. The first ones become the sum itself."""
-        in_dtype = _cast(gradients, self._dtype)
-        if replica in self._of_replicas:
-            torch._foreach_add_(self._of_replicas[replica], in_dtype)
-        else:
-            self._of_replicas[replica] = in_dtype
+        if replica not in self._of_replicas:
+            self._of_replicas[replica] = _cast(gradients, self._dtype)
+            return
+        totals = iter(self._of_replicas[replica])
+        for piece in pieces(gradients):
+            torch._foreach_add_([*islice(totals, len(piece))], _cast(piece, self._dtype))
 
     def take(self) -> Sequence[Tensor]:
         """Returns the sum over all replicas, and begins anew."""
