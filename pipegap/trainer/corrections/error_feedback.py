@@ -81,9 +81,18 @@ class ErrorFeedback(NoCorrection):
         torch._foreach_add_(local_parts(weights), local_parts(earlier))
 
     def _sizes(self, update: Sequence[Tensor], earlier: Sequence[Tensor]) -> Tensor:
-        """What `_factors` needs of both: here, a number that is 0 only for a zero update."""
+        """What `_factors` needs of both: here, a number that is 0 only for a zero update.
+
+        On a CPU the first entries most often suffice.
+        """
         sent, self._sent = self._sent, None
-        return _magnitudes(earlier) if sent is None else sent
+        if sent is not None:
+            return sent
+        if all(type(tensor) is Tensor and tensor.is_cpu and tensor.numel() for tensor in earlier):
+            firsts = torch.stack([tensor.as_strided((), ()) for tensor in earlier])
+            if firsts.all():
+                return firsts
+        return _magnitudes(earlier)
 
     def _factors(self, late: Late, sizes: Tensor, difference: Sequence[Tensor]) -> Tensor:
         """λ of each late weight, [weights], or 0 where there was no earlier update."""
