@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from pipegap.trainer.base.flat import chosen, wholes
+from pipegap.trainer.base.flat import chosen, local_parts
 from pipegap.trainer.stages.stage import Stage
 
 
@@ -102,4 +102,4 @@ class Clip:
     def __call__(self, gradients: Sequence[Tensor], norm: Tensor) -> None:
         """Clips gradients of this norm in place."""
         scale = (self.norm / (norm + 1e-6)).clamp(max=1.0)
-        torch._foreach_mul_(wholes(gradients)[0], scale)
+        torch._foreach_mul_(local_parts(gradients), scale)

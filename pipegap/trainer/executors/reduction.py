@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipegap.trainer.base.flat import wholes
 from pipegap.trainer.executors.channel import on_stream, own_stream
 from pipegap.trainer.executors.gradients import Clip, Diverged, Slots, Update, slots
 from pipegap.trainer.ranks.groups import Gang
@@ -156,7 +155,7 @@ class Reducer:
                 self._sum([*chain.from_iterable(gradients), loss], gang.replicas)
             if self._divisor > 1:  # else the sum is the mean
                 for of_stage in gradients:
-                    torch._foreach_div_(wholes(of_stage)[0], self._divisor)
+                    torch._foreach_div_(list(of_stage), self._divisor)
             # Before the correction and the norm, which must see one gradient per tied weight.
             self._sum_tied(gradients)
             if is_corrected:
@@ -175,7 +174,7 @@ class Reducer:
             elif not is_finite.item():
                 # The totals will tell every rank, some batches later. Nothing may step by it.
                 for of_stage in gradients:
-                    torch._foreach_zero_(wholes(of_stage)[0])
+                    torch._foreach_zero_(list(of_stage))
                 if self._stream is not None:
                     self._stream.synchronize()
         return Reduced(gradients, totals)

@@ -1,12 +1,14 @@
 """Routes parameters to optimizers, by the module that they belong to. Vectors never decay."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Annotated, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from annotated_types import Interval
 from torch import nn
 from torch.optim import Optimizer
+
+from pipegap.trainer.base.flat import pieces
 
 Kind = Literal["matrix", "embedding", "vector", "experts", "balance"]
 """Weight of a hidden nn.Linear; of an nn.Embedding or the head; of the rest (norms, biases, rows
@@ -62,11 +64,6 @@ def averaging(factory: Factory) -> Factory:
 def is_averaging(factory: Callable[..., Optimizer]) -> bool:
     """Whether the factory is declared so."""
     return getattr(factory, "is_averaging", False)
-
-
-def alike(kind: Kind) -> Hashable:
-    """What the kinds share that an `entrywise` optimizer steps alike: all that decay are one."""
-    return kind == "embedding" or kind in MATRICES or kind
 
 
 def keeps(
@@ -192,9 +189,16 @@ def grouped(parameters: Parameters, **options: Group) -> list[Group]:
 
 
 def decaying(parameters: Parameters, weight_decay: float) -> list[Group]:
-    """Parameter groups of one optimizer for all kinds of weight; only vectors do not decay."""
+    """Parameter groups of one optimizer for all kinds of weight; only vectors do not decay.
+
+    On a GPU torch steps a group by foreach calls, whose temporary tensors are as large as the
+    group: there, groups are `pieces`.
+    """
     decay, no_decay = {"weight_decay": weight_decay}, {"weight_decay": 0.0}
-    return grouped(parameters, matrix=decay, embedding=decay, vector=no_decay)
+    groups = grouped(parameters, matrix=decay, embedding=decay, vector=no_decay)
+    if not any(weight.is_cuda for _, weight in parameters):
+        return groups
+    return [{**group, "params": piece} for group in groups for piece in pieces(group["params"])]
 
 
 def split(parameters: Parameters) -> tuple[Parameters, Parameters]:

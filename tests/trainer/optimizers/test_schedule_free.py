@@ -9,8 +9,7 @@ from schedulefree import AdamWScheduleFree
 from torch import nn
 from torch.optim import Optimizer
 
-from pipegap.trainer.optimizers.flat_optimizer import flattened
-from pipegap.trainer.optimizers.in_parts import OptimizerInParts
+from pipegap.trainer.optimizers.in_parts import JoinedOptimizer, OptimizerInParts
 from pipegap.trainer.optimizers.routing import Parameters
 from pipegap.trainer.schedules.operations import Schedule
 from pipegap.trainer.schedules.recipes import constant_delay, pipedream, pipedream_2bw, sync
@@ -33,8 +32,8 @@ def in_parts(parameters: Parameters) -> Optimizer:
 
 @pytest.mark.parametrize(
     "optimizer",
-    [OURS, flattened(OURS), bare, flattened(bare), in_parts],
-    ids=["ours", "ours, flat", "bare", "bare, flat", "in parts"],
+    [OURS, partial(JoinedOptimizer, OURS), bare, partial(JoinedOptimizer, bare), in_parts],
+    ids=["ours", "ours, joined", "bare", "bare, joined", "in parts"],
 )
 @pytest.mark.parametrize(
     "make",
