@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.places import Few, Rows
+from pipegap.trainer.base.ranges import Few, Rows
 from pipegap.trainer.base.resources import stream
 from pipegap.trainer.models.decoder import Pretrained, Split, balanced
 from pipegap.trainer.models.layers import normal

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.places import Positive, Rows
+from pipegap.trainer.base.ranges import Positive, Rows
 from pipegap.trainer.models.decoder import KEYS, DecoderStage, LayerSize, Pretrained, Split
 from pipegap.trainer.models.layers import Attention, Layer, Streams, normal, normalised, wide
 from pipegap.trainer.models.llama import Llama

@@ -155,7 +155,7 @@ def test_a_change_of_the_code_makes_another_trial(tmp_path: Path) -> None:
 BASE = """
 from __future__ import annotations
 from dataclasses import dataclass
-from pipegap.trainer.base.places import Rows
+from pipegap.trainer.base.ranges import Rows
 from pipegap.trainer.models.llama import Llama
 @dataclass(frozen=True, kw_only=True)
 class Mine(Llama):
@@ -230,7 +230,7 @@ def test_a_job_gets_the_code(tmp_path: Path) -> None:
 # A part of one's own may lack every key that ours have: it trains, and all that read it go on.
 
 SOURCE = """
-from pipegap.trainer.base.places import Few
+from pipegap.trainer.base.ranges import Few
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.data.shards import Prepared
 from pipegap.trainer.models.llama import Llama
@@ -360,7 +360,7 @@ def test_a_scales_word_for_a_key_that_a_choice_lacks_has_no_effect(code: Path) -
 
 
 TWO_IN_ONE = """
-from pipegap.trainer.base.places import Few
+from pipegap.trainer.base.ranges import Few
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.schedules.recipes import constant_delay
 import torch

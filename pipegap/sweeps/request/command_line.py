@@ -27,7 +27,7 @@ from pipegap.sweeps.tracking import tracker
 from pipegap.sweeps.tracking.tracker import Tracking
 from pipegap.trainer.base.cli import MAX_WORD, number, split_word, take_choice, take_flag
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.places import MAX_COUNT
+from pipegap.trainer.base.ranges import MAX_COUNT
 from pipegap.trainer.store.opened import local_folder
 
 SEARCH = "search"

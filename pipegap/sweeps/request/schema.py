@@ -16,7 +16,8 @@ from pipegap.trainer.base import cli
 from pipegap.trainer.base.cli import one_of
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.former import refuse_dropped_choice
-from pipegap.trainer.base.places import CODE_ROOT, CONF, Seed, cut, digest
+from pipegap.trainer.base.places import CODE_ROOT, CONF, cut, digest
+from pipegap.trainer.base.ranges import Seed
 from pipegap.trainer.config.identity import yamls
 from pipegap.trainer.config.schema import first_of, in_words
 

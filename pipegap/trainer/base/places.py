@@ -1,21 +1,12 @@
-"""Which words can name a file or folder, and ranges of values: annotations that are checked with a
-config.
-"""
+"""Where the files lie that come with the code, and which words can name a file or folder."""
 
 import hashlib
 import os
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
-
-from annotated_types import Ge, Gt, Interval
-from pydantic import AfterValidator
-from pydantic_core import PydanticCustomError
 
 from pipegap.trainer.base.errors import NO_TEXT, BadInput
-
-# Where the files lie that come with the code, and which words can name a file or folder.
 
 PACKAGE = Path(__file__).parents[2]
 """The folder of the package pipegap."""
@@ -89,32 +80,3 @@ def require_folder(key: str, value: str, or_file: str = "") -> None:
     if is_url(value):
         allowed = "must be a folder: sweeps and analysis know URLs of stores, other commands do not"
         raise BadInput(key, value, allowed)
-
-
-# Ranges of values in configs: annotations that are checked when a config is validated.
-#
-# A range has an upper end where a larger number would not be refused by what it is used for, but
-# take hours or all memory before anything is said.
-
-MAX_COUNT = 10**9
-
-Count = Annotated[int, Interval(ge=1, le=MAX_COUNT)]
-Few = Annotated[int, Interval(ge=1, le=4_096)]
-"""Of a model, a batch or a machine: stages, chunks, layers, microbatches, replicas, threads."""
-Rows = Annotated[int, Interval(ge=1, le=2**20)]
-"""Of what is in memory as a whole: sequences of a batch, tokens of a sequence, a width."""
-Delay = Annotated[int, Interval(ge=0, le=4_096)]
-"""In updates: as many versions of the weights are kept."""
-Seed = Annotated[int, Interval(ge=0, le=2**63 - 1)]
-Positive = Annotated[float, Gt(0)]
-NonNegative = Annotated[float, Ge(0)]
-
-
-def _is_path(path: str) -> str:
-    if (problem := path_problem(path)) is not None:
-        raise PydanticCustomError("place", "{problem}", {"problem": problem})
-    return path
-
-
-Place = Annotated[str, AfterValidator(_is_path)]
-"""A file or folder; not empty, which would be the working folder or the file system's root."""

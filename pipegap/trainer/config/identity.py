@@ -33,7 +33,8 @@ from pipegap.trainer.base.build import (
 )
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.former import YOUNGER
-from pipegap.trainer.base.places import CODE_ROOT, CONF, MAX_COUNT
+from pipegap.trainer.base.places import CODE_ROOT, CONF
+from pipegap.trainer.base.ranges import MAX_COUNT
 from pipegap.trainer.models.checkpoint_files import weights_digest
 
 # How a recorded config is read: what people call its choices, and keys that are younger than it.

@@ -12,7 +12,7 @@ import torch
 
 from pipegap.trainer.base.build import label, locate, made, use_code
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.places import MAX_COUNT
+from pipegap.trainer.base.ranges import MAX_COUNT
 from pipegap.trainer.config.identity import trial_id
 from pipegap.trainer.config.schema import (
     check_averaging,

@@ -22,7 +22,8 @@ from pipegap.trainer.base.build import (
 )
 from pipegap.trainer.base.errors import BadInput, closest_first
 from pipegap.trainer.base.former import YOUNGER, is_dropped, refuse_dropped_choice
-from pipegap.trainer.base.places import Count, Few, Place, Rows, Seed, require_folder
+from pipegap.trainer.base.places import require_folder
+from pipegap.trainer.base.ranges import Count, Few, Place, Rows, Seed
 from pipegap.trainer.config.identity import GROUPS, names, refuse_own_loop
 from pipegap.trainer.schedules.operations import Schedule
 

@@ -14,7 +14,7 @@ from annotated_types import Gt
 
 from pipegap.trainer.base.atomic import file_hash
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.places import Place
+from pipegap.trainer.base.ranges import Place
 from pipegap.trainer.data.shards import Array, Dataset, Tokens
 
 HEADER_BYTES = 256 * 4

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from pipegap.trainer.base.children import num_cores
 from pipegap.trainer.base.cli import say
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.places import Place, Positive
+from pipegap.trainer.base.ranges import Place, Positive
 from pipegap.trainer.data.hub import CACHE, HubDocuments, newest_commit
 from pipegap.trainer.data.prepare import prepare, stated_vocab_size
 from pipegap.trainer.data.readers import (

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 
 from pipegap.trainer.base.atomic import file_hash, write_atomically
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.places import Place
+from pipegap.trainer.base.ranges import Place
 from pipegap.trainer.data.tokenizers import TOKENIZER_FILE, byte_tokenizer
 
 Array = npt.NDArray[np.unsignedinteger[Any]]

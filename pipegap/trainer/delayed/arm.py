@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from pipegap.trainer.base.build import build, published
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.flat import local
-from pipegap.trainer.base.places import MAX_COUNT
+from pipegap.trainer.base.ranges import MAX_COUNT
 from pipegap.trainer.config.schema import check_choice
 from pipegap.trainer.corrections.error_feedback import ErrorFeedback
 from pipegap.trainer.corrections.none import NoCorrection

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from pipegap.trainer.base.build import build
 from pipegap.trainer.base.flat import by_device
-from pipegap.trainer.base.places import MAX_COUNT
+from pipegap.trainer.base.ranges import MAX_COUNT
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.delayed import arm
 from pipegap.trainer.delayed.around import (

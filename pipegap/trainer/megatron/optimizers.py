@@ -17,7 +17,7 @@ from torch import Tensor
 from pipegap.trainer.base.build import build
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.flat import by_device, cloned, copy_into
-from pipegap.trainer.base.places import MAX_COUNT
+from pipegap.trainer.base.ranges import MAX_COUNT
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.delayed.arm import Node, correction_node, require_options
 from pipegap.trainer.stages.in_parts import CorrectionInParts

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.places import Few, Positive, Rows
+from pipegap.trainer.base.ranges import Few, Positive, Rows
 from pipegap.trainer.models.layers import Output, RMSNorm, Unprojected, initialise, rotation
 from pipegap.trainer.optimizers.routing import Kind, kinds
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.places import Rows
+from pipegap.trainer.base.ranges import Rows
 from pipegap.trainer.models.decoder import (
     DEFAULTS,
     KEYS,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.places import Few, NonNegative, Rows
+from pipegap.trainer.base.ranges import Few, NonNegative, Rows
 from pipegap.trainer.models.decoder import (
     DEFAULTS,
     KEYS,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.places import Few, Rows
+from pipegap.trainer.base.ranges import Few, Rows
 from pipegap.trainer.models.decoder import LayerSize, Pretrained
 from pipegap.trainer.models.layers import (
     Attention,

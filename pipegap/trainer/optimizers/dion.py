@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from pipegap.trainer.base.places import Positive
+from pipegap.trainer.base.ranges import Positive
 from pipegap.trainer.optimizers.orthogonal import POLAR_EXPRESS, iterated, norms
 from pipegap.trainer.optimizers.routing import Decay, Group, MatrixOptimizer, beside_adamw, keeps
 

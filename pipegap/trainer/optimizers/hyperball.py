@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pipegap.trainer.base.places import Count, Positive
+from pipegap.trainer.base.ranges import Count, Positive
 from pipegap.trainer.optimizers.orthogonal import Orthogonal, Orthogonalisation, norms
 from pipegap.trainer.optimizers.routing import (
     Decay,

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from pipegap.trainer.base.places import Count, Positive
+from pipegap.trainer.base.ranges import Count, Positive
 from pipegap.trainer.optimizers.routing import (
     Chained,
     Decay,

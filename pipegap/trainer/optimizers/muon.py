@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from pipegap.trainer.base.places import Count, NonNegative, Positive
+from pipegap.trainer.base.ranges import Count, NonNegative, Positive
 from pipegap.trainer.optimizers.kronecker import adam_update
 from pipegap.trainer.optimizers.orthogonal import Orthogonalisation, orthogonalised, polynomials
 from pipegap.trainer.optimizers.routing import (

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.places import Count, Positive
+from pipegap.trainer.base.ranges import Count, Positive
 from pipegap.trainer.optimizers.routing import (
     Decay,
     Group,

@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple, TypeVar
 from annotated_types import Interval
 
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.places import MAX_COUNT, Delay, Few
+from pipegap.trainer.base.ranges import MAX_COUNT, Delay, Few
 from pipegap.trainer.schedules import operations
 from pipegap.trainer.schedules.operations import Schedule
 

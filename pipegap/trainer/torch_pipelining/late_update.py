@@ -24,7 +24,7 @@ from torch.optim.optimizer import (
 from pipegap.trainer.base.build import build
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.flat import GatheredWeights, by_device, local
-from pipegap.trainer.base.places import MAX_COUNT
+from pipegap.trainer.base.ranges import MAX_COUNT
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.delayed.arm import (
     STEPS_COPIES,
@@ -314,7 +314,9 @@ class LateUpdate:
             refusals.require(False, "optimizer", "no weight has a gradient", allowed)
         old_weights = self.versions.make_room(batch)
         step = partial(self._step, update)
-        predicted = corrected_update(step, self._correction, weights, delays, kept=old_weights)
+        predicted = corrected_update(
+            step, self._correction, weights, delays, old_weights=old_weights
+        )
         self.versions.show(batch, predicted)
 
     def _step(self, update: Callable[[], object]) -> list[Optimizer]:
