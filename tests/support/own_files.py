@@ -118,7 +118,7 @@ def leaks(keys: dict[str, str], *folders: Path, bucket: str = "") -> list[str]:
     if bucket.startswith("s3://"):
         client = BucketClient(bucket)
         objects = {meta.key: client.read(meta.key).content for meta in client.list("")}
-        assert objects, "a register each of the trials that have begun"
+        assert objects, "the files of the trials that have begun"
         contents |= objects
     return [
         f"{name} in {place}"

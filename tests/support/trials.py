@@ -233,11 +233,30 @@ class Place(NamedTuple):
     def ids(self) -> list[str]:
         return [trial.plan.trial_id for trial in self.trials]
 
-    def register(self, trial_id: str) -> str:
-        return f"registers/{trial_id}.json"
+    @property
+    def is_bucket(self) -> bool:
+        return "://" in self.store.name
 
-    def objects(self, trial_id: str) -> list[str]:
-        return [key for key in self.server.objects if f"trials/{trial_id}/" in key]
+    def write(self, path: str, content: bytes) -> None:
+        """Write a file of the store."""
+        if self.is_bucket:
+            self.server.write(path, content)
+        else:
+            (self.store.folder / path).parent.mkdir(exist_ok=True)
+            (self.store.folder / path).write_bytes(content)
+
+    def remove(self, path: str) -> None:
+        """Delete a file of the store."""
+        self.server.remove(path) if self.is_bucket else (self.store.folder / path).unlink()
+
+    def files(self, trial_id: str) -> dict[str, bytes]:
+        """Return the files of a trial's folder by their names."""
+        folder = f"trials/{trial_id}"
+        if self.is_bucket:
+            contents = self.server.objects
+            return {Path(k).name: contents[k] for k in contents if Path(k).match(f"{folder}/*")}
+        paths = (self.store.folder / folder).iterdir()
+        return {path.name: path.read_bytes() for path in paths if path.is_file()}
 
 
 def made(store: SweepStore, server: Bucket, folder: Path) -> Place:

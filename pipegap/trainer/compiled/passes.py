@@ -91,7 +91,6 @@ class StackedVersions(Versions):
         for i, ring in enumerate(self._rings):
             for slot, leaf in enumerate(ring):
                 leaf.data = parts[slot][i]
-        self.master = list(self.master)
         self._lay_masters(0)
 
     def read(self, versions: Sequence[int]) -> list[Tensor]:

@@ -9,7 +9,7 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 from typing_extensions import override
 
-from pipegap.trainer.base.flat import are_at_hand, chosen, wholes
+from pipegap.trainer.base.flat import chosen, local_parts
 from pipegap.trainer.corrections.none import NoCorrection, Past, State
 
 Late = Mapping[int, int]
@@ -75,20 +75,22 @@ class ErrorFeedback(NoCorrection):
         """Adds λ (u_{t−lag} − u_t) to the `late` weights, without a host sync."""
         sizes = self._sizes(update, earlier)
         # In place: a new tensor per weight would be another set of weights in memory.
-        torch._foreach_sub_(*wholes(earlier, update))
+        torch._foreach_sub_(local_parts(earlier), local_parts(update))
         _scale(earlier, self._factors(late, sizes, earlier))
-        torch._foreach_add_(*wholes(weights, earlier))
+        torch._foreach_add_(local_parts(weights), local_parts(earlier))
 
     def _sizes(self, update: Sequence[Tensor], earlier: Sequence[Tensor]) -> Tensor:
-        """What `_factors` needs to know of both: here, a number that is 0 only for a zero update.
+        """What `_factors` needs of both: here, a number that is 0 only for a zero update.
 
         On a CPU the first entries most often suffice.
         """
         sent, self._sent = self._sent, None
         if sent is not None:
             return sent
-        if are_at_hand(earlier) and (firsts := earlier.layout.firsts(earlier.wholes)).all():
-            return firsts
+        if all(type(tensor) is Tensor and tensor.is_cpu and tensor.numel() for tensor in earlier):
+            firsts = torch.stack([tensor.as_strided((), ()) for tensor in earlier])
+            if firsts.all():
+                return firsts
         return _magnitudes(earlier)
 
     def _factors(self, late: Late, sizes: Tensor, difference: Sequence[Tensor]) -> Tensor:
@@ -128,7 +130,7 @@ def _scale(tensors: Sequence[Tensor], factors: Tensor) -> None:
     if len(set(numbers)) > 1:
         torch._foreach_mul_(list(tensors), numbers)
     elif numbers[0] != 1:
-        torch._foreach_mul_(wholes(tensors)[0], numbers[0])
+        torch._foreach_mul_(local_parts(tensors), numbers[0])
 
 
 class MatchedErrorFeedback(ErrorFeedback):

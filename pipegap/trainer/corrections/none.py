@@ -123,7 +123,7 @@ class Past:
 
     def __init__(self, name: str, kept: Sequence[int]) -> None:
         self._name, self._kept = name, kept
-        # Whole lists, the newest first: their tensors may be parts of few vectors.
+        # Lists of all weights' tensors, the newest first.
         self._past: deque[Sequence[Tensor | None]] = deque(maxlen=max(kept, default=0))
         self._num = [0] * len(kept)
         """How many tensors of each weight there are."""
@@ -143,9 +143,6 @@ class Past:
 
         It is a copy if the tensor stays kept.
         """
-        if len(ages) == len(self._kept) and len({*ages.values(), *self._kept}) == 1:
-            whole: Sequence[Tensor] = self._past[-1]  # type: ignore[assignment]
-            return whole
         tensors = {i: self.get(i, age) for i, age in ages.items()}
         return [t if ages[i] == self._kept[i] else t.clone() for i, t in tensors.items()]
 

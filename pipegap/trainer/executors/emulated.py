@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from pipegap.trainer.base.flat import wholes
 from pipegap.trainer.executors.executor import (
     Clip,
     Diverged,
@@ -129,7 +128,7 @@ class Emulated(Executor):
         gradients = [self._gradients[batch][stage] for stage in range(len(self._stages))]
         if self._num_parts > 1:  # else the sum is the mean
             for of_stage in gradients:
-                torch._foreach_div_(wholes(of_stage)[0], self._num_parts)
+                torch._foreach_div_(list(of_stage), self._num_parts)
         _add_tied(self._stages, gradients)
         if not self._probes:
             for stage, of_stage in zip(self._stages, gradients, strict=True):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from pipegap.trainer.base.flat import chosen, wholes
+from pipegap.trainer.base.flat import chosen, local_parts
 from pipegap.trainer.models.layers import Output
 from pipegap.trainer.schedules.operations import Op, Schedule
 from pipegap.trainer.stages.probe import Comparison
@@ -111,7 +111,7 @@ class Clip:
     def __call__(self, gradients: Sequence[Tensor], norm: Tensor) -> None:
         """Clips gradients of this norm in place."""
         scale = (self.norm / (norm + 1e-6)).clamp(max=1.0)
-        torch._foreach_mul_(wholes(gradients)[0], scale)
+        torch._foreach_mul_(local_parts(gradients), scale)
 
 
 # What both executors have in common: which operations are executed, in which pass over a batch.

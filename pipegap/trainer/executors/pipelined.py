@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from pipegap.trainer.base.flat import wholes
 from pipegap.trainer.base.resources import peak_memory_bytes
 from pipegap.trainer.executors.channel import Channels, on_stream, own_stream
 from pipegap.trainer.executors.executor import (
@@ -174,7 +173,7 @@ class Reducer:
                 self._sum([*chain.from_iterable(gradients), loss], gang.replicas)
             if self._divisor > 1:  # else the sum is the mean
                 for of_stage in gradients:
-                    torch._foreach_div_(wholes(of_stage)[0], self._divisor)
+                    torch._foreach_div_(list(of_stage), self._divisor)
             # Before the correction and the norm, which must see one gradient per tied weight.
             self._sum_tied(gradients)
             if is_corrected:
@@ -193,7 +192,7 @@ class Reducer:
             elif not is_finite.item():
                 # The totals will tell every rank, some batches later. Nothing may step by it.
                 for of_stage in gradients:
-                    torch._foreach_zero_(wholes(of_stage)[0])
+                    torch._foreach_zero_(list(of_stage))
                 if self._stream is not None:
                     self._stream.synchronize()
         return Reduced(gradients, totals)

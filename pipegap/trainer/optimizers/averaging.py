@@ -8,7 +8,7 @@ from annotated_types import Interval
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pipegap.trainer.base.flat import cloned, wholes
+from pipegap.trainer.base.flat import cloned, local_parts
 from pipegap.trainer.base.ranges import NonNegative, Positive
 from pipegap.trainer.optimizers.routing import Decay, Parameters, averaging, decaying, entrywise
 
@@ -57,8 +57,7 @@ def evaluated(optimizer: Optimizer, weights: Sequence[Tensor]) -> Sequence[Tenso
     optimizer.eval()
     moved = cloned(weights)
     optimizer.train()
-    now_whole, trained_whole = wholes(weights, trained)
-    torch._foreach_copy_(now_whole, trained_whole)
+    torch._foreach_copy_(local_parts(weights), local_parts(trained))
     return moved
 
 

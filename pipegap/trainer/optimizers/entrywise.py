@@ -37,7 +37,7 @@ def adamw(
         lr=lr,
         betas=(momentum, variance_decay),
         eps=eps,
-        fused=fused,
+        fused=fused or None,  # False would also keep torch from its foreach kernels on a GPU
     )
 
 
@@ -213,7 +213,7 @@ def sgd(
         lr=lr,
         momentum=momentum,
         nesterov=nesterov,
-        fused=fused,
+        fused=fused or None,  # False would also keep torch from its foreach kernels on a GPU
     )
 
 

@@ -4,7 +4,7 @@ of.
 
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from pipegap.trainer.base.flat import pieces
 from pipegap.trainer.base.ranges import NonNegative, Positive
 
 # Routes parameters to optimizers, by the module that they belong to. Vectors never decay.
@@ -76,11 +77,6 @@ def averaging(factory: Factory) -> Factory:
 def is_averaging(factory: Callable[..., Optimizer]) -> bool:
     """Whether the factory is declared so."""
     return getattr(factory, "is_averaging", False)
-
-
-def alike(kind: Kind) -> Hashable:
-    """What the kinds share that an `entrywise` optimizer steps alike: all that decay are one."""
-    return kind == "embedding" or kind in MATRICES or kind
 
 
 def keeps(
@@ -206,9 +202,16 @@ def grouped(parameters: Parameters, **options: Group) -> list[Group]:
 
 
 def decaying(parameters: Parameters, weight_decay: float) -> list[Group]:
-    """Parameter groups of one optimizer for all kinds of weight; only vectors do not decay."""
+    """Parameter groups of one optimizer for all kinds of weight; only vectors do not decay.
+
+    On a GPU torch steps a group by foreach calls, whose temporary tensors are as large as the
+    group: there, groups are `pieces`.
+    """
     decay, no_decay = {"weight_decay": weight_decay}, {"weight_decay": 0.0}
-    return grouped(parameters, matrix=decay, embedding=decay, vector=no_decay)
+    groups = grouped(parameters, matrix=decay, embedding=decay, vector=no_decay)
+    if not any(weight.is_cuda for _, weight in parameters):
+        return groups
+    return [{**group, "params": piece} for group in groups for piece in pieces(group["params"])]
 
 
 def split(parameters: Parameters) -> tuple[Parameters, Parameters]:

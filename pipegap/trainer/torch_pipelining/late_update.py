@@ -314,7 +314,9 @@ class LateUpdate:
             refusals.require(False, "optimizer", "no weight has a gradient", allowed)
         old_weights = self.versions.make_room(batch)
         step = partial(self._step, update)
-        predicted = corrected_update(step, self._correction, weights, delays, kept=old_weights)
+        predicted = corrected_update(
+            step, self._correction, weights, delays, old_weights=old_weights
+        )
         self.versions.show(batch, predicted)
 
     def _step(self, update: Callable[[], object]) -> list[Optimizer]:

@@ -36,7 +36,7 @@ from pipegap.trainer.folder.lease import leased
 from pipegap.trainer.folder.wellformed import read_result
 from pipegap.trainer.ranks.spawn import Parent
 from pipegap.trainer.store.files import FileStore
-from pipegap.trainer.store.opened import ObjectStore
+from pipegap.trainer.store.opened import BucketStore
 from pipegap.trainer.store.store import TrialState
 from tests.support import small_sweep
 from tests.support.buckets import URL, Bucket
@@ -472,14 +472,14 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
 
 
 @pytest.fixture
-def store(server: Bucket) -> Iterator[ObjectStore]:
+def store(server: Bucket) -> Iterator[BucketStore]:
     """With this process as its driver."""
-    made = ObjectStore(URL)
+    made = BucketStore(URL)
     with made.driven():
         yield made
 
 
-def train(store: ObjectStore, folder: Path, *words: str) -> Trial:
+def train(store: BucketStore, folder: Path, *words: str) -> Trial:
     config = small_sweep.config(folder, f"results={store.folder}", *words)
     trial = Trial("sync", config, plan_trial(config))
     driver._train({"trial": driver._payload(trial, [])}, None, tracker.take({}), store)
@@ -487,7 +487,7 @@ def train(store: ObjectStore, folder: Path, *words: str) -> Trial:
 
 
 def test_a_trial_is_trained_once(
-    server: Bucket, store: ObjectStore, told: Told, tmp_path: Path
+    server: Bucket, store: BucketStore, told: Told, tmp_path: Path
 ) -> None:
     trial = train(store, tmp_path)
     train(store, tmp_path)
@@ -499,7 +499,7 @@ def test_a_trial_is_trained_once(
 
 
 def test_a_trial_of_a_driver_that_was_taken_over_is_left_to_the_next(
-    server: Bucket, store: ObjectStore, told: Told, tmp_path: Path
+    server: Bucket, store: BucketStore, told: Told, tmp_path: Path
 ) -> None:
     server.write("driver.json", b'{"writer": "the next"}')
     train(store, tmp_path)
@@ -507,7 +507,7 @@ def test_a_trial_of_a_driver_that_was_taken_over_is_left_to_the_next(
 
 
 def test_a_store_that_is_away_is_no_failure(
-    server: Bucket, store: ObjectStore, told: Told, tmp_path: Path
+    server: Bucket, store: BucketStore, told: Told, tmp_path: Path
 ) -> None:
     server.fault = lambda method, key: "away"
     train(store, tmp_path)
@@ -515,7 +515,7 @@ def test_a_store_that_is_away_is_no_failure(
 
 
 def test_what_no_attempt_can_mend_is_recorded(
-    server: Bucket, store: ObjectStore, told: Told, tmp_path: Path
+    server: Bucket, store: BucketStore, told: Told, tmp_path: Path
 ) -> None:
     trial = train(store, tmp_path, f"resume_from={tmp_path / 'checkpoint-1.pt'}")
     assert told[-1]["status"] == Status.FAILED
@@ -528,13 +528,14 @@ def test_what_no_attempt_can_mend_is_recorded(
     assert read_result(trial.folder) == result
 
 
-def test_a_trial_whose_register_is_damaged_is_told_to_have_failed(
-    server: Bucket, store: ObjectStore, told: Told, tmp_path: Path
+def test_a_trial_whose_folder_is_damaged_is_told_to_have_failed(
+    server: Bucket, store: BucketStore, told: Told, tmp_path: Path
 ) -> None:
     """Whoever asked for it had seen it whole. Nothing can be recorded."""
     trial = train(store, tmp_path)
-    register = f"registers/{trial.trial_id}.json"
-    server.write(register, server.objects[register][:-20])
+    folder = f"trials/{trial.trial_id}"
+    server.remove(f"{folder}/result.json")
+    server.write(f"{folder}/trial_id", b"\xff")
     train(store, tmp_path)
     assert told[-1]["status"] == Status.FAILED
-    assert str(told[-1]["error"]).startswith(f"file={register}: is not whole JSON")
+    assert "trial_id: names no trial" in str(told[-1]["error"])

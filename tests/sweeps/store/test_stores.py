@@ -2,11 +2,11 @@
 
 An object store is one in memory, or of a server that this project did not write."""
 
-import json
 import os
 import pickle
 import shutil
 import time
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from urllib.parse import quote
 import pytest
 
 from pipegap import analysis
+from pipegap.sweeps.__main__ import main as sweeps
 from pipegap.sweeps.commands.rerun import recorded
 from pipegap.sweeps.plan import sweep_record
 from pipegap.sweeps.plan.sweep_plan import Round
@@ -25,9 +26,8 @@ from pipegap.trainer.folder import lease
 from pipegap.trainer.folder.lease import STALE_AFTER, Held
 from pipegap.trainer.folder.wellformed import read_result
 from pipegap.trainer.store import bucket as requests
-from pipegap.trainer.store.bucket import BucketClient, Changed, StoreRefuses
+from pipegap.trainer.store.bucket import BucketClient, Changed, Meta, StoreAway, StoreRefuses
 from pipegap.trainer.store.files import FileStore, require_writable
-from pipegap.trainer.store.mirror import Mirror
 from pipegap.trainer.store.opened import open_store
 from pipegap.trainer.store.store import SweepStore, TrialState
 from pipegap.trainer.trial import run_trial
@@ -57,9 +57,9 @@ def test_a_trial_runs_stops_goes_on_and_is_read(
     assert store.started(known) == set()
     with pytest.raises(Stopped):
         run(store, trial, after(1))
+    store.pull()
     assert open_store(store.name).started(known) == {*known}
     assert store.state_of(trial) == TrialState.FREE
-    store.pull()
     assert [*analysis.load(store.folder)["status"]] == ["unfinished"]
     result = run(store, trial)
     assert store.state_of(trial) == TrialState.ENDED
@@ -191,11 +191,6 @@ def test_probes_of_killed_drivers_are_deleted(tmp_path: Path) -> None:
 # An object store is copied, whatever lies in it; what is no store is refused.
 
 
-def write_register(server: Bucket, **files: dict[str, object]) -> None:
-    now = {"format": 1, "trial_id": "a", "attempt": 1, "writer": "", "beat": 1, "holder": None}
-    server.write("registers/a.json", json.dumps({**now, "files": files}).encode())
-
-
 def test_a_pull_asks_only_for_what_changed(
     objects: SweepStore, trial: Trial, tmp_path: Path, server: Bucket
 ) -> None:
@@ -204,24 +199,80 @@ def test_a_pull_asks_only_for_what_changed(
     stamp = (trial.folder / "result.json").stat().st_mtime_ns
     before = server.requests.copy()
     objects.pull()
-    assert server.requests - before == {"list": 2}
+    assert server.requests - before == {"list": 2}, "of trials and sweeps"
     assert (trial.folder / "result.json").stat().st_mtime_ns == stamp
     run(objects, trial_of(objects, tmp_path, "seed=1"))
-    server.remove(f"registers/{trial.plan.trial_id}.json")
+    for key in server.objects:
+        if trial.trial_id in key:
+            server.remove(key)
     assert [*analysis.load(URL)["seed"]] == [1], "the other one was deleted there"
 
 
 def test_a_text_that_changed_is_brought(objects: SweepStore, server: Bucket) -> None:
-    for text in ("b", "c", "a"):
-        write_register(server, **{"config.json": {"text": text}})
+    for text in (b"b", b"c", b"a"):
+        server.write("trials/a/config.json", text)
         objects.pull()
-        assert (objects.folder / "trials" / "a" / "config.json").read_text() == text
+        assert (objects.folder / "trials" / "a" / "config.json").read_bytes() == text
 
 
-def test_no_name_leads_out_of_the_copy(objects: SweepStore, server: Bucket) -> None:
-    write_register(server, **{"../../evil": {"text": "x"}})
-    with pytest.warns(UserWarning, match="must be a path in the trial's folder"):
+def test_a_result_is_pulled_after_what_belongs_to_it(
+    objects: SweepStore, server: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows may change after they are listed, and the result be listed all the same."""
+    listed = BucketClient.list
+
+    def in_pages(self: BucketClient, prefix: str) -> Sequence[Meta]:
+        if prefix != "trials":
+            return listed(self, prefix)
+        first_page = [meta for meta in listed(self, prefix) if "metrics" in meta.key]
+        if (number := next(numbers)) < 2:
+            server.write("trials/a/metrics.jsonl", b"rows " * (number + 1))
+            server.write("trials/a/result.json", b"of %d rows" % (number + 1))
+        return [*first_page, *(m for m in listed(self, prefix) if "metrics" not in m.key)]
+
+    numbers = iter(range(10))
+    server.write("trials/a/metrics.jsonl", b"rows")
+    monkeypatch.setattr(BucketClient, "list", in_pages)
+    folder = objects.folder / "trials" / "a"
+    for _ in range(3):
         objects.pull()
+        if (result := folder / "result.json").exists():
+            num_rows = (folder / "metrics.jsonl").read_bytes().count(b"rows")
+            assert result.read_bytes() == b"of %d rows" % num_rows
+    assert result.exists()
+
+
+def test_a_result_goes_before_the_rest_of_its_trial(
+    objects: SweepStore, trial: Trial, server: Bucket
+) -> None:
+    """What a pull that is cut leaves in the copy is no finished trial of other rows."""
+    run(objects, trial)
+    objects.pull()
+    folder = f"trials/{trial.trial_id}"
+    for name in ("metrics.jsonl", "result.json"):
+        server.write(f"{folder}/{name}", server.objects[f"{folder}/{name}"] + b"\n")
+    server.fault = lambda method, key: "away" if method == "get" else None
+    with pytest.raises(StoreAway):
+        objects.pull()
+    assert not (trial.folder / "result.json").exists()
+    server.fault = lambda method, key: None
+    objects.pull()
+    for name in ("metrics.jsonl", "result.json"):
+        assert (trial.folder / name).read_bytes() == server.objects[f"{folder}/{name}"]
+
+
+@pytest.mark.parametrize("command", [["list"], ["sweep=main", "scale=micro"], ["prune"], ["rerun"]])
+def test_a_store_of_the_former_format_is_refused_in_a_line(
+    command: list[str], server: Bucket, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.write("registers/0123456789abcdef.json", b"{}")
+    more = {"prune": ["checkpoints=all"], "rerun": ["status=failed"]}.get(command[0], [])
+    assert sweeps([*command, *more, f"results={URL}"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    copy = open_store(URL).folder
+    assert f"results={URL}: is a store of version 0.3.0: `pipegap list results={URL}`" in line
+    assert f"copies it to {copy}: bring that to a new prefix by `aws s3 sync`" in line
+    assert [*server.objects] == ["registers/0123456789abcdef.json"]
 
 
 @pytest.mark.parametrize(
@@ -275,29 +326,50 @@ def test_a_large_object_comes_back_in_parts(
     size: int, bucket: BucketClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = bytes(i % 251 for i in range(size))
-    bucket.upload("large", content)
+    bucket.upload("a/large", content)
+    [meta] = bucket.list("a")
+    assert meta.size == size
     monkeypatch.setattr(requests, "CHUNK", 500)
-    bucket.download("large", tmp_path / "large", size)
+    bucket.download(meta, tmp_path / "large")
     assert (tmp_path / "large").read_bytes() == content
 
 
-@pytest.mark.parametrize("size", [0, 3])
-def test_an_object_that_is_too_short_is_told_from_a_store_that_is_away(
-    size: int, bucket: BucketClient, tmp_path: Path
+@pytest.mark.parametrize("size", [1, 1001])
+def test_no_download_is_of_two_contents(
+    size: int, bucket: BucketClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bucket.upload("torn", bytes(size))
-    for name in ("torn", "gone"):
-        with pytest.raises(FileNotFoundError):
-            bucket.download(name, tmp_path / name, 5)
+    bucket.upload("a/large", bytes(size))
+    [meta] = bucket.list("a")
+    bucket.upload("a/large", b"1" * size)
+    monkeypatch.setattr(requests, "CHUNK", 500)
+    with pytest.raises(Changed):
+        bucket.download(meta, tmp_path / "changed")
+    bucket.delete(["a/large"])
+    with pytest.raises(FileNotFoundError):
+        bucket.download(meta, tmp_path / "gone")
+
+
+def test_etags_are_those_of_a_listing(bucket: BucketClient) -> None:
+    etags = {"a/b": bucket.write("a/b", b"1", None), "a/c": bucket.upload("a/c", b"2")}
+    etags["a/large"] = bucket.upload("a/large", BytesIO(bytes(requests.CHUNK + 1)))
+    assert {meta.key: {"e_tag": meta.e_tag} for meta in bucket.list("a")} == {
+        key: {"e_tag": version["e_tag"]} for key, version in etags.items()
+    }
+
+
+def test_a_copy_has_the_same_bytes(bucket: BucketClient) -> None:
+    bucket.upload("a/b", b"content")
+    bucket.copy("a/b", "c/d/e")
+    assert bucket.read("c/d/e").content == bucket.read("a/b").content == b"content"
 
 
 def test_a_large_object_goes_in_parts(bucket: BucketClient, tmp_path: Path) -> None:
     content = b"0123456789abcdef" * (1 << 16) * 17  # two requests and a part
-    bucket.upload("large", BytesIO(content))
-    bucket.download("large", tmp_path / "large", len(content))
+    bucket.upload("a/large", BytesIO(content))
+    bucket.download(bucket.list("a")[0], tmp_path / "large")
     assert (tmp_path / "large").read_bytes() == content
-    bucket.upload("large", b"small")
-    assert bucket.read("large").content == b"small"
+    bucket.upload("a/large", b"small")
+    assert bucket.read("a/large").content == b"small"
 
 
 def test_a_listing_is_of_a_folder_and_has_every_page(bucket: BucketClient) -> None:
@@ -317,14 +389,14 @@ def test_a_listing_is_of_a_folder_and_has_every_page(bucket: BucketClient) -> No
     bucket.delete([])
 
 
-def test_an_age_is_told_by_the_servers_clock_and_leaves_nothing(
+def test_the_servers_clock_tells_the_time_and_leaves_nothing(
     bucket: BucketClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket.write("a", b"", None)
-    seen = bucket.read("a")
     monkeypatch.setattr(time, "time", lambda: 0.0)
-    assert 0 <= bucket.age(seen) < 60
-    assert 1000 <= bucket.age(seen._replace(modified=seen.modified - 1000)) < 1060
+    [meta] = bucket.list("")
+    assert 0 <= bucket.now() - bucket.read("a").modified < 60
+    assert 0 <= bucket.now() - meta.modified < 60
     assert [meta.key for meta in bucket.list("")] == ["a"]
 
 
@@ -335,15 +407,15 @@ def test_another_process_gets_the_same_bucket(bucket: BucketClient) -> None:
 
 def test_no_bucket_is_no_empty_one(moto_server: int) -> None:
     nowhere = BucketClient("s3://nowhere/store")
-    for ask in (lambda: nowhere.list("registers"), lambda: nowhere.write("a", b"", None)):
+    for ask in (lambda: nowhere.list("trials"), lambda: nowhere.write("a", b"", None)):
         with pytest.raises(StoreRefuses, match="there is no such bucket"):
             ask()
 
 
 def test_a_consoles_folders_are_no_trouble(moto_server: int) -> None:
-    for key in ("", "registers/", "sweeps/", "trials/", "trials/0123/"):
+    for key in ("", "sweeps/", "trials/", "trials/0123/", "trials/0123/weights/"):
         buckets.put(moto_server, f"a/store/{key}")
-    Mirror(BucketClient(URL)).pull()
+    open_store(URL).pull()
 
 
 @pytest.mark.parametrize("prefix", ["a#1", "a?x", "a b", "a%20b", "a+b", "é", "a ", "[a]/b*"])

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from pipegap.trainer.base.flat import Flat, Layout
 from pipegap.trainer.corrections.compensation import LearningRate, Taylor, WeightPrediction
 from pipegap.trainer.corrections.ema_nesterov import EmaNesterov
 from pipegap.trainer.corrections.error_feedback import (
@@ -97,14 +96,13 @@ def test_corrected_updates_by_hand(
 
 def test_an_update_of_a_part_of_a_weight_is_one() -> None:
     """A first entry that stays, as of a token that no batch has, is no sign of a zero update."""
-    layout, correction = Layout([torch.Size([2])], [0]), FEEDBACK(T, [1])
-    weights = Flat(layout, [torch.tensor([10.0, 10.0])])
+    correction, weights = FEEDBACK(T, [1]), [torch.tensor([10.0, 10.0])]
     for update in ([0.0, 1.0], [2.0, 3.0]):
-        step = Flat(layout, [torch.tensor(update)])
-        weights.wholes[0] -= step.wholes[0]
+        step = [torch.tensor(update)]
+        weights[0] -= step[0]
         correction.apply(weights, step, [1])
     # 10 − 0 − 2 − (2 − 0); 10 − 1 − 3 − (3 − 1)
-    assert weights.wholes[0].tolist() == [6.0, 4.0]
+    assert weights[0].tolist() == [6.0, 4.0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

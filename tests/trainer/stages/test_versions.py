@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.flat import Flat, Layout
 from pipegap.trainer.config.plan import plan_trial
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.models.decoder import Decoder
@@ -230,33 +229,29 @@ SHAPES = [(3, 5), (7,), (2, 2, 2)] * 7
 DTYPES = [torch.bfloat16, torch.float32, torch.bfloat16] * 7
 
 
-def masters() -> Flat:
-    layout = Layout([torch.Size(shape) for shape in SHAPES], [0] * len(SHAPES))
-    return Flat(layout, [torch.zeros(vector.size) for vector in layout.vectors])
-
-
 def test_the_sum_is_that_of_the_numbers_in_fp32() -> None:
     generator = torch.Generator().manual_seed(0)
     batches = [
         [torch.randn(s, generator=generator).to(d) for s, d in zip(SHAPES, DTYPES, strict=True)]
         for _ in range(4)
     ]
-    sums = Sums(masters())
+    sums = Sums(torch.float32)
+    every = [[tensor.float().clone() for tensor in batch] for batch in batches]
     for batch in batches:
         sums.add(0, batch)
     for i, of_weight in enumerate(sums.take()):
-        wide = [batch[i].float() for batch in batches]
+        wide = [batch[i] for batch in every]
         assert torch.equal(of_weight, wide[0] + wide[1] + wide[2] + wide[3])
 
 
 def test_gradients_in_the_masters_dtype_become_the_sum() -> None:
-    gradients, sums = [torch.ones(shape) for shape in SHAPES], Sums(masters())
+    gradients, sums = [torch.ones(shape) for shape in SHAPES], Sums(torch.float32)
     sums.add(0, gradients)
     assert all(map(operator.is_, sums.take(), gradients))
 
 
 def test_replicas_are_added_up_in_their_order() -> None:
-    sums, numbers = Sums(masters()), {2: 1.0, 1: 2.0**-24, 0: 2.0**-24}
+    sums, numbers = Sums(torch.float32), {2: 1.0, 1: 2.0**-24, 0: 2.0**-24}
     for replica, number in numbers.items():
         sums.add(replica, [torch.full(shape, number) for shape in SHAPES])
     one_more = 1 + 2.0**-23  # after the 1 a small one is rounded away
