@@ -54,7 +54,7 @@ keys (WANDB_API_KEY, RAY_AUTH_TOKEN) belong in the environment in which its node
 
 STOP_WAIT = 60
 """Seconds that a job has to end when it is stopped, before Ray kills it (its default is 3): its
-trials have `tune_hooks.GRACE` of them to save a checkpoint. No report is drawn then."""
+trials have `driver.GRACE` of them to save a checkpoint. No report is drawn then."""
 PATHS = ("data.path", "data.shards", "resume_from")
 """Keys of a trial that name files outside its folder."""
 SHARED = "must be given as an absolute path, on storage that all nodes share"
