@@ -40,7 +40,7 @@ CONTEXT = 1e9
 NO_MEMORY = {"seed", "choices", "num_updates", "tokens_per_parameter", "lr_schedule", "data"}
 """Keys that do not change the memory of an update."""
 EVEN = 0.8
-"""The share of the speed-up of p equal ranks below which a plan says how the model is cut."""
+"""If the speed-up of p ranks is below this share of p, the plan says how the model is cut."""
 HALF_WIDTH = 0.01
 """Nats per token: a plan says how many seeds give this precision, as small as the gaps of robust
 optimizers."""
@@ -67,6 +67,7 @@ def costs(sweep_round: Round, todo: Sequence[Trial]) -> list[Cost]:
     for name in dict.fromkeys(map(unit, todo)):
         ids = {t.trial_id: t for t in todo if unit(t) == name}
         amounts = {key: occupied(t, sweep_round.request.gpus_per_trial) for key, t in ids.items()}
+        # By the clock of a trial, times the units that it occupies meanwhile.
         total = sum(seconds[key] * amount for key, amount in amounts.items())
         costs_of_trials.append(Cost(name, total, max(seconds[key] for key in ids)))
     return costs_of_trials
@@ -165,7 +166,7 @@ def _time(sweep_round: Round, costs_of_trials: Sequence[Cost]) -> Iterator[str]:
 
 
 def _rounded(number: float, digits: int = 1) -> str:
-    """Return a number with so many digits behind the point, a small one with two that count."""
+    """Return a number with so many digits behind the point; below 1, with two significant ones."""
     return f"{number:,.{digits}f}" if number >= 1 or number == 0 else f"{number:.2g}"
 
 
@@ -276,6 +277,7 @@ def _memory(trials: Sequence[Trial], gpus_per_trial: float) -> str:
     if not on_gpus:
         return f"{of_trial} states"
     device = device_of(on_gpus[0].config)
+    # The last bundle: the first one of a gang is its supervisor's, which has no GPU.
     sharing = int(1 / bundles(on_gpus[0], gpus_per_trial)[-1]["GPU"])
     needed = sharing * (_peak(on_gpus) + CONTEXT)
     of_gpu = f"{sharing} trials share a GPU: " * (sharing > 1)
@@ -288,7 +290,7 @@ def _memory(trials: Sequence[Trial], gpus_per_trial: float) -> str:
 
 def _peak(trials: Sequence[Trial]) -> int:
     """Return the most memory that an update of these trials needs on one rank."""
-    kinds: dict[str, Trial] = {}
+    kinds: dict[str, Trial] = {}  # one trial of those that need the same: to count takes long
     for trial in trials:
         config = {**trial.config, **which_optimizer(trial.config)}
         kinds[json.dumps({k: v for k, v in config.items() if k not in NO_MEMORY})] = trial

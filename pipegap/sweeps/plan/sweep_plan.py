@@ -30,7 +30,8 @@ from pipegap.trainer.store.store import SweepStore
 RULES = {"seeds", "tune", "shared", "search", "early_stop", "advice"}
 """Keys of a sweep that ask for trials beside those of its points."""
 LATER = {"tuning"}
-"""Such keys that are younger than the hashes in stores: left out while they say nothing."""
+"""Keys of that kind that are younger than the hashes in stores. While they have their default they
+are left out of the hash, which so stays that of the store."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,12 @@ class Asked:
     """Of the sweep, without the scale."""
     scale: str
     request: str
-    """A hash of what decides its trials; empty while its data is not prepared, by which trials are
-    known."""
+    """A hash of what decides its trials; empty while its data is not prepared, since ids of trials
+    depend on the data."""
     words: frozenset[str]
-    """Those of the command line that ask for trials."""
+    """The words of the command line that ask for trials."""
     records: Sequence[Record]
-    """Of all requests of this sweep at this scale."""
+    """The records of all requests of this sweep at this scale."""
 
     @classmethod
     def of(cls, request: Request, label: str, swept: Sequence[GridPoint]) -> "Asked":
@@ -63,11 +64,11 @@ class Asked:
     def _is_of(self, record: Record) -> bool:
         if record.request and self.request:
             return record.request == self.request
-        return record.asked == self.words
+        return record.asked == self.words  # a record of before 0.3, or data that is not prepared
 
     @property
     def label(self) -> str:
-        """That of its record, or else the first that is free."""
+        """The label of its record, or else the first label that is free."""
         if self.record is not None:
             return self.record.label
         labels_taken = {record.label for record in self.records}
@@ -86,6 +87,7 @@ class Asked:
 
 
 def _hash(sweep: Sweep, swept: Sequence[GridPoint]) -> str:
+    # One seed tells the configs apart; the seeds themselves are among `rules`.
     trials = [trial for point in swept for trial in point.trials(sweep.seeds[:1])]
     if any(trial.plan.data_hash is None for trial in trials):
         return ""
@@ -310,7 +312,7 @@ def speed_up(stages: int, microbatches: int) -> float:
 
 
 def _lengthened(trial: Trial, factor: float, choice: Choice) -> Trial:
-    num_updates = math.ceil(trial.plan.num_updates * factor - NEARLY)
+    num_updates = math.ceil(trial.plan.num_updates * factor - NEARLY)  # 200.0000001 is 200
     length = {"num_updates": num_updates, "tokens_per_parameter": None}
     config = validate({**trial.config, **length})
     setting = f"{trial.setting} num_updates={num_updates}".strip()
