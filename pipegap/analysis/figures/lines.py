@@ -104,6 +104,7 @@ def _panels_of_methods(paired: pd.DataFrame, trials: pd.DataFrame) -> Iterator[p
         optimizer, point, method = map(str, key)
         if group["value"].nunique() > 1:
             corrected = group.assign(series=with_variant(group, group["family"].map(families)))
+            # The arm without correction, which has no coefficient: a band across the panel.
             plain = paired[
                 (paired["optimizer"] == optimizer)
                 & (paired["point"] == point)
@@ -129,6 +130,7 @@ def gaps_by_delay(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     late = paired.assign(
         key="pipeline.delay",
         value=trial_rows.loc[paired["trial_id"], "delay"].to_numpy(dtype=float),
+        # `delay`, `delay of 2`, … are one series: the number stands on the axis.
         series=paired["series"].str.replace(r"^delay( of \d+)?", "delay of τ", regex=True),
         panel=paired["optimizer"].map(names.optimizer),
         subtitle=paired["point"].map(names.settings(trials)),
@@ -183,6 +185,7 @@ def _losses(rows: pd.DataFrame, trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.
         return pd.DataFrame(columns=OF_LOSSES)
     losses = with_means(rows.assign(loss=rows["final_val_loss"]), "loss", KEYS)
     of_gaps = rows.merge(paired_seeds(trials, gaps)[["trial_id", "gap", *MEAN]], on="trial_id")
+    # An empty part would change dtypes. MEAN of a row is that of its loss, or else of its gap.
     parts = [part.reindex(columns=OF_LOSSES) for part in (losses, of_gaps) if len(part)]
     table = pd.concat([part.astype({"loss": float, "gap": float}) for part in parts])
     return table.sort_values([*KEYS, "seed"], kind="stable", ignore_index=True)
@@ -233,12 +236,13 @@ def loss_and_gap_lines(data: pd.DataFrame, styles: Styles = arm_styles) -> list[
 
 
 def _many(data: pd.DataFrame) -> bool:
-    """Return whether some panel has too many values on its axis to show each of them."""
+    """Return whether some panel has too many values on its axis to show every seed."""
     return bool(data.groupby(PANEL)["value"].nunique().max() > MOST_VALUES)
 
 
 def _values(data: pd.DataFrame, column: str) -> pd.Series:
-    """Return the values that the axis of a column holds; of MANY all means."""
+    """Return the values that the axis of a column holds. With bands these are all means, and the
+    ends of intervals but for the widest."""
     if not _many(data):
         return data[[column, "low", "high", "mean"]].melt()["value"]
     low, high = data["low"].quantile(1 - MOST_ENDS), data["high"].quantile(MOST_ENDS)
@@ -268,10 +272,11 @@ class _LineFrame(NamedTuple):
     series_in_legend: frozenset[str]
 
     def layer(self, rows: pd.DataFrame, quantity: str, *more: str) -> alt.Chart:
-        """Return a chart of `rows` with their column `held` on the y axis."""
+        """Return a chart of `rows` with their column `quantity` on the y axis."""
         layer_rows = rounded(rows, list(dict.fromkeys(["series", "value", quantity, *more])))
         places = dodged([name for name in self.styles if name in self.series_in_legend])
         layer_rows["dodge"] = [places[series] for series in layer_rows["series"]]
+        # All layers of a panel share one field on the y axis, whatever they show there.
         chart = alt.Chart(layer_rows.rename(columns={quantity: self.column}))
         return chart.encode(y=self.y, color=self.look.color)
 
@@ -281,6 +286,7 @@ def _drawn(panel: Panel, column: str, y: alt.Y, styles: Mapping[str, Style], man
     zero = alt.Chart(pd.DataFrame({column: [0.0]})).mark_rule(color=INK)
     labels = {str(series): _label(of_series) for series, of_series in rows.groupby("series")}
     swept = rows.dropna(subset="value")
+    # The values of all panels of the same axes, so that their x axes are equal.
     x = number_axis("value", names.key(rows["key"].iloc[0]), panel.same_axes["value"].dropna())
     series_in_legend = frozenset(map(str, swept["series"])) or frozenset(labels)
     frame = _LineFrame(
@@ -336,7 +342,7 @@ def _ribbons(frame: _LineFrame, rows: pd.DataFrame) -> list[alt.Chart]:
     return [
         band.mark_area(opacity=0.18, clip=True).encode(y2=alt.Y2("high:Q")),
         line.mark_line(strokeWidth=1.4).encode(strokeDash=frame.look.dash),
-        line.mark_point(opacity=0, size=40).encode(tooltip=tooltip),
+        line.mark_point(opacity=0, size=40).encode(tooltip=tooltip),  # for a pointer alone
     ]
 
 

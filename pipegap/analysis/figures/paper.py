@@ -36,10 +36,11 @@ BY_RATE = partial(lines.losses_along, key="optimizer.lr")
 
 
 def swept(trials: pd.DataFrame, gaps: pd.DataFrame, key: str) -> pd.DataFrame:
-    """Return rows of `by_value`, or of `losses_along` where that were rows of more than MOST_VALUES
-    numbers."""
+    """Return rows of `by_value`, or rows of `losses_along` if the key has more than MOST_VALUES
+    numbers in a panel."""
     is_number = key in trials and is_numeric_dtype(trials[key])
     if is_number and trials[key].nunique() > MOST_VALUES:
+        # Of all trials there are many values; a panel may still have few.
         along = lines.losses_along(trials, gaps, key, part_of=key)
         if along.groupby(PANEL)["value"].nunique().max() > MOST_VALUES:
             return along
@@ -47,7 +48,7 @@ def swept(trials: pd.DataFrame, gaps: pd.DataFrame, key: str) -> pd.DataFrame:
 
 
 def swept_charts(data: pd.DataFrame, title: str) -> list[Chart]:
-    """Draw either; `title` names the key."""
+    """Draw the table of `swept`, of either kind; `title` names the key."""
     return lines.loss_and_gap_lines(data) if "loss" in data else value_rows(data, title)
 
 
