@@ -54,7 +54,7 @@ from pipegap.trainer.folder.wellformed import (
 MADE_BY = b"made_by"
 MAKERS = (
     *(rows, points, schema),
-    *(build, former, identity, identity, wellformed),
+    *(build, former, identity, wellformed),
 )
 """The modules that say what a row holds."""
 NUM_THREADS = 16
@@ -104,7 +104,7 @@ def read_trials(
     entries_before = (
         read_index(path, None if whole else names) if path is not None and stamps else {}
     )
-    entries = {
+    entries = {  # rows of trials that have not changed since the index was written
         name: entry for name, entry in entries_before.items() if stamps.get(name) == entry.stamp
     }
     stale = [name for name in stamps if name not in entries]
@@ -114,6 +114,7 @@ def read_trials(
         damaged += damages
         if config:
             content = json.dumps(row(trial_id, config, result, stamps[name].result_ns))
+            # Not in the index: what is damaged is read, and warned of, each time.
             (without_result if damages else entries)[name] = Entry(stamps[name], content)
     if path is not None and whole and entries and len(stale) > WORTH_WRITING * len(stamps):
         write_index(path, entries)
@@ -134,7 +135,7 @@ def _copies(rows: Mapping[str, Row], *, by_name: bool) -> dict[str, str]:
 
     `by_name`: whether a trial's folder must have its name; else the first one counts.
     """
-    first = {row["trial_id"]: name for name, row in reversed([*rows.items()])}
+    first = {row["trial_id"]: name for name, row in reversed([*rows.items()])}  # the last one wins
     return {
         name: row["trial_id"]
         for name, row in rows.items()
@@ -173,7 +174,7 @@ def _looked_at(path: str) -> tuple[int, int]:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return ABSENT
-    except OSError:
+    except OSError:  # as of a folder that this user may not enter: there is a trial, unread
         return UNKNOWN
     return status.st_mtime_ns, status.st_size
 
@@ -213,7 +214,7 @@ def read_index(path: Path, names: Collection[str] | None = None) -> dict[str, En
     Empty if other code wrote the index, or not whole, or if there is none.
     """
     try:
-        if not path.is_file():  # whoever reads a pipe waits for its writer
+        if not path.is_file():  # to read a pipe may never end
             return {}
         if parquet.read_schema(path).metadata.get(MADE_BY) != _made_by():
             return {}
@@ -231,7 +232,7 @@ def write_index(path: Path, entries: Mapping[str, Entry]) -> None:
     stamps = zip(*(entry.stamp for entry in entries.values()), strict=True)
     columns = {"name": [*entries], **dict(zip(Stamp._fields, map(list, stamps), strict=True))}
     table = pa.table({**columns, "row": [entry.row for entry in entries.values()]})
-    partial = path.with_name(f".{uuid4().hex}.partial")
+    partial = path.with_name(f".{uuid4().hex}.partial")  # a name of its own: several may write
     with suppress(OSError):
         path.parent.mkdir(exist_ok=True)
         try:
@@ -250,12 +251,13 @@ def write_index(path: Path, entries: Mapping[str, Entry]) -> None:
 def _made_by() -> bytes:
     """Return a digest of the code that makes rows, of the choices that name trials, and of keys."""
     sources = "".join(inspect.getsource(module) for module in MAKERS)
+    # The YAMLs say which values are usual, and so what is left out of an arm's name.
     files = [CONF / "config.yaml", *(path for group in GROUPS for path in yamls(group))]
     sources += "".join(path.name + path.read_text("utf-8") for path in files)
     return hashlib.sha256(sources.encode()).hexdigest().encode()
 
 
-# A results folder, or a CSV that a report published, → one tidy table, with one row per trial.
+# The table itself, from those rows or from a CSV that a report published.
 
 MAY_LACK = ("folder", "num_active_parameters")
 """Columns of the table that a published CSV may lack: a place on one machine, and what older
@@ -298,6 +300,7 @@ def load(
         rows = [row for row in rows if trial_ids is None or row["trial_id"] in trial_ids]
     else:
         rows = _of_folders(path, trial_ids, stacklevel + 1)
+    # Columns of the schema first, then those of any trial in the order of their appearance.
     names = dict.fromkeys([*TRIAL, *(name for row in rows for name in row)])
     columns = {name: _column(name, [row.get(name) for row in rows]) for name in names}
     if rows:
@@ -350,7 +353,7 @@ def _column(name: str, values: Sequence[Any]) -> pd.Series:
 
 def _dtype(values: Sequence[Any]) -> str:
     """Return the dtype of a column outside the schema: integers stay so beside missing values."""
-    kinds = {type(value) for value in values if value is not None}
+    kinds = {type(value) for value in values if value is not None}  # `type`: a bool is an int
     for allowed, dtype in (({bool}, "boolean"), ({int}, "Int64"), ({int, float}, "float64")):
         if kinds and kinds <= allowed:
             return dtype
@@ -373,7 +376,7 @@ def _read_published(path: Path) -> list[Row]:
 
 def _rows(path: Path) -> Iterator[Row]:
     """Yield the values of each line. Raises ValueError, csv.Error, OSError."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:  # Excel writes a byte-order mark
         lines = csv.reader(file, strict=True)
         names = next(lines, [])
         if lacking := [name for name in NEEDED if name not in names]:
@@ -442,7 +445,7 @@ def _parsed(dtype: str, text: str) -> Any:
     if not text:
         return None
     if dtype.startswith("datetime"):
-        return pd.Timestamp(text).value
+        return pd.Timestamp(text).value  # nanoseconds, as `rows.row` has them
     value: Any
     if text in WORDS and dtype != "string":
         value = WORDS[text]
@@ -463,5 +466,5 @@ def _parsed(dtype: str, text: str) -> Any:
 
 def _is_finite(value: object) -> bool:
     """Return whether a column can hold the value, if it is a number."""
-    is_long = isinstance(value, int) and not abs(value) < 2**63
+    is_long = isinstance(value, int) and not abs(value) < 2**63  # beyond int64
     return not is_long and not (isinstance(value, float) and not math.isfinite(value))

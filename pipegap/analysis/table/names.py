@@ -219,7 +219,7 @@ def _arm(row: Mapping[Any, Any], *, with_coefficient: bool) -> str:
 
 
 def of_kind(group: str, kind: str) -> str:
-    """Return the name of a pipeline or correction by what it is (`trainer.config.identity.kind`)."""
+    """Return the name of a pipeline or correction by its `kind` (`trainer.config.identity`)."""
     choice = declared(group).get(kind)
     name = None if choice is None else choice.name
     return spaced(kind.rpartition(".")[2]) if name is None else name

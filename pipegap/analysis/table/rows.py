@@ -41,7 +41,7 @@ Row = dict[str, Any]
 Config = Mapping[str, Any]
 
 LAST = 9e9
-"""Seconds since 1970 of the last time that a column of nanoseconds can hold, about."""
+"""Seconds from 1970 to about the last time that a column of nanoseconds can hold."""
 SOURCE = "_source_"
 """Key beside those of a choice from outside the trainer: digest of the source that it ran."""
 PLAIN = {"_target_": "trainer.corrections.none.NoCorrection"}
@@ -54,7 +54,7 @@ trial made."""
 TAKEN = frozenset((*TRIAL, *GROUPS, *trial_keys(), BESIDE, VERSIONS, WORDS))
 """Columns, or what they begin with, that mean something else than a word of a recorded loop."""
 NO_WORDS = (SHARDS, "data.skip_bad_rows")
-"""The same in the groups of choices: no table compares them."""
+"""Keys in the groups of choices that mean something else too: no table compares them."""
 NOT_STALENESS = ("_target_", "num_stages", "num_microbatches", "slack")
 PHASES = {"synchronous_start": "start", "synchronous_cooldown": "cooldown"}
 """Keys of the pipeline → the columns that hold them, and what the name of an arm calls them."""
@@ -70,6 +70,7 @@ def row(trial_id: str, config: Config, result: Config, written_ns: int) -> Row:
         flat = _of_loop(config)
         point = loop_point_columns(flat, names(config))
     else:
+        # Keys that an older release lacked have their usual values; `choices` are names, below.
         flat = dict(flatten({**YOUNGER, **config, "choices": {}}))
         digests = result.get("sources", {}).items()
         flat |= {f"{group}.{SOURCE}": digest for group, digest in digests}
@@ -85,6 +86,7 @@ def row(trial_id: str, config: Config, result: Config, written_ns: int) -> Row:
             if not key.endswith("._target_") and (key not in TRIAL or key in OF_BOTH)
         },
         **names(config),
+        # A later entry replaces an earlier one: what a trial made goes before what it was asked.
         **{key: value for key, value in result.items() if key in OF_RESULT & TRIAL.keys()},
         **dict(flatten(result.get("versions", {}), f"{VERSIONS}.")),
         **arm_columns(config, result),
@@ -144,7 +146,7 @@ def arm_columns(config: Config, result: Config) -> dict[str, Any]:
         "arm_without_cooldown": arm(without_cooldown, correction, result),
         "schedule": kind("pipeline", pipeline),
         "method": kind("correction", correction),
-        "delay": max(result.get("delays") or [None]),
+        "delay": max(result.get("delays") or [None]),  # `max` of [None] alone compares nothing
         "coefficient": correction.get("coefficient", usual.get("coefficient")),
         "lag": None if lag is None else str(lag),
         **{name: pipeline.get(key) or 0 for key, name in PHASES.items()},
