@@ -74,7 +74,7 @@ def try_first(session: Session, todo: Sequence[Trial], is_wanted: bool | None) -
 
 
 class _Works:
-    """What runs in a process of Ray's; it imports the modules of these names before it is asked."""
+    """What runs in a process of Ray's. It imports the modules `names` before it is asked."""
 
     def __init__(self, names: Sequence[str]) -> None:
         for name in names:

@@ -30,7 +30,7 @@ TOLD = "told.jsonl"
 TIMEOUT = 10.0
 """Seconds that a server has to answer."""
 EVERY = 60.0
-"""Seconds between two notices of a kind at least: what happens between them comes in one."""
+"""Seconds at least between two notices of a kind: what happens between them comes in one notice."""
 LOOK_EVERY = 0.5
 """Seconds between two looks at whether something is due."""
 LISTED, LONGEST_LINE, LONGEST_TEXT = 10, 300, 2000
@@ -155,7 +155,7 @@ class Notices(Ends):
         state = [*zip((trial.trial_id for trial in sweep_round.planned), words, strict=True)]
         key = f"{what} {_digest([self.title, state])}"
         if stopped or has_run:
-            self._known.discard(key)
+            self._known.discard(key)  # the same end of another run is told again
         self.tell(what, key, f"{what}: {counts}")
 
     def _work(self) -> None:
@@ -166,6 +166,7 @@ class Notices(Ends):
     def _send(self, *, is_last: bool) -> None:
         """Posts what is due, of each kind if its minute is over; if it `is_last`, at once."""
         with self._lock:
+            # The notice of the end, or else any one, takes along the lines of all other kinds.
             kinds = [kind for kind in ENDS if kind in self._due] or [*self._due] * is_last
             for last in kinds[:1]:
                 for kind in self._due.keys() - {last}:

@@ -249,9 +249,7 @@ def cluster_of_own_cluster() -> Iterator[ClusterOfOwnCluster]:
         patch.chdir(session)
         with connection.cluster() as (folder, asked_to_stop):
             assert announced() == before
-            patch.setattr(
-                connection, "cluster_of_own_cluster", lambda: nullcontext((folder, asked_to_stop))
-            )
+            patch.setattr(connection, "cluster", lambda: nullcontext((folder, asked_to_stop)))
             yield ClusterOfOwnCluster(folder, keys)
     assert not folder.exists()
     shutil.rmtree(session)
