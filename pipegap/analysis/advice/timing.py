@@ -73,13 +73,14 @@ def ratio(rival_times: Sequence[float], own_times: Sequence[float]) -> Ratio:
     """
     sides = [[log(time) for time in times] for times in (rival_times, own_times)]
     value = fmean(sides[0]) - fmean(sides[1])
+    # Variance of the mean, and degrees of freedom, of each side that has several times.
     parts = [(variance(x) / len(x), len(x) - 1) for x in sides if len(x) > 1]
     total = sum(part for part, _ in parts)
     if not total:
         return Ratio(*[exp(value)] * 3)
     from scipy import stats  # slow to load
 
-    freedom = total**2 / sum(part**2 / n for part, n in parts)
+    freedom = total**2 / sum(part**2 / n for part, n in parts)  # Welch and Satterthwaite
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * total**0.5
     return Ratio(exp(value), exp(value - half), exp(value + half))
 
@@ -106,6 +107,7 @@ class Timing:
         times = self.own_times or [self.own.batch_time]
         # A measured time has what no simulation knows: against a simulated one it is a bound.
         bound = {"high": inf} if self.own_times else {"low": 0.0}
+        # SLOWEST is as slow as measured too: `own_times` come with costs of its step.
         bounded = {*self.others} - {*self.measured, SLOWEST} if self.own_times else self.measured
         return {
             name: ratio(self.measured.get(name, [at.batch_time]), times)._replace(
@@ -155,6 +157,7 @@ class Timing:
         step = slowest(self.costs, self.num_microbatches)
         still = replace(self.costs, communication=0.0, overhead=0.0)
         compute = self.num_microbatches * max(still.work)
+        # Simulated without messages and host: what is longer than compute and update is bubble.
         quick = slowest(still, self.num_microbatches)
         messages = step - quick - self.costs.overhead
         parts = {
@@ -201,7 +204,7 @@ def timing(
     rivals = flushed_speeds(costs, num_microbatches, most, chunks)
     measured = dict(measured or {})
     for name, times in measured.items():
-        rival = rivals.get(name, Speed(inf, nan, 1))
+        rival = rivals.get(name, Speed(inf, nan, 1))  # a name that no schedule of ours has
         rivals[name] = replace(rival, batch_time=exp(fmean(map(log, times))))
     return Timing(costs, num_microbatches, two_buffered, rivals, measured, tuple(own_times), most)
 
@@ -269,6 +272,7 @@ def _ours(events: Iterable[Event]) -> Costs:
     times: defaultdict[tuple[int, int, str], list[float]] = defaultdict(list)
     ends: defaultdict[int, float] = defaultdict(float)
     for event in events:
+        # pid is the replica; of the two rows of a rank, the even one has its operations.
         if event["pid"] == 0 and event["tid"] % 2 == 0:
             place = event["tid"] // 2, int(event["args"]["stage"])
             times[*place, str(event["cat"])].append(float(event["dur"]))
@@ -307,7 +311,7 @@ def _profiled(events: Sequence[Sequence[Event]], num_microbatches: int) -> Costs
         steps.append((end - begin) / len(spans))
         kernels = [event for event in inside if event["cat"] in (KERNEL, *COPIES)]
         busy.append(_covered(kernels, begin, end) / (end - begin) if on_gpu else nan)
-    forward = tuple(work / num_microbatches / 3 for work in works)
+    forward = tuple(work / num_microbatches / 3 for work in works)  # a backward takes two of it
     return Costs(
         forward,
         tuple(2 * time for time in forward),
@@ -324,7 +328,7 @@ def _span(event: Event) -> Span:
 def _covered(events: Iterable[Event], begin: float, end: float) -> float:
     """Return for how long of [begin, end] one of the events runs at least."""
     covered, at = 0.0, begin
-    for first, last in sorted(map(_span, events)):
+    for first, last in sorted(map(_span, events)):  # by start: `at` is where the union ends
         covered += max(0.0, min(last, end) - max(first, at))
         at = max(at, last)
     return covered

@@ -248,13 +248,10 @@ def _chart(
     rows = frame.layer(mean_rows)
     dots = rows.transform_filter("isValid(datum.mean)").encode(x=x, tooltip=tooltips(columns))
     several, single = (dots.transform_filter(f"datum.n {sign} 1") for sign in (">", "=="))
-    zero_line = []
-    if zero:  # in pieces where the names of rows stand above them
-        is_above = bool(frame.names)
-        piece = reference_in_rows(0.0, rows, ROW_LINE) if is_above else reference(0.0, frame.x)
-        zero_line = [piece]
+    # In pieces where the names of rows stand above them.
+    zero_line = reference_in_rows(0.0, rows, ROW_LINE) if frame.names else reference(0.0, frame.x)
     layers = [
-        *zero_line,
+        *([zero_line] if zero else []),
         *below,
         whiskers(rows, alt.X("low:Q", title=x["title"], scale=x["scale"])),
         several.mark_point(filled=True, size=55, opacity=1).encode(shape=shape),

@@ -115,6 +115,7 @@ def gap_table(gaps: pd.DataFrame, *, width: int | None = None) -> str:
         table.add_row(*values)
     buffer = io.StringIO()
     console = Console(file=buffer, width=WIDTH_OF_FILES, color_system=None, markup=False)
+    # Measured on the wide console: its natural width, before rich would break cells.
     if width is not None and console.measure(table).maximum > width:
         return "\n".join(packed(columns_shown, values, width, BARE) for values in lines)
     console.print(table)
@@ -122,7 +123,7 @@ def gap_table(gaps: pd.DataFrame, *, width: int | None = None) -> str:
 
 
 def _named(gaps: pd.DataFrame) -> pd.DataFrame:
-    """Optimizers and arms as people write them."""
+    """The table with optimizers and arms as people write them."""
     return gaps.assign(
         optimizer=gaps["optimizer"].map(names.optimizer), arm=gaps["arm"].map(names.arms(gaps))
     )
