@@ -147,7 +147,7 @@ class Notices(Ends):
         before what the store says of trials, and nobody told."""
         words = []
         for trial in sweep_round.planned:
-            row = sweep_round.seen.result(trial.folder) or {"status": Status.WAITING}
+            row = sweep_round.snapshot.result(trial.folder) or {"status": Status.WAITING}
             words.append(Status(row["status"]))
             self._ended(trial.trial_id, trial.name, words[-1], row.get("error") or "")
         counts = ", ".join(f"{words.count(s)} {s}" for s in dict.fromkeys(Status) if s in words)

@@ -74,7 +74,7 @@ class Choice:
     """Ascending by value where keys are tuned, else in the order in which they were proposed."""
     settled: bool = False
     """Whether nothing is left to try."""
-    chosen: Mapping[str, TriedSetting] = field(default_factory=dict)
+    best_of_arms: Mapping[str, TriedSetting] = field(default_factory=dict)
     """Arm → its best setting, once the choice is settled. Tuning chooses by sync alone. Empty if
     sync completed at none of the settings, or if nothing is tried."""
     arms: Sequence[Trial] = ()
@@ -91,7 +91,9 @@ class Choice:
     def arms_at(self, point: GridPoint, seeds: Sequence[int]) -> list[Trial]:
         """Return the trials of all arms at the values that tuning chose, there or at another point;
         while nothing is chosen, at the middle of the tried ones."""
-        settings = [*self.chosen.values()] if self.settled else [self.tried[len(self.tried) // 2]]
+        settings = (
+            [*self.best_of_arms.values()] if self.settled else [self.tried[len(self.tried) // 2]]
+        )
         return [t for setting in settings for t in point.at(setting.values).trials(seeds)]
 
 
@@ -166,7 +168,7 @@ def _leaders(sweep: Sweep, points: Sequence[GridPoint]) -> list[int]:
 def _follow(sweep: Sweep, point: GridPoint, leader: Choice) -> Choice:
     """Return the choice at a point that takes the values of another one."""
     arms = leader.arms_at(point, sweep.seeds)
-    return Choice(point, [], leader.settled, leader.chosen, arms, leader.point)
+    return Choice(point, [], leader.settled, leader.best_of_arms, arms, leader.point)
 
 
 def tune(sweep: Sweep, point: GridPoint, snapshot: Snapshot) -> Choice:
@@ -430,7 +432,11 @@ def write(sweep: Sweep, choices: Sequence[Choice], out: Path) -> Iterator[str]:
         for choice in choices
         for number, setting in enumerate(choice.tried)
         for best_of in [
-            [arm for arm, setting_of_arm in choice.chosen.items() if setting_of_arm is setting]
+            [
+                arm
+                for arm, setting_of_arm in choice.best_of_arms.items()
+                if setting_of_arm is setting
+            ]
         ]
     ]
     out.mkdir(parents=True, exist_ok=True)
@@ -458,9 +464,9 @@ def _search_lines(sweep: Sweep, search: Search, choice: Choice) -> Iterator[str]
     name = _name(sweep, choice.point)
     if not choice.settled:
         yield f"{name}: nothing is chosen yet ({len(choice.tried)} of {search.budget} proposed)"
-    elif not choice.chosen:
+    elif not choice.best_of_arms:
         yield f"{name} is left out: its sync arm diverged at every setting tried"
-    for arm, setting in choice.chosen.items():
+    for arm, setting in choice.best_of_arms.items():
         words = " ".join(f"{key}={value}" for key, value in setting.values.items())
         loss = (setting.losses or {})[arm]
         yield f"{name}: best of {arm} is {words} ({loss:.4f} at the seeds of choice)"
@@ -488,9 +494,9 @@ def _tune_line(sweep: Sweep, choice: Choice) -> str:
     name = _name(sweep, choice.point)
     if not choice.settled:
         return f"{name}: {_keys_are(sweep)} not chosen yet ({source})"
-    if not choice.chosen:
+    if not choice.best_of_arms:
         return f"{name} is left out: its sync arm diverged at every {_keys(sweep)} tried ({source})"
-    setting = choice.chosen["sync"]
+    setting = choice.best_of_arms["sync"]
     words = " ".join(f"{key}={value:g}" for key, value in setting.values.items())
     on_edge = choice.tried and _is_on_edge(setting, choice.tried)
     note = ", on the edge of what was tried" if on_edge else ""

@@ -98,7 +98,7 @@ def _lines(sweep_round: Round) -> Iterator[str]:
     yield _storage(trials, todo)
     yield from dict.fromkeys(filter(None, (_uneven_cut(t.plan) for t in trials)))
     yield from _warnings(trials)
-    if closed := sweep_round.seen.closed:
+    if closed := sweep_round.snapshot.closed:
         yield f"warning   {closed}"
 
 
@@ -193,8 +193,8 @@ def summary(sweep_round: Round) -> str:
 
 def _label(sweep: SweepPlan) -> Iterator[str]:
     """Yield a line on the other requests that the store has of a sweep; none if there are none."""
-    if sweep.asked.others:
-        yield f"label     {sweep.label}; other words have other labels: {sweep.asked.others}"
+    if sweep.request.others:
+        yield f"label     {sweep.label}; other words have other labels: {sweep.request.others}"
 
 
 def _precision(results: Path, sweep: SweepPlan) -> Iterator[str]:

@@ -35,13 +35,13 @@ are left out of the hash, which so stays that of the store."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class SweepRequest:
     """A sweep as one request asks for it, beside the other requests that its store has of it."""
 
     name: str
     """Of the sweep, without the scale."""
     scale: str
-    request: str
+    digest: str
     """A hash of what decides its trials; empty while its data is not prepared, since ids of trials
     depend on the data."""
     words: frozenset[str]
@@ -50,7 +50,7 @@ class Asked:
     """The records of all requests of this sweep at this scale."""
 
     @classmethod
-    def of(cls, request: Request, label: str, swept: Sequence[GridPoint]) -> "Asked":
+    def of(cls, request: Request, label: str, swept: Sequence[GridPoint]) -> "SweepRequest":
         """Return what is asked of the sweep NAME-SCALE with these points."""
         name, words = label.removesuffix(f"-{request.scale}"), asked_by(request.words)
         records = of_sweep(request.results, name, request.scale)
@@ -62,8 +62,8 @@ class Asked:
         return next(filter(self._is_of, self.records), None)
 
     def _is_of(self, record: Record) -> bool:
-        if record.request and self.request:
-            return record.request == self.request
+        if record.request and self.digest:
+            return record.request == self.digest
         return record.asked == self.words  # a record of before 0.3, or data that is not prepared
 
     @property
@@ -152,7 +152,7 @@ class SweepPlan:
     label: str
     sweep: Sweep
     points: list[JudgedPoint]
-    asked: Asked
+    request: SweepRequest
 
     @property
     def runnable(self) -> list[Trial]:
@@ -221,11 +221,11 @@ class SweepPlan:
 
 @dataclass(frozen=True)
 class Round:
-    """What is planned, done and to do. Every number of a round is of the same `seen` results."""
+    """What is planned, done and to do, by the results of one `snapshot`."""
 
     request: Request
     store: SweepStore
-    seen: Snapshot
+    snapshot: Snapshot
     sweeps: Sequence[SweepPlan]
 
     @classmethod
@@ -238,9 +238,9 @@ class Round:
     def again(self) -> "Round":
         """Return the round of now, after this one. Raises StoreAway."""
         self.store.pull()
-        snapshot = self.seen.again()
+        snapshot = self.snapshot.again()
         return replace(
-            self, seen=snapshot, sweeps=[sweep.refreshed(snapshot) for sweep in self.sweeps]
+            self, snapshot=snapshot, sweeps=[sweep.refreshed(snapshot) for sweep in self.sweeps]
         )
 
     @property
@@ -256,7 +256,7 @@ class Round:
     @cached_property
     def todo(self) -> list[Trial]:
         """The planned trials that have to run."""
-        return [trial for trial in self.planned if self.seen.finished(trial) is None]
+        return [trial for trial in self.planned if self.snapshot.finished(trial) is None]
 
     @property
     def runnable(self) -> list[Trial]:
@@ -270,7 +270,9 @@ class Round:
         from pipegap.sweeps.plan.devices import expected  # torch is slow
 
         request = self.request
-        return expected(request.results, self.planned, self.todo, self.seen, request.gpus_per_trial)
+        return expected(
+            request.results, self.planned, self.todo, self.snapshot, request.gpus_per_trial
+        )
 
 
 def plan_sweeps(request: Request, snapshot: Snapshot | None = None) -> list[SweepPlan]:
@@ -286,7 +288,7 @@ def _plan_sweep(name: str, request: Request, compose: Composer, snapshot: Snapsh
     sweep = request.sweeps[name]
     swept = points(sweep, request.results, compose)
     check_reach(sweep, swept)
-    request_of_sweep = Asked.of(request, name, swept)
+    request_of_sweep = SweepRequest.of(request, name, swept)
     choices = [Choice(replace(point, sweep=request_of_sweep.label)) for point in swept]
     return SweepPlan(
         request_of_sweep.label, sweep, _decided(sweep, choices, snapshot), request_of_sweep

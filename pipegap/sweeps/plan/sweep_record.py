@@ -19,7 +19,7 @@ from secrets import token_hex
 from typing import Any
 
 from pipegap.sweeps.plan import choosing
-from pipegap.sweeps.plan.sweep_plan import Asked, Round, SweepPlan
+from pipegap.sweeps.plan.sweep_plan import Round, SweepPlan, SweepRequest
 from pipegap.trainer.base.atomic import clean, create_json, write_json
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.config.identity import code_version
@@ -46,9 +46,9 @@ def write(sweep_round: Round, sweeps: Sequence[SweepPlan]) -> None:
             try:
                 create_json(path, holds)
             except FileExistsError:
-                if not _is_free(results, sweep.asked):
+                if not _is_free(results, sweep.request):
                     allowed = f"was begun with other words just now, as {sweep.label}: run it again"
-                    raise BadInput("sweep", sweep.asked.name, allowed) from None
+                    raise BadInput("sweep", sweep.request.name, allowed) from None
                 write_json(path, holds)
             clean(path.parent, path.stat().st_mtime_ns - OLD_NS)  # of killed drivers
             sweep_round.store.push(path)
@@ -57,7 +57,7 @@ def write(sweep_round: Round, sweeps: Sequence[SweepPlan]) -> None:
             raise BadInput("results", results, allowed) from None
 
 
-def _is_free(results: Path, request: Asked) -> bool:
+def _is_free(results: Path, request: SweepRequest) -> bool:
     """Whether no other request has taken the label since."""
     request_now = replace(request, records=of_sweep(results, request.name, request.scale))
     return request_now.label == request.label
@@ -69,10 +69,10 @@ def record(sweep_round: Round, sweep: SweepPlan) -> dict[str, Any]:
     seconds, measured = sweep_round.expected.seconds, sweep_round.expected.measured
     return {
         "format": FORMAT,
-        "sweep": sweep.asked.name,
+        "sweep": sweep.request.name,
         "scale": sweep_round.request.scale,
         "label": sweep.label,
-        "request": sweep.asked.request,
+        "request": sweep.request.digest,
         "words": [*words, *added],
         "added": added,
         "question": sweep.sweep.question or "",
