@@ -55,6 +55,7 @@ def recommended(candidates: Sequence[Gap]) -> Gap | None:
     if not candidates:
         return None
     smallest = min(candidates, key=lambda gap: gap.gap)
+    # Error Feedback takes one more set of weights: it must be shown to remove something.
     plain = next((gap for gap in candidates if gap.coefficient == 0), smallest)
     return smallest if smallest.removes else plain
 
@@ -129,6 +130,7 @@ def decide(
 
 
 def _undecided(evidence: Evidence, at: SameTime, largest: float) -> Decision:
+    # Runs of the right lengths, but too noisy: more seeds may settle it.
     if not at.excess and at.interval[0] <= 0 <= at.interval[1]:
         return Decision(UNDECIDED, _by_time(at), _more_seeds(at))
     if not at.excess and at.n > 1:
@@ -289,14 +291,14 @@ def _numbers(rivals: Sequence[Rival]) -> str:
 def more_updates(rival: Rival) -> str:
     """`37 % more updates`, in the time of a rival."""
     speed_up = rival.same_time.speed_up if rival.same_time else rival.speed_up
-    return f"{floor(100 * (speed_up - 1) + 1e-6)} % more updates"
+    return f"{floor(100 * (speed_up - 1) + 1e-6)} % more updates"  # whole ones, never too many
 
 
 def _ends(rival: Rival) -> str:
     at = rival.same_time
     if at is None:
         return ""
-    low, high = sorted(map(abs, at.interval))
+    low, high = sorted(map(abs, at.interval))  # a decided interval lies on one side of 0
     side = "lower" if at.gap < 0 else "higher"
     by = f"{abs(at.gap):.4f}{ends_text(low, high, '.4f')}"
     return f"and ends {side} by {by}"

@@ -148,6 +148,7 @@ def _by_coefficient(
 ) -> list[Comparison]:
     """One per optimizer and point: the plain delay, and that with each coefficient, ascending."""
     gaps = measured(trials)
+    # Without synchronous phases, as the plain delay that they are compared with.
     late = gaps[(gaps["schedule"] == DELAY) & (gaps["start"] == 0) & (gaps["cooldown"] == 0)]
     compared = []
     for optimizer, name, rows in of_points(late[late["method"] == method]):
@@ -258,7 +259,7 @@ def _by_height(
 
 def _start(trials: pd.DataFrame) -> list[Comparison]:
     gaps = measured(trials)
-    alone = (gaps["arm"] == gaps["base_arm"]) & (gaps["schedule"] == DELAY)
+    alone = (gaps["arm"] == gaps["base_arm"]) & (gaps["schedule"] == DELAY)  # no correction
     started = gaps[alone & (gaps["start"] > 0) & (gaps["cooldown"] == 0)]
     return _lower(gaps, started.assign(without="delay"))
 
@@ -418,7 +419,7 @@ def _equal(trials: pd.DataFrame, measure: str) -> Sequence[Comparison]:
 def _part(scores: TaskScores, measure: str) -> Comparison:
     by_question = [_above_a_guess(scores, measure), scores.difference(measure)]
     rows = [
-        Row(name, pd.Series(values.mean(axis=1), index=[*scores.seeds]), shown=False)
+        Row(name, pd.Series(values.mean(axis=1), index=[*scores.seeds]), is_shown=False)
         for name, values in zip(("above a guess", "difference"), by_question, strict=True)
     ]
     above, difference = map(noise, by_question)

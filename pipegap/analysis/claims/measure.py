@@ -232,13 +232,13 @@ def words(*parts: Hashable) -> str:
     return f"{first} ({', '.join(other_parts)})" if other_parts else first
 
 
-def row(name: str, rows: pd.DataFrame, value: str = "value", *, shown: bool = True) -> Row:
+def row(name: str, rows: pd.DataFrame, value: str = "value", *, is_shown: bool = True) -> Row:
     """A column by seed; at a seed with several stages or microbatches, the fewest."""
     # The rows are sorted by stages and microbatches: of a seed the first one has the fewest.
     seeds, first = np.unique(rows["seed"].to_numpy(), return_index=True)
     values = rows[value].to_numpy(float, na_value=np.nan)[first]
     is_known = ~np.isnan(values)
-    return Row(name, pd.Series(values[is_known], seeds[is_known]), shown)
+    return Row(name, pd.Series(values[is_known], seeds[is_known]), is_shown)
 
 
 def share_removed(
@@ -363,7 +363,7 @@ def more(what: str, less: Column, greater: Column) -> Comparison:
         ]
         return Comparison(what, rows, Above((contrast,)), counts)
     rows = [
-        row(column.name, point, value, shown=False)
+        row(column.name, point, value, is_shown=False)
         for column, points in zip(columns, choices, strict=True)
         for value in ("final_val_loss_sync", "value")
         for point in points

@@ -259,7 +259,7 @@ def _best_of(grid: Grid) -> Comparison:
     completed = grid.arm[np.isfinite(grid.arm).all(axis=1)]
     # Every sync row stays: a point at which the arm diverged may be sync's best.
     rows = [
-        Row("grid", pd.Series(losses, index=grid.seeds), shown=False)
+        Row("grid", pd.Series(losses, index=grid.seeds), is_shown=False)
         for losses in (*grid.sync, *completed)
     ]
     rule = BestBelow(NEAR, "best delay minus best sync", len(grid.sync))

@@ -121,7 +121,7 @@ class Row(NamedTuple):
 
     name: str
     by_seed: pd.Series
-    shown: bool = True
+    is_shown: bool = True
 
     @property
     def flaw(self) -> str:
@@ -171,7 +171,7 @@ class Comparison:
     def numbers(self) -> tuple[Estimate, ...]:
         """What is compared, and the paired numbers that decide."""
         paired = [] if self.flaw else self.rule.numbers(self.values)
-        return (*(row.estimate for row in self.rows if row.shown), *paired)
+        return (*(row.estimate for row in self.rows if row.is_shown), *paired)
 
 
 ERRORS, SEARCH = 2_000, 400

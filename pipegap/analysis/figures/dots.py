@@ -120,6 +120,7 @@ def by_value(trials: pd.DataFrame, gaps: pd.DataFrame, key: str) -> pd.DataFrame
 
     Groups are sorted from the smallest value on; a group is `none` where the value is null.
     """
+    # Keys in the group `key` are a part of its value, as the warm-up of a schedule is.
     results = results_along(trials, [key], part_of=key)
     results["group"] = results[key].map(names.value)
     return _rows(results.assign(setting=""), trials, gaps)
@@ -180,7 +181,7 @@ def _axis(quantity: str, data: pd.DataFrame) -> alt.X:
     rows = data[data["quantity"] == quantity]
     values = pd.concat([rows[name].astype(float) for name in ("of_seed", "mean", "low", "high")])
     if quantity == GAP:
-        symlog = over_decades(rows.drop_duplicates(OF_MEAN)["mean"])
+        symlog = over_decades(rows.drop_duplicates(OF_MEAN)["mean"])  # each mean once, not per seed
         return gap_axis(alt.X("mean:Q"), values, symlog=symlog)
     return loss_axis(alt.X("mean:Q"), values)
 
@@ -296,7 +297,7 @@ def task_rows(data: pd.DataFrame) -> list[Chart]:
     styles = arm_styles(data)
     charts = []
     for title, rows, *_ in panels_of(data):
-        same = data[data["measure"] == rows["measure"].iloc[0]]
+        same = data[data["measure"] == rows["measure"].iloc[0]]  # in all panels: one axis
         values = pd.concat([same[name].astype(float) for name in ("mean", "low", "high")])
         scale, axis = linear(pd.concat([values, pd.Series([0.0])])), alt.Axis(tickCount=5)
         x = alt.X("mean:Q", title="difference to sync", scale=scale, axis=axis)

@@ -143,7 +143,7 @@ def optimizers_by_momentum(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataF
     """Return rows of OF_GAPS against momentum (figure 4): a panel per arm, a line per optimizer."""
     table = gaps_by_key(trials, gaps)
     table = table[table["key"] == "optimizer.momentum"]
-    return _with_optimizers(table, table["series"])
+    return _with_optimizers(table, table["series"])  # the arms, which were the series
 
 
 def optimizers_by_coefficient(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
@@ -154,6 +154,7 @@ def optimizers_by_coefficient(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.Da
     table = gaps_by_coefficient(trials, gaps, correction="error_feedback")
     plain = table["value"].isna()
     kinds = [
+        # The plain delay is in each panel, at λ = 0.
         _with_optimizers(table[plain | (table["series"] == kind)].fillna({"value": 0.0}), kind)
         for kind in table.loc[~plain, "series"].unique()
     ]
@@ -172,6 +173,7 @@ def losses_along(
 
     Tokens are those that a point asks for; a diverged trial has fewer.
     """
+    # A diverged seed trained on fewer, and would stand apart from its point on the axis.
     planned = trials.assign(tokens=trials.groupby("point")["tokens"].transform("max"))
     rows = results_along(planned, [key, size] if size else [key], part_of)
     if size and len(rows):
@@ -222,6 +224,7 @@ def gap_lines(data: pd.DataFrame, styles: Styles = arm_styles) -> list[Chart]:
 
 def loss_and_gap_lines(data: pd.DataFrame, styles: Styles = arm_styles) -> list[Chart]:
     """Draw two charts per panel of rows of OF_LOSSES: the loss, and the gap beside it."""
+    # A row has a loss or a gap; a diverged trial has neither, and counts at the loss.
     is_loss, looks = data["loss"].notna() | data["gap"].isna(), styles(data)
     y = loss_axis(alt.Y("loss:Q"), _values(data[is_loss], "loss"), _room(data[is_loss]))
     many = _many(data)
@@ -258,6 +261,7 @@ def _room(data: pd.DataFrame) -> float:
     """Return the share of the axis above the values, for the marks of what diverged."""
     if not (data["diverged"] > 0).any():
         return MARGIN
+    # A line of marks for each series of the fullest panel, since all panels share the axis.
     return MARGIN + MARK_HEIGHT * int(data.groupby(PANEL)["series"].nunique().max())
 
 
@@ -365,7 +369,7 @@ def _diverged(
         alt.Chart(of_series)
         .mark_text(
             baseline="top",
-            y=2 + LINE_HEIGHT * order.index(str(series)),
+            y=2 + LINE_HEIGHT * order.index(str(series)),  # pixels from the top of the panel
             color=readable(frame.styles[str(series)].color),
         )
         .encode(x=frame.x, text=alt.Text("words:N"))

@@ -228,22 +228,22 @@ class Panel(NamedTuple):
 
 
 def panels_of(
-    data: pd.DataFrame, order: Iterable[str] = (), beside: Collection[str] | None = None
+    data: pd.DataFrame, order: Iterable[str] = (), common_series: Collection[str] | None = None
 ) -> Iterator[Panel]:
     """Yield the panels, in the order of the rows.
 
-    One with more than MOST_CURVES of the series in `order` becomes several. Each has one series
-    beside those of `beside`, by default those of BESIDE. Series of several `size` are first parted
-    by it.
+    A panel with more than MOST_CURVES of the series in `order` becomes several. Each of these has
+    one series beside `common_series`, by default the series of the arms BESIDE. Series of several
+    `size` are divided by it first.
     """
     for (panel, subtitle), rows in data.groupby(PANEL, sort=False):
-        for name, part in _parted(rows, [*order], beside):
+        for name, part in _parted(rows, [*order], common_series):
             first, *subtitles = filter(None, [name, str(panel)])
             yield Panel(titled(first, in_lines([*subtitles, str(subtitle)])), part, rows)
 
 
 def _parted(
-    rows: pd.DataFrame, order: Sequence[str], beside: Collection[str] | None
+    rows: pd.DataFrame, order: Sequence[str], common_series: Collection[str] | None
 ) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield the rows of each panel, and what tells it from the others."""
     if not order or rows["series"].nunique() <= MOST_CURVES:
@@ -253,13 +253,13 @@ def _parted(
             first, *other_words = (name.split() for name in of_size["series"].unique())
             # The words that all series of this size have: `135M` of `135M delay`, `135M sync`.
             name = " ".join(word for word in first if all(word in words for words in other_words))
-            for more, part in _parted(of_size, order, beside):
+            for more, part in _parted(of_size, order, common_series):
                 yield more or name, part
     else:
-        of_each = _beside(rows) if beside is None else beside
-        for name in (name for name in order if name not in of_each):
-            if (is_size := rows["series"] == name).any():
-                yield name, rows[is_size | rows["series"].isin(of_each)]
+        common = _beside(rows) if common_series is None else common_series
+        for name in (name for name in order if name not in common):
+            if (is_series := rows["series"] == name).any():
+                yield name, rows[is_series | rows["series"].isin(common)]
 
 
 def _beside(rows: pd.DataFrame) -> frozenset[str]:

@@ -58,6 +58,7 @@ def _of_paper(base: Figure, number: str, name: str, model: str, **changes: Any) 
     `number` is that of the figure in two digits, and a letter where there are several of it.
     """
     identity = {"name": f"fig{number}_{name}", "source": f"figure {int(number[:2])} ({model})"}
+    # `changes` come last: a figure of other sweeps than `name` says so.
     return base._replace(**{**identity, "sweeps": (name,), **changes})
 
 
@@ -65,7 +66,7 @@ FIGURES = (
     _of_paper(BY_OPTIMIZER, "02", "optimizers", "360M", sweeps=TABLES),
     _of_paper(
         OVER_TRAINING,
-        *("03", "curves", "360M"),
+        *("03", "curves", "360M"),  # the file's name; the sweeps are those of tables 1 and 2
         title="AdamW and Muon over training",
         data=partial(curves.losses_of, optimizers=("adamw", "muon")),
         sweeps=TABLES,

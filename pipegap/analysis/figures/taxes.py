@@ -158,6 +158,7 @@ def _panel(panel: Panel, y: alt.Y) -> Chart:
     styles = {name: look._replace(dash=SOLID) for name, look in ordered_styles(pipelines).items()}
     # Dashed as the caption says, whatever the arm's own dash.
     styles |= {name: look._replace(dash=(6, 3)) for name, look in arm_styles(taxes).items()}
+    # The number stands in the legend, since a horizontal line has no point to label.
     means_of_arms = zip(taxes["series"], taxes["mean"], taxes["n"], strict=True)
     labels = {arm: f"{arm} {mean:.2f} (n={n})" for arm, mean, n in means_of_arms}
     look = legend(labels | {name: name for name in pipelines}, styles, lines=True)
@@ -165,6 +166,7 @@ def _panel(panel: Panel, y: alt.Y) -> Chart:
     columns = ["series", "n", "mean", "low", "high", "setting"]
     speed = alt.Chart(rounded(speeds, ["series", "stages", "microbatches", "mean"]))
     tax = alt.Chart(rounded(taxes, columns)).encode(color=look.color)
+    # The same title: Vega-Lite joins the titles of the layers of one axis if they differ.
     low = alt.Y("low:Q", scale=y["scale"], title=y["title"])
     tooltip = tooltips(["stages", "microbatches", "mean"])
     return alt.layer(

@@ -157,6 +157,7 @@ def _along(coordinate: Coordinate, lengths: tuple[int, int], share: float) -> fl
     """The length at a share of the way between two lengths, in a coordinate."""
     if np.isnan(share):
         return np.nan
+    # Beyond the two lengths too, for the ends of an interval: hence overflows and 1 / 0.
     shorter, longer = map(coordinate.of_length, lengths)
     with np.errstate(over="ignore"):
         return float(coordinate.to_length(shorter + share * (longer - shorter)))
@@ -215,6 +216,7 @@ def _taxes(
 ) -> dict[tuple[Any, ...], Tax]:
     """The taxes if the runs of several lengths are those of one family."""
     lengths = updates_asked(trials.drop_duplicates("point").set_index("point"))
+    # By stages: of several sync trials of a seed `_by_family` takes the first, as `pairs` does.
     sync = done[done["arm"] == "sync"].sort_values(VARIANT, kind="stable")
     sync_finals = _by_family(sync, ["optimizer"], family, lengths)
     arm_finals = _by_family(pairs, ["optimizer", "arm", *VARIANT], family, lengths)
@@ -235,6 +237,7 @@ def _by_family(
     finals: dict[tuple[Any, ...], dict[int, dict[int, float]]] = {}
     columns = [*keys, "point", "seed", "final_val_loss"]
     for *key, point, seed, loss in table[columns].itertuples(index=False):
+        # A point without a family, as one of `families_by_decay` without decay, stands for itself.
         by_seed = finals.setdefault((*key, family.get(point, point)), {})
         by_seed.setdefault(int(seed), {}).setdefault(int(lengths[point]), float(loss))
     return finals

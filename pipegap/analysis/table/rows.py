@@ -169,6 +169,7 @@ def arm(pipeline: Config, correction: Config, result: Config) -> str:
     suffix = "" if name == "none" else f"_{name}"
     phases = (f"+{name}({pipeline[key]})" for key, name in PHASES.items() if pipeline.get(key))
     nodes = {"pipeline": pipeline, "correction": correction}
+    # Code of one's own may change under one name: its digest keeps other sources apart.
     foreign = [group for group, node in nodes.items() if not is_own(str(node["_target_"]))]
     sources = [result["sources"][group] for group in foreign if group in result.get("sources", {})]
     digests = "".join(f"~{digest[:DIGITS]}" for digest in sources)
@@ -184,7 +185,7 @@ def _looks_ahead(correction: Config, result: Config) -> bool:
 def _is_sync(pipeline: Config, result: Config) -> bool:
     """Return whether no delay was counted. A trial that diverged in its synchronous start had no
     time to be delayed."""
-    delays = result.get("delays") or [None]
+    delays = result.get("delays") or [None]  # without a count: not sync
     cut_short = result.get("status") == Status.DIVERGED and pipeline.get("synchronous_start")
     return all(delay == 0 for delay in delays) and not cut_short
 

@@ -113,6 +113,7 @@ def _values(trials: pd.DataFrame, key: str) -> str:
 
 def _records(table: pd.DataFrame) -> list[Row]:
     columns = {str(name): table[name].astype(object) for name in table}
+    # Of dtype object, so that `tolist` gives Python's own numbers, which JSON can write.
     lists = [column.where(column.notna(), None).tolist() for column in columns.values()]
     return [dict(zip(columns, values, strict=True)) for values in zip(*lists, strict=True)]
 

@@ -64,7 +64,7 @@ def try_first(session: Session, todo: Sequence[Trial], is_wanted: bool | None) -
     try:
         with scratch(Path(trial.config["results"]), ".first-trial-") as folder:
             first.ask(_begin, trial.config, folder)
-            first.end()
+            first.end()  # the second process resumes, as that of a killed trial does
             rehearsed: Rehearsed = second.ask(_resume, trial.config, folder)
             print(_verdict(rehearsed, trial, time.monotonic() - started), flush=True)
     except _Asked:
@@ -121,7 +121,7 @@ class _Process:
         raise Unavailable(f"first trial: {one_line(why)} {WITHOUT}")
 
     def end(self) -> None:
-        """Ends the process: its resources are free."""
+        """Ends the process, which frees its resources."""
         ray.kill(self._actor)
 
 

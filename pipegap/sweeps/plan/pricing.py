@@ -123,7 +123,7 @@ def _row(
     todo = [trial for trial in new if trial.trial_id in ids]
     counts = len(trials), len(trials) - len(new), len(new) - len(todo), len(todo)
     clock = sum(cost.clock(_num_units(sweep_round, cost.unit)) for cost in costs(sweep_round, todo))
-    clock += STARTS + compiler_seconds(todo)
+    clock += STARTS + compiler_seconds(todo)  # as if this sweep ran alone
     return (label, *(f"{count:,}" for count in counts), duration(clock) if todo else "-")
 
 
@@ -302,6 +302,7 @@ def _storage(trials: Sequence[Trial], todo: Sequence[Trial]) -> str:
     stored = f"about {in_bytes(sum(trial.plan.kept_bytes for trial in trials))} kept of all trials"
     if not todo:
         return f"storage   {stored}"
+    # The old checkpoint stays until the new one is whole.
     most = max((2 + (t.config["runner"] != "emulated")) * t.plan.checkpoint_bytes for t in todo)
     return (
         f"storage   {stored}, and up to {in_bytes(most)} for each that runs "

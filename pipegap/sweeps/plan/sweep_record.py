@@ -44,7 +44,7 @@ def write(sweep_round: Round, sweeps: Sequence[SweepPlan]) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                create_json(path, holds)
+                create_json(path, holds)  # exclusive: two drivers may want one new label
             except FileExistsError:
                 if not _is_free(results, sweep.request):
                     allowed = f"was begun with other words just now, as {sweep.label}: run it again"
@@ -111,6 +111,7 @@ def report(sweep_round: Round, plan: SweepPlan) -> str:
     request, out = sweep_round.request, sweep_round.request.results / "reports" / plan.label
     folders = [trial.folder for trial in plan.distinct]
     made_of = state(record(sweep_round, plan), folders, code_version())
+    # A report takes long: it is made again only if something that it is made of has changed.
     text = printed(out, made_of)
     if text is not None:
         return f"{text}\nnothing has changed since this report was made"
@@ -122,7 +123,7 @@ def report(sweep_round: Round, plan: SweepPlan) -> str:
     lines = [*choosing.write(plan.sweep, plan.choices, out)]
     lines += [page.report(request.results, out, plan.label, request.where, question)]
     text = "\n".join(lines)
-    write_json(out / MADE_OF, {"state": made_of, "printed": text})
+    write_json(out / MADE_OF, {"state": made_of, "printed": text})  # last: the report is whole
     sweep_round.store.push(out)
     return text
 
@@ -133,7 +134,7 @@ def state(record: Mapping[str, Any], folders: Iterable[Path], version: str | Non
     That is the sweep's record without its costs, the results of its trials, and the `version` of
     the code. A version that is not of a commit or a release counts as another one each time.
     """
-    costs = ("trials", "words")
+    costs = ("trials", "words")  # `trials` has their expected seconds; its ids are hashed below
     plan = {key: value for key, value in record.items() if key not in costs}
     results = sorted((folder.name, _modified(folder / RESULT)) for folder in folders)
     code = token_hex() if version is None or version.endswith("-dirty") else version

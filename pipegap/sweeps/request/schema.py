@@ -43,7 +43,7 @@ def slug(name: str) -> str:
 def known(group: str) -> list[str]:
     """Return the names of the choices in a group of conf/, with those of sweeps in findings/."""
     names = {path.stem for path in yamls(group)}
-    if group == "sweep":
+    if group == "sweep":  # a wheel has no findings/, and so no studies
         names |= {file.parent.name for file in STUDIES.glob(f"*/{OF_STUDY}")}
     return sorted(names)
 

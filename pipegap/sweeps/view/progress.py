@@ -167,6 +167,7 @@ class Progress:
 
     def _pace(self, trial: Trial, state: State) -> float:
         """Return the work per second of a trial since it is warm; 0 if that is not known."""
+        # A resumed trial counts on: both numbers are of all attempts together.
         share = (state.num_done - state.warm.num_done) / trial.plan.num_updates
         seconds = state.wall_seconds - state.warm.wall_seconds
         has_pace = share > 0 and seconds > 0
@@ -193,7 +194,7 @@ def _read_state(folder: Path, snapshot: Snapshot) -> State:
     lease_holder = holder(folder)
     if lease_holder is None and result is not None:  # with a holder it is tried again
         return State(Status.FAILED)
-    if not attempts(folder):
+    if not attempts(folder):  # nobody has ever started it
         return State()
     state = State(Status.INTERRUPTED)
     if lease_holder is not None:
