@@ -32,7 +32,7 @@ from pipegap.analysis.table.points import (
 )
 from pipegap.trainer.base.errors import FINAL, Status
 
-# What a store shows of the delay: gaps at the best setting of sync, for each training length.
+# Gaps at the best setting of sync, for each training length.
 
 PLAIN, FEEDBACK = "delay", "delay_ef"
 """Families of arms: those that differ in the coefficient of Error Feedback are one."""
@@ -230,7 +230,7 @@ def _at(
 
 
 def _gap(of_arm: pd.DataFrame, coefficient: float) -> Gap:
-    """With the number of stages that has the most pairs: it changes nothing with 2BW."""
+    """The gap of one arm, at the number of stages that has the most pairs."""
     # 2BW delays by one update at every depth: any number of stages shows the same.
     most = of_arm.sort_values(["n", *VARIANT], ascending=[False, True, True])
     [row] = most.head(1).to_dict("records")

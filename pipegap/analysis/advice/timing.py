@@ -33,9 +33,10 @@ LITTLE = 0.05
 """The share of a step below which 2BW can win little: the token tax of AdamW with Error Feedback
 in the README takes as much."""
 SHORTEST, LONGEST = 1e-9, 1e15
-"""The times of a step or a stage, in any unit: quotients of others are no numbers."""
+"""The limits of the times of a step or a stage, in any unit: quotients of times beyond them may be
+no numbers."""
 LEAST = 0.0005
-"""The share that is not said: it would round to nothing."""
+"""Smaller shares are left out of the text: they would round to nothing."""
 HOST = 0.8
 """The share of a step that a rank's kernels must fill, else its host is too slow: without kernels
 for the other fifth it loses as much as to the bubble of m = 4 (p − 1) microbatches."""
@@ -50,8 +51,8 @@ class Ratio(NamedTuple):
 
     value: float
     low: float
-    """Between here and `high` it lies with 95 % confidence: in the same time it makes so many more
-    updates at least. 0 where 2BW's own time is only known to be no shorter than simulated."""
+    """The lower end of the 95 % interval: in the same time 2BW makes at least so many times the
+    updates. 0 where 2BW's own time is only known to be no shorter than simulated."""
     high: float
     """Infinite where 2BW's time was measured, and the rival's is no shorter than simulated."""
 
@@ -219,9 +220,9 @@ STEP, OPTIMIZER = "ProfilerStep#", "Optimizer.step#"
 KERNEL, COPIES, OPERATION = "kernel", ("gpu_memcpy", "gpu_memset"), "cpu_op"
 """Categories of its events: on a GPU, and on a host without one."""
 ON_HOST, ON_GPU = "user_annotation", "gpu_user_annotation"
-"""Those of steps and updates, by either one's clock."""
+"""Categories of the events of steps and updates, by the clock of the host and of the GPU."""
 MESSAGES = re.compile("nccl|gloo|c10d|record_param_comms", re.IGNORECASE)
-"""In the names of what sends, or waits for another rank, and computes nothing."""
+"""Found in the names of events that send, or wait for another rank, and compute nothing."""
 LONGEST_EVENT = 1e15
 """Microseconds."""
 Event = Mapping[str, Any]
@@ -268,7 +269,7 @@ def _events(path: Path) -> list[Event]:
 
 
 def _ours(events: Iterable[Event]) -> Costs:
-    """Of the first replica."""
+    """Return the costs of a trial's own trace, by its first replica."""
     times: defaultdict[tuple[int, int, str], list[float]] = defaultdict(list)
     ends: defaultdict[int, float] = defaultdict(float)
     for event in events:
@@ -294,7 +295,10 @@ def _ours(events: Iterable[Event]) -> Costs:
 
 
 def _profiled(events: Sequence[Sequence[Event]], num_microbatches: int) -> Costs:
-    """On a GPU what waits for another rank is a kernel too: where none runs, the host is late."""
+    """Return the costs of traces of torch's profiler, one per rank.
+
+    On a GPU what waits for another rank is a kernel too: where none runs, the host is late.
+    """
     works, updates, steps, busy = [], [], [], []
     for of_rank in events:
         host_events = [event for event in of_rank if event["cat"] == ON_HOST]

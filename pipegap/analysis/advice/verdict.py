@@ -24,8 +24,7 @@ from pipegap.analysis.statistics.text import tax_text
 from pipegap.analysis.table import names
 from pipegap.analysis.table.text import aligned, fitted, hanging
 
-# The rule: when to go asynchronous, when to stay synchronous, and when data are too few; and the
-# answer against each synchronous pipeline, as rows and as one sentence.
+# The rule, and the answer against each synchronous pipeline, as rows and as one sentence.
 
 GO, STAY, UNDECIDED = "go asynchronous", "stay synchronous", "not enough data"
 SHORT = {GO: "go", STAY: "stay", UNDECIDED: "not enough data"}
@@ -533,7 +532,7 @@ def _tax(advice: Advice, gap: Gap, evidence: Evidence) -> Iterator[str]:
 
 
 def break_even(tax: Tax, speed_up: Ratio) -> str:
-    """A tax below the speed-up pays."""
+    """Say whether the delay pays: it does if its tax lies below the speed-up."""
     if isnan(tax.tax_low):
         return "one seed shows nothing"
     if tax.tax_high < speed_up.low:

@@ -233,7 +233,8 @@ def words(*parts: Hashable) -> str:
 
 
 def row(name: str, rows: pd.DataFrame, value: str = "value", *, is_shown: bool = True) -> Row:
-    """A column by seed; at a seed with several stages or microbatches, the fewest."""
+    """A column of `rows` by seed. A seed with trials of several numbers of stages or microbatches
+    has the value of the fewest."""
     # The rows are sorted by stages and microbatches: of a seed the first one has the fewest.
     seeds, first = np.unique(rows["seed"].to_numpy(), return_index=True)
     values = rows[value].to_numpy(float, na_value=np.nan)[first]

@@ -98,9 +98,9 @@ _T = TypeVar("_T")
 def plot(figure: Figure, data: pd.DataFrame) -> Plot:
     """Draw a figure once for its files and the page, since altair is slow.
 
-    Of many seeds MOST_POINTS or a few more are drawn, and many panels are small, with their axes
-    named in the caption, which says so. A chart whose `usermeta` has a `caption` needs other words
-    than those of its figure. Raises BadInput for data without a row.
+    Of more points of seeds about MOST_POINTS are drawn, and the caption says so. If there are more
+    panels than MOST_PANELS, they are small, and the caption names their axes. A chart whose
+    `usermeta` has a `caption` replaces that of the figure. Raises BadInput for data without a row.
     """
     if data.empty:
         raise BadInput("figure", figure.name, "must have a row of data: nothing is to be shown")

@@ -101,8 +101,8 @@ def colors_of(spec: Any) -> Iterator[str]:
         yield spec
 
 
-# How the figures look: a fixed colour for each optimizer and arm, a fixed dash for each arm; and
-# the parts of charts that several figures have: legends, titles, rows, whiskers, words.
+# A fixed colour for each optimizer and arm, a fixed dash for each arm; and the parts of charts that
+# several figures have: legends, titles, rows, whiskers, words.
 #
 # The palettes are made for colour-blind eyes: arms have the colours of Okabe and Ito (2008),
 # optimizers those of Tol (2021, `muted`), and what has an order (sizes, β₂, numbers of stages)

@@ -1,4 +1,4 @@
-"""What is compared beside the final loss: spikes, overhead, downstream scores."""
+"""What is compared beside the final loss: spikes, how late updates are, downstream scores."""
 
 import math
 import warnings
@@ -36,9 +36,8 @@ from pipegap.analysis.table.points import settings, updates_asked
 from pipegap.analysis.table.schema import DOWNSTREAM
 from pipegap.trainer.base.errors import FINAL, Status
 
-# What a run measures of its delay, beside the final loss: the spike of the training loss where a
-# synchronous start ends and the delay is switched on (figures 3 and 20), and how near late
-# updates are to the fresh ones (figures 17 and 18).
+# The spike of the training loss where a synchronous start ends and the delay is switched on
+# (figures 3 and 20), and how near late updates are to the fresh ones (figures 17 and 18).
 
 WINDOW = 10
 """Updates of a mean: the loss of one batch is too noisy to show a spike. The window of the height

@@ -324,8 +324,9 @@ def overhead(trials: pd.DataFrame, arms: Collection[str] = COMPARED) -> pd.DataF
 
     `memory` is in bytes, `speed` in tokens per second. Their ratios are to the sync trial of the
     same point, seed, stages, microbatches, runner and device. The speed of a trial counts only if
-    no other trial ran at its time on a device of the same name: `speed n` do. The others are those
-    of the store where a report has noted it (BESIDE), else those of the table.
+    no other trial ran at its time on a device of the same name; `speed n` is the number of trials
+    whose speed counts. The other trials are those of the store if a report has noted it (BESIDE),
+    else those of the table.
     """
     done = results(trials)
     is_beside = trials[BESIDE] if BESIDE in trials else side_by_side(trials)

@@ -92,13 +92,13 @@ class Entry(NamedTuple):
 def read_trials(
     folder: Path, names: Sequence[str], path: Path | None, *, whole: bool
 ) -> tuple[dict[str, Row], list[Damaged]]:
-    """Return the rows of the trials among the folders `names` of `folder`, by these names, and what
-    is not what was written there.
+    """Return the rows of the trials among the folders `names` of `folder`, by these names, and the
+    files that are damaged.
 
-    `path`: of the trials' index if `folder` is that of a store, where a trial's id is the name of
-    its folder; else None, and of several folders of one trial the first counts. `whole`: whether
-    `names` are all trials of the index, so that it may be written again. A trial whose result is
-    damaged counts as unfinished; one whose config is damaged or missing has no row.
+    `path`: the file of the index if `folder` is that of a store, in which a trial's folder has the
+    trial's id as its name; else None, and of several folders of one trial the first counts.
+    `whole`: whether `names` are all trials of the index, so that it may be written again. A trial
+    whose result is damaged counts as unfinished; one whose config is damaged or missing has no row.
     """
     stamps = {name: stamp for name, stamp in _each(_stamp, folder, names) if stamp is not None}
     entries_before = (
@@ -260,8 +260,8 @@ def _made_by() -> bytes:
 # The table itself, from those rows or from a CSV that a report published.
 
 MAY_LACK = ("folder", "num_active_parameters")
-"""Columns of the table that a published CSV may lack: a place on one machine, and what older
-reports did not tell."""
+"""Columns of the table that a published CSV may lack: `folder` is a place on one machine, and older
+reports do not have the other one."""
 PATH = "data.path"
 ARMS = ("arm", "base_arm", "family", "arm_without_cooldown")
 """Columns that hold keys of arms."""
@@ -290,9 +290,10 @@ def load(
     folder; columns: `schema.TRIAL`.
 
     `results` may also be a CSV that a report wrote (`trials.csv`), which has no curves.
-    `trial_ids`: only those in folders of these names. Warns of damaged files: the trial counts as
-    unfinished, or is left out if its config is damaged; `stacklevel`: whose line that names, 2 the
-    caller's. Raises BadInput if there is no such folder or CSV.
+    `trial_ids`: only trials in folders of these names are returned. Warns of damaged files: the
+    trial counts as unfinished, or is left out if its config is damaged. `stacklevel` is that of
+    these warnings: with 2 they name the caller's line. Raises BadInput if there is no such folder
+    or CSV.
     """
     path = Path(results)
     if path.suffix == ".csv" and path.is_file():
@@ -321,8 +322,8 @@ def _with_short_arms(trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def _paths(rows: Sequence[Row]) -> pd.Series:
-    """Return where each trial's data lies; of data without a path its name, as of published data:
-    `data` of one's own may be made of other keys."""
+    """Return the path of each trial's data, or its name if it has no path: published data have
+    none, and data of one's own may be made of other keys."""
     return _column(PATH, [row.get(PATH) or row["data"] for row in rows])
 
 

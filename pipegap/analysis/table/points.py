@@ -180,9 +180,9 @@ def _with_pair(trials: pd.DataFrame) -> set[str]:
 def _telling_apart(points: pd.DataFrame) -> pd.DataFrame:
     """Return the columns that tell the points of one optimizer apart, called as their keys.
 
-    Of several models these are their names, and settings that differ between points of one name. If
-    two points have the same keys, as those of a class that moved to another file, `point` is a
-    column.
+    If there are several models, their names are a column, and of their settings only those that
+    differ between points of one name. If two points have the same keys, as those of a class that
+    moved to another file, `point` is a column.
     """
     in_config = [key for key in map(str, points) if is_of_point(key) and key not in TRIAL]
     keys = [key for key in in_config if group_of(key) != VERSIONS and key != SHARDS]
@@ -262,8 +262,8 @@ def by_point(tables: Iterable[pd.DataFrame], of_row: Callable[[pd.Series], T]) -
 def in_words(keys: pd.Series | Mapping[str, Any]) -> str:
     """Return `optimizer.lr=0.002, batch_size=16` for a row of `varied`, for example.
 
-    Other values are other texts, but for 1 and 1.0. What is missing is None, however a column holds
-    it.
+    Different values give different texts, except 1 and 1.0. A missing value is written None,
+    however the column holds it.
     """
     return ", ".join(f"{key}={_text(value)}" for key, value in keys.items())
 

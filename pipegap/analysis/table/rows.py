@@ -61,10 +61,11 @@ PHASES = {"synchronous_start": "start", "synchronous_cooldown": "cooldown"}
 
 
 def row(trial_id: str, config: Config, result: Config, written_ns: int) -> Row:
-    """Return the row of a trial but for its place, as JSON can hold it.
+    """Return a trial's row without its folder, in types that JSON can hold.
 
-    `result` is empty of an unfinished trial; else its file was last changed at `written_ns`, which
-    counts for when the trial finished if the result does not say that itself, as older ones.
+    The `result` of an unfinished trial is empty; else its file was last changed at `written_ns`.
+    That is taken for the time at which the trial finished if the result does not say it, as older
+    ones do not.
     """
     if is_of_loop(config):
         flat = _of_loop(config)

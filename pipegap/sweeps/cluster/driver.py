@@ -245,9 +245,9 @@ def run_trials(
 ) -> None:
     """Run those trials that nobody else runs; each that ends leaves a result in the store.
 
-    Shows them among the `planned` ones; what is left is first as `expected`. Once the session is
-    asked to stop, running trials save a checkpoint, from which the next call resumes. Raises
-    BadInput if the cluster is too small for a trial.
+    The display shows them among the `planned` ones, and the time left by what is `expected` until
+    trials have a pace. Once the session is asked to stop, running trials save a checkpoint, from
+    which the next call resumes. Raises BadInput if the cluster is too small for a trial.
     """
     view = session.title, planned, work.left, session.store, session.asked_to_stop
     with Display(*view, session.ends, DriverConsole(), expected) as display:

@@ -44,7 +44,7 @@ class _Asked(Exception):
 def try_first(session: Session, todo: Sequence[Trial], is_wanted: bool | None) -> None:
     """Trains the first updates of the largest trial to do, and says what became of them.
 
-    With `is_wanted` None only where a trial takes GPUs. Ends early once a signal asks to stop.
+    If `is_wanted` is None, it does so only if a trial takes GPUs. Ends once a signal asks to stop.
     Raises Unavailable, in one line that says what to change, if the updates fail or do not repeat
     to the bit, and BadInput if the cluster is too small for the trial.
     """

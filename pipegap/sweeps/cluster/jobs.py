@@ -162,8 +162,8 @@ def require_shared(request: Request) -> None:
 
 
 def _keys_of_data(choice: str, code: str) -> set[str]:
-    """Return the keys of a choice of data, of conf/ or of the user's code; of another one those
-    that data has that was prepared."""
+    """Return the keys of a choice of data in conf/ or in the user's code; of any other choice, the
+    key of prepared data."""
     for folder in (CONF, Path(code)):
         path = folder / "data" / f"{choice}.yaml"
         if choice and path.is_file():

@@ -134,7 +134,7 @@ class Notices(Ends):
                 self._due.setdefault(kind, {})[key] = line
 
     def _ended(self, trial_id: str, name: str, status: Status, error: str) -> None:
-        """Have told that a trial failed for good or diverged; of others nothing."""
+        """Have a line told if a trial failed for good or diverged."""
         if status == Status.FAILED:
             why = why_failed(error)
             key = f"failed {trial_id} {_digest(why)}"
@@ -143,8 +143,9 @@ class Notices(Ends):
             self.tell("diverged", f"diverged {trial_id}", f"{trial_id} {name} diverged")
 
     def end(self, sweep_round: Round, *, stopped: bool, has_run: bool) -> None:
-        """Have told that the sweep was stopped, or how it ended: if trials ran, or nobody did; and
-        before what the store says of trials, and nobody told."""
+        """Have a line told that says that the sweep was stopped, or how it ended, if trials ran or
+        if no driver has told it before. Lines on trials that failed or diverged, and that a killed
+        driver did not deliver, come first."""
         words = []
         for trial in sweep_round.planned:
             row = sweep_round.snapshot.result(trial.folder) or {"status": Status.WAITING}

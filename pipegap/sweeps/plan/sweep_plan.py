@@ -51,7 +51,7 @@ class SweepRequest:
 
     @classmethod
     def of(cls, request: Request, label: str, swept: Sequence[GridPoint]) -> "SweepRequest":
-        """Return what is asked of the sweep NAME-SCALE with these points."""
+        """Return the request for the sweep `label`, NAME-SCALE, with these points."""
         name, words = label.removesuffix(f"-{request.scale}"), asked_by(request.words)
         records = of_sweep(request.results, name, request.scale)
         return cls(name, request.scale, _hash(request.sweeps[label], swept), words, records)
@@ -97,7 +97,7 @@ def _hash(sweep: Sweep, swept: Sequence[GridPoint]) -> str:
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 
-# The plan of each sweep of a request, by the results that the store has: a round of all of them.
+# The plans, and a round of them: those of all sweeps of a request, by the same results.
 #
 # With `early_stop: {margin: m}` the sync arm is trained to its end at the first seed, at every
 # point. A point whose loss ends more than m nats per token above the lowest, or that diverged, is

@@ -65,7 +65,7 @@ def _is_free(results: Path, request: SweepRequest) -> bool:
 
 def record(sweep_round: Round, sweep: SweepPlan) -> dict[str, Any]:
     """Return what the record of a sweep holds."""
-    words, added = sweep_round.request.words, _of_scale(sweep_round.request.words, sweep)
+    words, added = sweep_round.request.words, _added_words(sweep_round.request.words, sweep)
     seconds, measured = sweep_round.expected.seconds, sweep_round.expected.measured
     return {
         "format": FORMAT,
@@ -95,18 +95,18 @@ def record(sweep_round: Round, sweep: SweepPlan) -> dict[str, Any]:
     }
 
 
-def _of_scale(words: Sequence[str], sweep: SweepPlan) -> list[str]:
-    """The word by which all trials are compiled where no command says it: a report compares no
-    trials that were compiled in other ways."""
+def _added_words(words: Sequence[str], sweep: SweepPlan) -> list[str]:
+    """Return the word by which all trials are compiled, if the command line does not have it: a
+    report compares only trials that were compiled in the same way."""
     is_said = any(word.startswith("compile=") for word in words)
     ways = {trial.config["compile"] for trial in sweep.planned}
     return ["compile=update"] if ways == {"update"} and not is_said else []
 
 
 def report(sweep_round: Round, plan: SweepPlan) -> str:
-    """Writes the report of the arms at the chosen values, unless it is there; returns its text.
+    """Write the report of the arms at the chosen values, unless it is there; return its text.
 
-    The other values that tuning tried are in tuned.csv.
+    The other values that tuning or a search tried are in tuned.csv or searched.csv.
     """
     request, out = sweep_round.request, sweep_round.request.results / "reports" / plan.label
     folders = [trial.folder for trial in plan.distinct]

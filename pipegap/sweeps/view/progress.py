@@ -123,8 +123,8 @@ class Progress:
         """Seconds until all trials have ended, at their pace so far, evaluation included.
 
         At least as long as the slowest running trial takes. The first trials of a sweep that
-        compiles wait for its graphs, and know no pace before as many ended as run at once. None if
-        no trial runs, or neither a price nor a pace is known, as before a trial is warm.
+        compiles wait for its graphs: until as many trials have ended as run at once, no pace
+        counts. None if no trial runs, or if neither a price nor a pace is known.
         """
         running = [*self.of(*ACTIVE)]
         paced = [pair for pair in running if self._pace(*pair)]
