@@ -46,7 +46,7 @@ FIRM = 1e-9
 
 @dataclass(frozen=True)
 class Filter:
-    """y with Σ_j past[j] y_{t−j} = Σ_i now[i] x_{t−i}: `now(z⁻¹) / past(z⁻¹)`.
+    """The output y with Σ_j past[j] y_{t−j} = Σ_i now[i] x_{t−i}: `now(z⁻¹) / past(z⁻¹)`.
 
     The coefficients of a polynomial are by lag, from 0. `past[0]` is 1.
     """
@@ -130,9 +130,10 @@ class Loop:
     @cached_property
     def _parts(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(1 − z⁻¹) D and z⁻¹ N, by lag, of one length."""
-        way = self.change * self.hooks.read
+        way = self.change * self.hooks.read  # N / D
         alone, of_k = ((1 - SHIFT) * way.past).coef, (SHIFT * way.now).coef
         length = max(len(alone), len(of_k))
+        # The degrees differ, since `Polynomial` drops zeros of the highest ones.
         return np.pad(alone, (0, length - len(alone))), np.pad(of_k, (0, length - len(of_k)))
 
     def state_matrix(self, k: float) -> NDArray[np.float64]:
@@ -145,7 +146,7 @@ class Loop:
 
     def is_stable(self, k: float) -> bool:
         """Whether no root lies outside of the unit circle."""
-        return self.radius(k) <= 1 + FIRM
+        return self.radius(k) <= 1 + FIRM  # on the edge W neither grows nor shrinks
 
     def noise(self, k: float) -> float:
         """The stationary variance of W under white noise of variance 1 in the gradients.
@@ -157,7 +158,7 @@ class Loop:
             return float("inf")
         matrix = self.state_matrix(k)
         driven = np.zeros_like(matrix)
-        driven[0, 0] = 1.0
+        driven[0, 0] = 1.0  # e₁ e₁ᵀ: noise enters the newest entry alone
         # z⁻¹ is left out of b: it moves W in time and changes no variance.
         b = np.zeros(len(matrix))
         immediate = (self.change.now * self.hooks.read.past).coef
@@ -221,6 +222,7 @@ def _ahead(decay: float, share: float) -> Filter:
 
 def _nadamw(settings: Settings, updates: float) -> Filter:
     """The share of m in the update grows with the updates, from half of β to β; its decay is β."""
+    # 0.96 is torch's constant; updates may be infinite, and infinity · 0 is NaN.
     ramp = 0.96 ** (updates * settings["momentum_decay"]) if settings["momentum_decay"] else 1.0
     return _ahead(settings["momentum"], settings["momentum"] * (1 - 0.5 * ramp))
 
@@ -234,7 +236,7 @@ def _adan(settings: Settings, updates: float) -> Filter:
 def _ademamix(settings: Settings, updates: float) -> Filter:
     """A fast average and `slow_share` times a slow one, both still growing in the slow warm-up."""
     way, decay = min(updates / settings["slow_warmup"], 1.0), settings["slow_momentum"]
-    if way < 1:
+    if way < 1:  # the slow decay grows from the fast one, linearly in the half-life
         fast, slow = math.log(settings["momentum"]), math.log(decay)
         decay = math.exp(fast * slow / ((1 - way) * slow + way * fast))
     return average(settings["momentum"]) + way * settings["slow_share"] * average(decay)
@@ -270,6 +272,7 @@ def _error_feedback_on_gradients(settings: Settings, delay: int) -> Hooks:
 
 def _weight_prediction(settings: Settings, delay: int) -> Hooks:
     """W(v) − h τ u_{v−1}, and u_{v−1} is W(v−1) − W(v)."""
+    # `change` of W(v) is W(v) − W(v−1), which is −u_{v−1}.
     return Hooks(late(delay) * (SAME + settings["horizon"] * delay * change()))
 
 
@@ -415,7 +418,7 @@ def largest_stable(loop: Loop) -> float:
     """
     stable = START
     while not loop.is_stable(stable):
-        stable /= FACTOR
+        stable /= FACTOR  # a large momentum and delay may allow less than START
         if stable < SMALLEST:
             return 0.0
     while loop.is_stable(stable * FACTOR):
@@ -451,6 +454,7 @@ def _highest(function: Callable[[float], float], most: float) -> tuple[float, fl
     best = max(grid, key=function)
     around = (max(best - GRID, 0.0), min(best + GRID, most))
     minimum = minimize_scalar(lambda x: -function(x), bounds=around, options={"xatol": 1e-3})
+    # A limit may have several maxima: the refined one counts only if it is higher.
     refined = float(minimum.x)
     best = refined if function(refined) > function(best) else best
     return best, function(best)

@@ -32,7 +32,7 @@ from pipegap.analysis.table.points import (
 )
 from pipegap.trainer.base.errors import FINAL, Status
 
-# What a store shows of the delay: gaps at the best setting of sync, for each training length.
+# Gaps at the best setting of sync, for each training length.
 
 PLAIN, FEEDBACK = "delay", "delay_ef"
 """Families of arms: those that differ in the coefficient of Error Feedback are one."""
@@ -129,12 +129,14 @@ def evidence(
     done = results(trials).assign(length=updates_asked)
     points = _points(trials, rows, done)
     is_newest = points.index.isin(trials.loc[trials["trial_id"].isin(newest), "point"])
+    # Points of the newest sweep come last, and among them the most work.
     by_work = points.assign(is_newest=is_newest).sort_values(["is_newest", "work"])
     largest = by_work["kind"].iloc[-1]
     of_task = points[points["kind"] == largest]
     most_pairs = of_task.groupby("tokens")["pairs"].transform("max")
     whole = of_task[of_task["pairs"] == most_pairs].sort_values("loss_sync", kind="stable")
     num_settings = whole.groupby("tokens").size()
+    # Sorted by loss: the first point of each length is that of the lowest loss of sync.
     best = whole.drop_duplicates("tokens").sort_values("tokens", ascending=False)
     family = families(trials)
     task = _tasks(trials[trials["point"].isin(points.index)]).reindex(points.index)
@@ -161,6 +163,7 @@ def _tasks(trials: pd.DataFrame) -> pd.Series:
         + " parameters), "
         + data_names(first_rows).astype(str)
     )
+    # How many tasks have the same words: then the rest of the task's words is added.
     shared = words.groupby(words).transform(lambda of: len({kind[point] for point in of.index}))
     more = pd.Series(kind).reindex(words.index)
     return words.mask((shared > 1) & (more != ""), words + ", " + more)
@@ -170,7 +173,7 @@ def _arms(trials: pd.DataFrame) -> pd.Series:
     """For each arm that is the delay, alone or with Error Feedback, its coefficient; ascending."""
     table = trials[trials["family"].isin([PLAIN, FEEDBACK])].drop_duplicates("arm")
     table = table.set_index("arm")
-    return table["coefficient"].mask(table["family"] == PLAIN, 0.0).sort_values()
+    return table["coefficient"].mask(table["family"] == PLAIN, 0.0).sort_values()  # NaN → 0
 
 
 def _points(trials: pd.DataFrame, rows: pd.DataFrame, done: pd.DataFrame) -> pd.DataFrame:
@@ -227,7 +230,8 @@ def _at(
 
 
 def _gap(of_arm: pd.DataFrame, coefficient: float) -> Gap:
-    """With the number of stages that has the most pairs: it changes nothing with 2BW."""
+    """The gap of one arm, at the number of stages that has the most pairs."""
+    # 2BW delays by one update at every depth: any number of stages shows the same.
     most = of_arm.sort_values(["n", *VARIANT], ascending=[False, True, True])
     [row] = most.head(1).to_dict("records")
     return Gap(
@@ -286,9 +290,9 @@ class SameTime:
     """Of the delayed runs that are compared; none if no runs can be."""
     sync_lengths: tuple[int, ...]
     excess: float
-    """By how many updates the delayed runs that are compared are longer, on the mean, than the time
-    of sync's allows: negative if they are shorter, and NaN without runs. It counts as 0 if it is
-    less than one update of each side, since lengths are whole numbers."""
+    """By how many updates the delayed runs that are compared are longer, in the mean, than the time
+    of sync's runs allows: negative if they are shorter, and NaN without runs. An excess of less
+    than one update of each side counts as 0, since lengths are whole numbers."""
     n: int
     """Seeds at which both sides have these runs, and neither diverged."""
     gap: float
@@ -391,7 +395,7 @@ def nearest_length(by_length: Sequence[Evidence], least: float, most: float) -> 
 
     def rank(evidence: Evidence) -> tuple[bool, int, float, float, int]:
         arms = [gap.arm for gap in evidence.gaps]
-        for_sync = _nearest(evidence, arms, least, *FOR_SYNC)
+        for_sync = _nearest(evidence, arms, least, *FOR_SYNC)  # which may decide for the delay
         for_delay = _nearest(evidence, arms, most, *FOR_DELAY)
         num_seeds = for_sync.num_seeds(evidence)
         return (
@@ -433,6 +437,7 @@ def _nearest(
     """
     whole = float(evidence.updates)
     options = []
+    # The delayed run longer than `updates`, or sync's shorter: both take the same time.
     for updates, sync_updates in ((whole * speed_up, whole), (whole, whole / speed_up)):
         sync = of_sync(_lengths(evidence, "sync"), sync_updates)
         stands = {arm: of_delayed(_lengths(evidence, arm), updates) for arm in arms}
@@ -463,6 +468,7 @@ def _distance(stand: StandIn, sync: StandIn, speed_up: float) -> Distance:
     excess = _excess(stand, sync, speed_up)
     if np.isnan(excess):
         return Distance(inf, 0)
+    # Rounded: equally near runs must be equal for the rest of `Distance` to decide.
     ratio = round(abs(float(np.log(1 + excess / (sync.updates * speed_up)))), 9)
     return Distance(ratio, len(stand.weights) + len(sync.weights))
 
@@ -485,7 +491,7 @@ def _compared(
     )
     finite_gaps = gaps[np.isfinite(gaps)]
     mean, spread, interval = _mean(finite_gaps, len(arms) > 1, evidence.num_settings)
-    stand = runs.delayed[delayed_arms[0]]
+    stand = runs.delayed[delayed_arms[0]]  # all of these arms are equally near
     return SameTime(
         arm=_best_without(evidence, delayed_arms, set()),
         speed_up=speed_up,
@@ -513,6 +519,7 @@ def _mean(gaps: Values, is_held_out: bool, num_settings: int) -> tuple[float, fl
     wider = np.sqrt(folds_share(n)) if is_held_out else 1.0
     low, high = mean_interval(gaps, confidence)
     mean, half = float(gaps.mean()), wider * (high - low) / 2
+    # `spread` is for `seeds_needed`, which makes intervals of 95 % of it.
     wider *= quantile(n, confidence) / quantile(n)
     spread = float(wider * gaps.std(ddof=1)) if n > 1 else np.nan
     return mean, spread, (mean - half, mean + half)
@@ -527,5 +534,6 @@ def _best_without(evidence: Evidence, arms: Sequence[str], seeds: Set[int]) -> s
         {s for s, losses in by_seed.items() if evidence.updates in losses} for by_seed in finals
     )
     other_seeds = set.intersection(*seeds_of_arms) - seeds
+    # Sums, not means: all arms have the same seeds. Without any the first arm counts.
     sums = [sum(by_seed[s][evidence.updates] for s in other_seeds) for by_seed in finals]
     return arms[int(np.argmin(sums))]

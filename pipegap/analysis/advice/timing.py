@@ -33,9 +33,10 @@ LITTLE = 0.05
 """The share of a step below which 2BW can win little: the token tax of AdamW with Error Feedback
 in the README takes as much."""
 SHORTEST, LONGEST = 1e-9, 1e15
-"""The times of a step or a stage, in any unit: quotients of others are no numbers."""
+"""The limits of the times of a step or a stage, in any unit: quotients of times beyond them may be
+no numbers."""
 LEAST = 0.0005
-"""The share that is not said: it would round to nothing."""
+"""Smaller shares are left out of the text: they would round to nothing."""
 HOST = 0.8
 """The share of a step that a rank's kernels must fill, else its host is too slow: without kernels
 for the other fifth it loses as much as to the bubble of m = 4 (p − 1) microbatches."""
@@ -50,8 +51,8 @@ class Ratio(NamedTuple):
 
     value: float
     low: float
-    """Between here and `high` it lies with 95 % confidence: in the same time it makes so many more
-    updates at least. 0 where 2BW's own time is only known to be no shorter than simulated."""
+    """The lower end of the 95 % interval: in the same time 2BW makes at least so many times the
+    updates. 0 where 2BW's own time is only known to be no shorter than simulated."""
     high: float
     """Infinite where 2BW's time was measured, and the rival's is no shorter than simulated."""
 
@@ -73,13 +74,14 @@ def ratio(rival_times: Sequence[float], own_times: Sequence[float]) -> Ratio:
     """
     sides = [[log(time) for time in times] for times in (rival_times, own_times)]
     value = fmean(sides[0]) - fmean(sides[1])
+    # Variance of the mean, and degrees of freedom, of each side that has several times.
     parts = [(variance(x) / len(x), len(x) - 1) for x in sides if len(x) > 1]
     total = sum(part for part, _ in parts)
     if not total:
         return Ratio(*[exp(value)] * 3)
     from scipy import stats  # slow to load
 
-    freedom = total**2 / sum(part**2 / n for part, n in parts)
+    freedom = total**2 / sum(part**2 / n for part, n in parts)  # Welch and Satterthwaite
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * total**0.5
     return Ratio(exp(value), exp(value - half), exp(value + half))
 
@@ -106,6 +108,7 @@ class Timing:
         times = self.own_times or [self.own.batch_time]
         # A measured time has what no simulation knows: against a simulated one it is a bound.
         bound = {"high": inf} if self.own_times else {"low": 0.0}
+        # SLOWEST is as slow as measured too: `own_times` come with costs of its step.
         bounded = {*self.others} - {*self.measured, SLOWEST} if self.own_times else self.measured
         return {
             name: ratio(self.measured.get(name, [at.batch_time]), times)._replace(
@@ -155,6 +158,7 @@ class Timing:
         step = slowest(self.costs, self.num_microbatches)
         still = replace(self.costs, communication=0.0, overhead=0.0)
         compute = self.num_microbatches * max(still.work)
+        # Simulated without messages and host: what is longer than compute and update is bubble.
         quick = slowest(still, self.num_microbatches)
         messages = step - quick - self.costs.overhead
         parts = {
@@ -201,7 +205,7 @@ def timing(
     rivals = flushed_speeds(costs, num_microbatches, most, chunks)
     measured = dict(measured or {})
     for name, times in measured.items():
-        rival = rivals.get(name, Speed(inf, nan, 1))
+        rival = rivals.get(name, Speed(inf, nan, 1))  # a name that no schedule of ours has
         rivals[name] = replace(rival, batch_time=exp(fmean(map(log, times))))
     return Timing(costs, num_microbatches, two_buffered, rivals, measured, tuple(own_times), most)
 
@@ -216,9 +220,9 @@ STEP, OPTIMIZER = "ProfilerStep#", "Optimizer.step#"
 KERNEL, COPIES, OPERATION = "kernel", ("gpu_memcpy", "gpu_memset"), "cpu_op"
 """Categories of its events: on a GPU, and on a host without one."""
 ON_HOST, ON_GPU = "user_annotation", "gpu_user_annotation"
-"""Those of steps and updates, by either one's clock."""
+"""Categories of the events of steps and updates, by the clock of the host and of the GPU."""
 MESSAGES = re.compile("nccl|gloo|c10d|record_param_comms", re.IGNORECASE)
-"""In the names of what sends, or waits for another rank, and computes nothing."""
+"""Found in the names of events that send, or wait for another rank, and compute nothing."""
 LONGEST_EVENT = 1e15
 """Microseconds."""
 Event = Mapping[str, Any]
@@ -265,10 +269,11 @@ def _events(path: Path) -> list[Event]:
 
 
 def _ours(events: Iterable[Event]) -> Costs:
-    """Of the first replica."""
+    """Return the costs of a trial's own trace, by its first replica."""
     times: defaultdict[tuple[int, int, str], list[float]] = defaultdict(list)
     ends: defaultdict[int, float] = defaultdict(float)
     for event in events:
+        # pid is the replica; of the two rows of a rank, the even one has its operations.
         if event["pid"] == 0 and event["tid"] % 2 == 0:
             place = event["tid"] // 2, int(event["args"]["stage"])
             times[*place, str(event["cat"])].append(float(event["dur"]))
@@ -290,7 +295,10 @@ def _ours(events: Iterable[Event]) -> Costs:
 
 
 def _profiled(events: Sequence[Sequence[Event]], num_microbatches: int) -> Costs:
-    """On a GPU what waits for another rank is a kernel too: where none runs, the host is late."""
+    """Return the costs of traces of torch's profiler, one per rank.
+
+    On a GPU what waits for another rank is a kernel too: where none runs, the host is late.
+    """
     works, updates, steps, busy = [], [], [], []
     for of_rank in events:
         host_events = [event for event in of_rank if event["cat"] == ON_HOST]
@@ -307,7 +315,7 @@ def _profiled(events: Sequence[Sequence[Event]], num_microbatches: int) -> Costs
         steps.append((end - begin) / len(spans))
         kernels = [event for event in inside if event["cat"] in (KERNEL, *COPIES)]
         busy.append(_covered(kernels, begin, end) / (end - begin) if on_gpu else nan)
-    forward = tuple(work / num_microbatches / 3 for work in works)
+    forward = tuple(work / num_microbatches / 3 for work in works)  # a backward takes two of it
     return Costs(
         forward,
         tuple(2 * time for time in forward),
@@ -324,7 +332,7 @@ def _span(event: Event) -> Span:
 def _covered(events: Iterable[Event], begin: float, end: float) -> float:
     """Return for how long of [begin, end] one of the events runs at least."""
     covered, at = 0.0, begin
-    for first, last in sorted(map(_span, events)):
+    for first, last in sorted(map(_span, events)):  # by start: `at` is where the union ends
         covered += max(0.0, min(last, end) - max(first, at))
         at = max(at, last)
     return covered

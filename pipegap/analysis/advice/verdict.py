@@ -24,8 +24,7 @@ from pipegap.analysis.statistics.text import tax_text
 from pipegap.analysis.table import names
 from pipegap.analysis.table.text import aligned, fitted, hanging
 
-# The rule: when to go asynchronous, when to stay synchronous, and when data are too few; and the
-# answer against each synchronous pipeline, as rows and as one sentence.
+# The rule, and the answer against each synchronous pipeline, as rows and as one sentence.
 
 GO, STAY, UNDECIDED = "go asynchronous", "stay synchronous", "not enough data"
 SHORT = {GO: "go", STAY: "stay", UNDECIDED: "not enough data"}
@@ -49,19 +48,20 @@ def recommended(candidates: Sequence[Gap]) -> Gap | None:
 
     That is the λ of the smallest mean gap if the interval of the share that it removes of the plain
     gap lies above 0; else the plain delay, or the arm of the smallest gap if that was not run. None
-    without candidates. λ is chosen on all seeds: no verdict is made of this arm's own gap, but see
-    `race`.
+    without candidates. λ is chosen on all seeds, so that no verdict rests on this arm's own gap:
+    `evidence.pessimistic` and `evidence.optimistic` choose for each seed on the others.
     """
     if not candidates:
         return None
     smallest = min(candidates, key=lambda gap: gap.gap)
+    # Error Feedback takes one more set of weights: it must be shown to remove something.
     plain = next((gap for gap in candidates if gap.coefficient == 0), smallest)
     return smallest if smallest.removes else plain
 
 
 def candidates(evidence: Evidence, speed_ups: Collection[float]) -> list[Gap]:
-    """The gaps of at least two pairs of arms no run of which, of a length that is compared at one
-    of the speed-ups, diverged where sync did not."""
+    """The gaps of arms that have two pairs or more, and of which no run diverged where sync did
+    not. The runs are those of the lengths that are compared at one of the speed-ups."""
     return [gap for gap in evidence.gaps if gap.n >= 2 and not diverged(evidence, gap, speed_ups)]
 
 
@@ -107,17 +107,19 @@ def decide(
     2. If a run that is compared is shorter than `evidence.deciding`: not enough data.
     3. In the same time, if the interval of the delayed loss minus sync's lies below 0: go; if it
        lies above 0: stay. Where no runs have the lengths for that, a verdict must hold of runs that
-       end no better for its side (see `race`). Go must hold at the lowest speed-up that was
-       measured, stay at the highest: each then errs at one end of two intervals.
+       end no better for its side (see `statistics.tax`). Go must hold at the lowest speed-up that
+       was measured, stay at the highest: each then errs at one end of two intervals.
     4. Else not enough data.
     """
     if slower := no_faster(speed_up):
         return slower, None
     least, most = speed_up.ends
     high, low = pessimistic(evidence, arms, least), optimistic(evidence, arms, most)
+    # An end of 0, or infinite: the step of 2BW, or of this rival, is only known from below.
     go = Decision(GO, _by_time(high)) if speed_up.low else NOT_MEASURED
     stay = Decision(STAY, _by_time(low)) if isfinite(speed_up.high) else RIVAL_NOT_MEASURED
     for at, is_shown, decision in ((high, high.is_lower, go), (low, low.is_higher, stay)):
+        # What is shown rests on the runs compared, of which sync's are the shortest.
         shortest = min(at.sync_lengths) if is_shown else evidence.updates
         if reason := _too_few(shortest, evidence.deciding):
             return reason, at
@@ -127,6 +129,7 @@ def decide(
 
 
 def _undecided(evidence: Evidence, at: SameTime, largest: float) -> Decision:
+    # Runs of the right lengths, but too noisy: more seeds may settle it.
     if not at.excess and at.interval[0] <= 0 <= at.interval[1]:
         return Decision(UNDECIDED, _by_time(at), _more_seeds(at))
     if not at.excess and at.n > 1:
@@ -163,7 +166,7 @@ RIVAL_NOT_MEASURED = Decision(
 
 def _too_few(updates: float, deciding: float) -> Decision | None:
     """The verdict on runs that are too short to decide anything; None on longer ones."""
-    if not updates < deciding:
+    if not updates < deciding:  # NaN, of trials without an update, is not too few
         return None
     why = f"runs of {updates:,.0f} updates decide nothing"
     if updates < ENOUGH_UPDATES:
@@ -198,6 +201,7 @@ def loss_text(at: SameTime) -> str:
 
 def _more_seeds(at: SameTime) -> dict[str, Any]:
     """The seeds with which the interval around such a mean excludes 0 at this spread."""
+    # An interval that is as wide to each side as the mean is large just excludes 0.
     num_seeds = min(seeds_needed(at.spread, abs(at.gap)), MOST_SEEDS) if at.gap else MOST_SEEDS
     return {"grid.num_updates": at.needed, **BY_UPDATES, "seeds": [*range(num_seeds)]}
 
@@ -286,14 +290,14 @@ def _numbers(rivals: Sequence[Rival]) -> str:
 def more_updates(rival: Rival) -> str:
     """`37 % more updates`, in the time of a rival."""
     speed_up = rival.same_time.speed_up if rival.same_time else rival.speed_up
-    return f"{floor(100 * (speed_up - 1) + 1e-6)} % more updates"
+    return f"{floor(100 * (speed_up - 1) + 1e-6)} % more updates"  # whole ones, never too many
 
 
 def _ends(rival: Rival) -> str:
     at = rival.same_time
     if at is None:
         return ""
-    low, high = sorted(map(abs, at.interval))
+    low, high = sorted(map(abs, at.interval))  # a decided interval lies on one side of 0
     side = "lower" if at.gap < 0 else "higher"
     by = f"{abs(at.gap):.4f}{ends_text(low, high, '.4f')}"
     return f"and ends {side} by {by}"
@@ -528,7 +532,7 @@ def _tax(advice: Advice, gap: Gap, evidence: Evidence) -> Iterator[str]:
 
 
 def break_even(tax: Tax, speed_up: Ratio) -> str:
-    """A tax below the speed-up pays."""
+    """Say whether the delay pays: it does if its tax lies below the speed-up."""
     if isnan(tax.tax_low):
         return "one seed shows nothing"
     if tax.tax_high < speed_up.low:

@@ -78,9 +78,10 @@ class NoHelp(ClaimRule):
         low, high = mean_intervals(removed[..., -1, :])
         changed = (low > 0) | (high < 0)
         positive = removed.mean(axis=-1) > 0
-        no_limit = np.ones_like(positive)
+        no_limit = np.ones_like(positive)  # [..., coefficients]: both neighbours help in the mean
         no_limit[..., 1:] &= positive[..., :-1]
         no_limit[..., :-1] &= positive[..., 1:]
+        # A single coefficient that helps beside two that harm is taken for chance.
         helps = (mean_intervals(removed, confidence)[0] > 0) & no_limit
         needed = mean_intervals(values[..., 0, :])[0] > 0
         return codes_of(_is_small(values).all(axis=-1) & changed, helps.any(axis=-1), needed)
@@ -97,10 +98,10 @@ class NoHelp(ClaimRule):
 
     def numbers(self, values: Values) -> list[Estimate]:
         """The share that each coefficient removes."""
-        lefts = values[0] - _removed(values)
+        gaps_left = values[0] - _removed(values)  # [coefficients, seeds]
         return [
-            share(f"share removed at λ={coefficient:g}", share_left, values[0])
-            for coefficient, share_left in zip(self.coefficients, lefts, strict=True)
+            share(f"share removed at λ={coefficient:g}", gap_left, values[0])
+            for coefficient, gap_left in zip(self.coefficients, gaps_left, strict=True)
         ]
 
 
@@ -122,6 +123,7 @@ class Diverges(ClaimRule):
     def decide(self, values: Values, confidence: float) -> Codes:
         """Whether more than half diverge, or fewer."""
         total, count = values.shape[-2] * values.shape[-1], values.sum(axis=(-2, -1))
+        # sf(count − 1) is the probability of `count` or more.
         more = stats.binom.sf(count - 1, total, HALF) <= (1 - CONFIDENCE) / 2
         fewer = stats.binom.cdf(count, total, HALF) <= (1 - confidence) / 2
         return codes_of(more, fewer)
@@ -146,6 +148,7 @@ def _by_coefficient(
 ) -> list[Comparison]:
     """One per optimizer and point: the plain delay, and that with each coefficient, ascending."""
     gaps = measured(trials)
+    # Without synchronous phases, as the plain delay that they are compared with.
     late = gaps[(gaps["schedule"] == DELAY) & (gaps["start"] == 0) & (gaps["cooldown"] == 0)]
     compared = []
     for optimizer, name, rows in of_points(late[late["method"] == method]):
@@ -159,7 +162,7 @@ def _by_coefficient(
 
 def _near_one(trials: pd.DataFrame) -> list[Comparison]:
     def rule(values: list[float]) -> ClaimRule:
-        return near_best(values if 1.0 in values else [1.0])
+        return near_best(values if 1.0 in values else [1.0])  # else it is not applied: `reason`
 
     return [
         replace(
@@ -167,7 +170,7 @@ def _near_one(trials: pd.DataFrame) -> list[Comparison]:
             reason="" if "λ=1" in [row.name for row in comparison.rows] else "λ=1 is missing",
         )
         for comparison in _by_coefficient(trials, "error_feedback", rule)
-        if len(comparison.rows) > 2
+        if len(comparison.rows) > 2  # beside the plain delay, two coefficients or more
     ]
 
 
@@ -205,6 +208,7 @@ class Either(ClaimRule):
         low, high = mean_intervals(change)
         within = [mean_intervals(SAME * first + sign * change, confidence)[0] for sign in (1, -1)]
         is_shown = (low > 0) | (high < 0)
+        # A small change may be shown all the same: then it is reproduced, not contradicted.
         return codes_of(is_shown, np.all(np.greater(within, 0), axis=0) & ~is_shown)
 
     def why(self, values: Values) -> str:
@@ -255,7 +259,7 @@ def _by_height(
 
 def _start(trials: pd.DataFrame) -> list[Comparison]:
     gaps = measured(trials)
-    alone = (gaps["arm"] == gaps["base_arm"]) & (gaps["schedule"] == DELAY)
+    alone = (gaps["arm"] == gaps["base_arm"]) & (gaps["schedule"] == DELAY)  # no correction
     started = gaps[alone & (gaps["start"] > 0) & (gaps["cooldown"] == 0)]
     return _lower(gaps, started.assign(without="delay"))
 
@@ -353,7 +357,6 @@ OF_LOSSES = (
 
 # Claims about downstream tasks: that they see nothing of a delay whose errors are fed back.
 
-EF_ARM = "delay_ef"
 MARGINS = {ACCURACY: 0.01, BITS: 0.01}
 """Differences that would not matter."""
 ABOVE, DIFFERENCE = 0, 1
@@ -401,7 +404,7 @@ class Equal(ClaimRule):
         residuals = (values - values.mean(axis=1, keepdims=True)) / np.sqrt(n - 1)
         by_seed = residuals @ rng.standard_normal((stores, n, num_seeds))
         spread = np.sqrt([[noise.questions] for noise in self.noises])
-        by_question = spread * rng.standard_normal((stores, len(spread), 1))
+        by_question = spread * rng.standard_normal((stores, len(spread), 1))  # shared by the seeds
         return means[..., None, :, None] + by_seed + by_question
 
     def _interval(self, values: Values, row: int) -> tuple[Values, Values]:
@@ -410,13 +413,13 @@ class Equal(ClaimRule):
 
 def _equal(trials: pd.DataFrame, measure: str) -> Sequence[Comparison]:
     """One part per optimizer, point and task."""
-    return [_part(scores, measure) for scores in task_scores(trials) if scores.arm == EF_ARM]
+    return [_part(scores, measure) for scores in task_scores(trials) if scores.arm == "delay_ef"]
 
 
 def _part(scores: TaskScores, measure: str) -> Comparison:
     by_question = [_above_a_guess(scores, measure), scores.difference(measure)]
     rows = [
-        Row(name, pd.Series(values.mean(axis=1), index=[*scores.seeds]), shown=False)
+        Row(name, pd.Series(values.mean(axis=1), index=[*scores.seeds]), is_shown=False)
         for name, values in zip(("above a guess", "difference"), by_question, strict=True)
     ]
     above, difference = map(noise, by_question)
@@ -429,7 +432,8 @@ def _part(scores: TaskScores, measure: str) -> Comparison:
 
 
 def _above_a_guess(scores: TaskScores, measure: str) -> Values:
-    """[seeds, questions]. What sees right answers in a guess is known without a guess."""
+    """What sync scores above a guess, [seeds, questions]: its accuracy minus that of a guess. Of
+    another measure it is the score itself."""
     sync = scores.sync
     return sync[ACCURACY] - sync[CHANCE] if measure == ACCURACY else sync[measure]
 

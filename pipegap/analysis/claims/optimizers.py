@@ -77,7 +77,7 @@ def _order(trials: pd.DataFrame, pairs: Sequence[tuple[str, str]]) -> list[Compa
     return [
         more(f"{less} less than {greater}", column[less], column[greater])
         for less, greater in pairs
-        if len(delay)
+        if len(delay)  # without any trial the claim as a whole says so, not each pair
     ]
 
 
@@ -186,6 +186,7 @@ class BestBelow(ClaimRule):
 
     def decide(self, values: Values, confidence: float) -> Codes:
         """Whether the difference of the bests lies below the margin, or above it."""
+        # As in every rule: 95 % for what reproduces, `confidence` for what contradicts.
         high, low = self._ends(values, CONFIDENCE)[1], self._ends(values, confidence)[0]
         return codes_of(high < self.margin, low > self.margin)
 
@@ -201,7 +202,7 @@ class BestBelow(ClaimRule):
 
     def placebo(self, means: Means) -> Means:
         """The bests differ by the margin: without any gap the claim would be true."""
-        sync, arm = self._arms(means[:, None])
+        sync, arm = self._arms(means[:, None])  # as of one seed
         is_arm = np.arange(len(means)) >= self.num_sync
         return means + (self.margin - (arm.min() - sync.min())) * is_arm
 
@@ -224,6 +225,7 @@ def _momentum(trials: pd.DataFrame) -> list[Comparison]:
     key = "optimizer.momentum"
     gaps = with_key(trials, measured(trials), key)
     delay = gaps[(gaps["arm"] == "delay") & gaps[key].notna()]
+    # Of the longest run of a point: one that diverged has fewer updates.
     updates = delay["point"].map(trials.groupby("point")["num_updates"].max())
     long = delay[updates * (1 - delay[key]) >= MEMORIES - TOLERANCE]
     compared = []
@@ -255,8 +257,9 @@ def _best_over_grid(trials: pd.DataFrame) -> list[Comparison]:
 def _best_of(grid: Grid) -> Comparison:
     """A point at which the arm diverged is not its best."""
     completed = grid.arm[np.isfinite(grid.arm).all(axis=1)]
+    # Every sync row stays: a point at which the arm diverged may be sync's best.
     rows = [
-        Row("grid", pd.Series(losses, index=grid.seeds), shown=False)
+        Row("grid", pd.Series(losses, index=grid.seeds), is_shown=False)
         for losses in (*grid.sync, *completed)
     ]
     rule = BestBelow(NEAR, "best delay minus best sync", len(grid.sync))
@@ -267,7 +270,7 @@ def _best_of(grid: Grid) -> Comparison:
 def _grows(trials: pd.DataFrame, arm: str, key: str) -> list[Comparison]:
     """For each optimizer, that the gap of the arm is larger at the largest value of the key."""
     gaps = measured(trials)
-    gaps = gaps if key in gaps else with_key(trials, gaps, key)
+    gaps = gaps if key in gaps else with_key(trials, gaps, key)  # stages are the arm's own column
     by_optimizer = gaps[gaps["arm"] == arm].groupby("optimizer")
     columns = [(str(name), ends(rows, key)) for name, rows in by_optimizer]
     return [more(name, *two) for name, two in columns if len(two) == 2]
@@ -312,14 +315,14 @@ def _same_rate(trials: pd.DataFrame) -> list[Comparison]:
 
 def _at_rate_of_sync(name: str, grid: Grid, rates: pd.Series, *, counts: bool) -> Comparison:
     """Rows: what the delayed losses at each rate lie above sync's at its best one."""
-    own_rates = rates[grid.points].to_numpy(dtype=float)
+    own_rates = rates[grid.points].to_numpy(dtype=float)  # [points], in the order of the grid
     best = int(grid.sync.mean(axis=1).argmin())
     order = own_rates.argsort(kind="stable")
     rows = [
         Row(f"rate {own_rates[at]:g}", pd.Series(grid.arm[at] - grid.sync[best], index=grid.seeds))
         for at in order
     ]
-    rule = near_best_of_arm(
+    rule = near_best_of_arm(  # the place of sync's best rate among the ascending ones
         [f"{rate:g}" for rate in own_rates[order]], int(np.argmax(order == best))
     )
     return Comparison(name, rows, rule, counts)

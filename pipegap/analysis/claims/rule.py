@@ -104,9 +104,10 @@ class ClaimRule(ABC):
         stores, num_seeds = shape
         n = values.shape[1]
         residuals = (values - values.mean(axis=1, keepdims=True)) / np.sqrt(n - 1)
-        factor = np.linalg.qr(residuals.T).R.T  # of the covariance, and no wider than it
+        # [rows, min(rows, seeds)]: factor @ factor.T is the covariance of the rows over the seeds.
+        factor = np.linalg.qr(residuals.T).R.T
         noise = rng.standard_normal((stores, factor.shape[1], num_seeds))
-        return means[..., None, :, None] + factor @ noise
+        return means[..., None, :, None] + factor @ noise  # [..., stores, rows, seeds]
 
 
 def codes_of(is_shown: Mask, refuted: Mask, is_known: Mask | bool = True) -> Codes:
@@ -120,7 +121,7 @@ class Row(NamedTuple):
 
     name: str
     by_seed: pd.Series
-    shown: bool = True
+    is_shown: bool = True
 
     @property
     def flaw(self) -> str:
@@ -170,7 +171,7 @@ class Comparison:
     def numbers(self) -> tuple[Estimate, ...]:
         """What is compared, and the paired numbers that decide."""
         paired = [] if self.flaw else self.rule.numbers(self.values)
-        return (*(row.estimate for row in self.rows if row.shown), *paired)
+        return (*(row.estimate for row in self.rows if row.is_shown), *paired)
 
 
 ERRORS, SEARCH = 2_000, 400
@@ -239,9 +240,9 @@ def audit(parts: Sequence[Comparison], confidence: float, seed: int, stores: int
         is_shown, refuted = np.ones(num_stores, bool), np.zeros(num_stores, bool)
         for index, (part, of_part) in enumerate(zip(parts, means, strict=True)):
             shape = num_stores, num_seeds or part.values.shape[1]
-            rng = np.random.default_rng([seed, index])
-            values = part.rule.draw(of_part[None], part.values, shape, rng)
-            codes = part.rule.decide(values, confidence)[0]
+            rng = np.random.default_rng([seed, index])  # each part by itself: independent draws
+            values = part.rule.draw(of_part[None], part.values, shape, rng)  # [1, stores, rows, …]
+            codes = part.rule.decide(values, confidence)[0]  # [stores]
             is_shown &= codes == REPRODUCED
             refuted |= codes == CONTRADICTED
             if refuted.mean() >= enough:  # which no other part takes back
@@ -259,7 +260,7 @@ def audit(parts: Sequence[Comparison], confidence: float, seed: int, stores: int
 
 def _seeds(decides: Callable[[int], bool]) -> int | None:
     """The fewest seeds that decide: doubled until they do, then bisected."""
-    high = 2
+    high = 2  # one seed has no interval
     while not decides(high):
         if high >= MOST_SEEDS:
             return None
@@ -363,6 +364,7 @@ def judged(claim: Claim, trials: pd.DataFrame) -> Verdict:
         return _undecided(claim, "length of the trials", why)
     comparisons = claim.compare(enough) if len(enough) else []
     comparisons_counted = [comparison for comparison in comparisons if comparison.counts]
+    # By themselves: other optimizers do not make the intervals of the paper's wider.
     other_parts = _parts([comparison for comparison in comparisons if not comparison.counts])
     if not comparisons_counted:
         verdict = _undecided(claim, "trials", "no trial of the arms that it is about")
@@ -386,6 +388,7 @@ def audited(verdict: Verdict) -> Verdict:
     parts = [part for part in comparisons if not part.flaw and np.isfinite(part.values).all()]
     if not parts:
         return verdict
+    # crc32, not `hash`, which differs from process to process.
     audit_of_claim = audit(parts, against(comparisons), seed=crc32(verdict.claim.name.encode()))
     return verdict._replace(
         audit=audit_of_claim._replace(num_left_out=len(comparisons) - len(parts))

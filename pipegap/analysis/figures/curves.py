@@ -62,12 +62,12 @@ def below_each_other(curves: Sequence[pd.DataFrame]) -> pd.DataFrame:
 def over_tokens(rows: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
     """Return COLUMNS, `update`, `tokens`, and the curves' own column.
 
-    `rows` are those of `below_each_other`, with `update` and one more column: the curve `trial` is
-    that of this row of `shown`.
+    `rows` are those of `below_each_other`, with `update` and one more column: the number `trial` of
+    a curve is the number of its row in `points`.
     """
     of_row, rows = rows.index.get_level_values("trial"), rows.reset_index(drop=True)
     trials = points[[*COLUMNS, "batch_size", "seq_len"]].iloc[of_row].reset_index(drop=True)
-    tokens = (rows["update"] + 1) * trials["batch_size"] * trials["seq_len"]
+    tokens = (rows["update"] + 1) * trials["batch_size"] * trials["seq_len"]  # updates are 0-based
     *_, last = rows.columns
     return trials[COLUMNS].assign(update=rows["update"], tokens=tokens, **{last: rows[last]})
 
@@ -119,6 +119,7 @@ def mean_panel(
     )
     layers = [
         seeds.mark_line(strokeOpacity=FAINT, strokeWidth=0.8),
+        # Invisible points catch the pointer on the page; `figure.picture` leaves them out.
         seeds.mark_point(opacity=0, size=40).encode(tooltip=tooltips(columns)),
         means.encode(color=look.color, strokeDash=look.dash),
     ]
@@ -141,8 +142,8 @@ def marks(rows: pd.DataFrame, columns: list[str], x: alt.X, y: alt.Y | None) -> 
 def _means(rows: pd.DataFrame, across: str, up: str) -> pd.DataFrame:
     """Return the mean over all seeds of a series, where each of them has a value."""
     grids = [
-        of_series.pivot(index=across, columns="trial_id", values=up)
-        .mean(axis=1, skipna=False)
+        of_series.pivot(index=across, columns="trial_id", values=up)  # [updates, trials]
+        .mean(axis=1, skipna=False)  # of fewer seeds the mean would jump where one ends
         .dropna()
         .reset_index(name=up)
         .assign(series=series)
@@ -173,7 +174,7 @@ def losses(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     """Return one row per evaluation of every trial of the best points: one panel per optimizer.
 
     The columns are COLUMNS, `update`, the `tokens` trained on until then, `val_loss`, and OF_GAP.
-    Where no trial was evaluated FEWEST times the rows are those of `training`, if they are more.
+    If no trial was evaluated FEWEST times, the rows are those of `training`, if these are more.
     """
     return _with_points(partial(_curves, trials, gaps))
 
@@ -214,6 +215,7 @@ def _by_stages(trials: pd.DataFrame, gaps: pd.DataFrame, reader: Read) -> pd.Dat
     done = trials[trials["status"].isin(FINAL)]
     stages = done[STAGES] if STAGES in done else pd.Series(dtype=int)
     per_arm = stages.groupby(done["arm"]).transform("nunique")
+    # An arm that ran at one P alone, such as sync, makes no panel and stands in all of them.
     at = product(sorted(done["optimizer"].unique()), sorted(stages[per_arm > 1].unique()))
     panels = []
     for optimizer, count in at:
@@ -224,7 +226,7 @@ def _by_stages(trials: pd.DataFrame, gaps: pd.DataFrame, reader: Read) -> pd.Dat
 
 
 def _curves(trials: pd.DataFrame, gaps: pd.DataFrame, reader: Read) -> pd.DataFrame:
-    """Return the curves that `read` finds for the trials of the best points, with OF_GAP."""
+    """Return the curves that `reader` reads of the trials of the best points, with OF_GAP."""
     points = best_points(trials, gaps)
     if points.empty:
         return pd.DataFrame(columns=[*dict.fromkeys([*COLUMNS, *OF_GAP])])
@@ -241,6 +243,7 @@ def _parts(points: pd.DataFrame) -> pd.DataFrame:
     lengths = (updates_asked(points) / POINTS).round().clip(lower=1).to_numpy(dtype=int)
     length = lengths[losses.index.get_level_values("trial")]
     part = losses["update"] // length
+    # A part with fewer updates would be the mean of fewer batches, and so noisier.
     is_whole = part.groupby(["trial", part]).transform("size") == length
     parts = losses[is_whole].groupby(["trial", part[is_whole]])
     return parts.agg({"update": "max", "train_loss": "mean"})
@@ -272,7 +275,7 @@ def _with_gaps(curves: pd.DataFrame, trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def _means_of_gaps(of_series: pd.DataFrame) -> pd.DataFrame:
-    gaps = of_series.pivot_table(
+    gaps = of_series.pivot_table(  # [updates, trials]; only updates at which every trial has a gap
         index="update", columns="trial_id", values="gap", dropna=False
     ).dropna()
     low, high = mean_intervals(gaps.to_numpy())
@@ -305,7 +308,7 @@ def _gap_panel(panel: Panel, y: alt.Y, x: alt.X, looks: Mapping[str, Style]) -> 
         opacity=0.18
     )
     low = alt.Y("low:Q", scale=y["scale"], title=y["title"])
-    color = chart.layer[0].encoding.color
+    color = chart.layer[0].encoding.color  # with the legend of the lines, so that both share one
     zero = alt.Chart(pd.DataFrame({"gap": [0.0]})).mark_rule(color=INK).encode(y=y)
     layers = [zero, band.encode(y=low, y2=alt.Y2("high:Q"), color=color), *chart.layer]
     return alt.layer(*layers, title=panel.title)
@@ -319,7 +322,6 @@ OVER_TRAINING = Figure(
     caption=(*CAPTION, PAIRED),
     columns=4,
 )
-OF_CURVES = (OVER_TRAINING,)
 
 
 # How far the delayed update is from the fresh one (figures 17, 18), and other diagnostics.
@@ -357,7 +359,8 @@ def measured(trials: pd.DataFrame, gaps: pd.DataFrame, name: str) -> pd.DataFram
     group = "routing" if name in OF_ROUTING else "all"
     rows = _rows(trials, gaps)
     measurements = [_series(trial_rows, group, name) for trial_rows in rows] if any(rows) else []
-    is_shown = [not (curve[name] == 0).all() for curve in measurements]  # nor if it is empty
+    # `all` of an empty curve is True: a trial that measured nothing is left out too.
+    is_shown = [not (curve[name] == 0).all() for curve in measurements]
     if not any(is_shown):
         return pd.DataFrame(columns=COLUMNS)
     return over_tokens(below_each_other([*compress(measurements, is_shown)]), points[is_shown])
@@ -449,6 +452,7 @@ def spike(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
 def _around(folder: str, trial: Mapping[Any, Any]) -> pd.DataFrame:
     losses = training_losses(folder)
     losses["from_switch"] = losses["update"] - trial["switch"]
+    # Before the rows are cut: the first one shown averages updates that are not.
     losses["running_mean"] = losses["train_loss"].rolling(WINDOW).mean()
     share = losses["from_switch"] / len(losses)
     of_trial = {name: trial[name] for name in OF_SPIKE if name in trial}
@@ -480,16 +484,18 @@ SPIKE = Figure(
         "lines: mean over n seeds; faint: each seed; legend: height of the spike, 95 % interval",
     ),
 )
-OF_DIAGNOSTICS = tuple(
-    Figure(
-        name=name,
-        title=title.capitalize(),
-        data=partial(measured, name=name),
-        charts=partial(charts, name=name),
-        caption=CAPTION,
-    )
-    for name, title in MEASURED.items()
+
+
+FIGURES = (
+    OVER_TRAINING,
+    *(
+        Figure(
+            name=name,
+            title=title.capitalize(),
+            data=partial(measured, name=name),
+            charts=partial(charts, name=name),
+            caption=CAPTION,
+        )
+        for name, title in MEASURED.items()
+    ),
 )
-
-
-FIGURES = (*OF_CURVES, *OF_DIAGNOSTICS)

@@ -120,6 +120,7 @@ def by_value(trials: pd.DataFrame, gaps: pd.DataFrame, key: str) -> pd.DataFrame
 
     Groups are sorted from the smallest value on; a group is `none` where the value is null.
     """
+    # Keys in the group `key` are a part of its value, as the warm-up of a schedule is.
     results = results_along(trials, [key], part_of=key)
     results["group"] = results[key].map(names.value)
     return _rows(results.assign(setting=""), trials, gaps)
@@ -132,6 +133,7 @@ def _rows(points: pd.DataFrame, trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.
     paired = paired_seeds(trials, gaps)[["trial_id", "gap", *MEAN]]
     of_gaps = points.merge(paired, on="trial_id").assign(quantity=GAP)
     of_gaps["of_seed"] = of_gaps.pop("gap")
+    # The means of gaps come from the table of gaps; those of losses are made here.
     losses = with_means(losses, "of_seed", OF_MEAN)
     return pd.concat([of_gaps[COLUMNS], losses[COLUMNS]], ignore_index=True)
 
@@ -140,6 +142,7 @@ def optimizer_rows(data: pd.DataFrame) -> list[Chart]:
     """Draw the gaps and the losses of `by_optimizer`, each with one row per optimizer."""
     delay = data[(data["quantity"] == GAP) & (data["arm"] == "delay")]
     gaps = delay.groupby("group")["mean"].first()
+    # An optimizer whose delay diverged at every seed has no mean, and comes last.
     names_by_gap = [name for name in gaps.sort_values().index if pd.notna(gaps[name])]
     return _charts(data, [*names_by_gap, *sorted({*data["group"]} - {*names_by_gap})], None)
 
@@ -168,6 +171,7 @@ def _charts(data: pd.DataFrame, order: Sequence[str], key: str | None) -> list[C
                 )
                 seeds = quantity_rows.dropna(subset="of_seed").drop(columns="mean")
                 frame = _frame(means, _axis(quantity, data), y, styles)
+                # Renamed: all layers of a panel share the field of the x axis, `mean`.
                 points = _seeds(frame, seeds.rename(columns={"of_seed": "mean"}))
                 charts.append(_chart(frame, means, HOVER, title, points, zero=quantity == GAP))
     return charts
@@ -177,7 +181,7 @@ def _axis(quantity: str, data: pd.DataFrame) -> alt.X:
     rows = data[data["quantity"] == quantity]
     values = pd.concat([rows[name].astype(float) for name in ("of_seed", "mean", "low", "high")])
     if quantity == GAP:
-        symlog = over_decades(rows.drop_duplicates(OF_MEAN)["mean"])
+        symlog = over_decades(rows.drop_duplicates(OF_MEAN)["mean"])  # each mean once, not per seed
         return gap_axis(alt.X("mean:Q"), values, symlog=symlog)
     return loss_axis(alt.X("mean:Q"), values)
 
@@ -211,7 +215,7 @@ def _frame(rows: pd.DataFrame, x: alt.X, of: _Rows, styles: Mapping[str, Style])
     series, is_above = [name for name in styles if name in {*rows["series"]}], is_long(of.names)
     axis = alt.Axis(labels=not is_above, domain=False, ticks=False, labelPadding=6)
     y = alt.Y(f"{of.column}:N", title=of.title, sort=[*of.names], axis=axis)
-    lines = [NAME, *series] if is_above else series
+    lines = [NAME, *series] if is_above else series  # the line of the name comes first
     offset = alt.YOffset("series:N", sort=lines, scale=alt.Scale(domain=lines))
     names = pd.DataFrame({of.column: of.names, "series": NAME})
     return _Frame(
@@ -244,9 +248,11 @@ def _chart(
     mean_rows = rounded(means, [*columns, "words"])
     rows = frame.layer(mean_rows)
     dots = rows.transform_filter("isValid(datum.mean)").encode(x=x, tooltip=tooltips(columns))
-    several, single = (dots.transform_filter(f"datum.n {is_} 1") for is_ in (">", "=="))
+    several, single = (dots.transform_filter(f"datum.n {sign} 1") for sign in (">", "=="))
+    # In pieces where the names of rows stand above them.
+    zero_line = reference_in_rows(0.0, rows, ROW_LINE) if frame.names else reference(0.0, frame.x)
     layers = [
-        *(_zero(frame, rows) if zero else []),
+        *([zero_line] if zero else []),
         *below,
         whiskers(rows, alt.X("low:Q", title=x["title"], scale=x["scale"])),
         several.mark_point(filled=True, size=55, opacity=1).encode(shape=shape),
@@ -255,10 +261,6 @@ def _chart(
         *frame.names,
     ]
     return alt.layer(*layers, title=title, height=frame.height)
-
-
-def _zero(frame: _Frame, rows: alt.Chart) -> list[alt.Chart]:
-    return [reference_in_rows(0.0, rows, ROW_LINE) if frame.names else reference(0.0, frame.x)]
 
 
 def _words(row: Mapping[Any, Any], quantity: str) -> str:
@@ -295,7 +297,7 @@ def task_rows(data: pd.DataFrame) -> list[Chart]:
     styles = arm_styles(data)
     charts = []
     for title, rows, *_ in panels_of(data):
-        same = data[data["measure"] == rows["measure"].iloc[0]]
+        same = data[data["measure"] == rows["measure"].iloc[0]]  # in all panels: one axis
         values = pd.concat([same[name].astype(float) for name in ("mean", "low", "high")])
         scale, axis = linear(pd.concat([values, pd.Series([0.0])])), alt.Axis(tickCount=5)
         x = alt.X("mean:Q", title="difference to sync", scale=scale, axis=axis)
@@ -351,7 +353,7 @@ BARS = {"loss": "loss above the lowest", "gap": "gap to sync"}
 
 
 def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
-    """One row per cell: `quantity` is the `loss` of an arm or its `gap`, in nats per token.
+    """Return one row per cell: `quantity` is the `loss` of an arm or its `gap`, in nats per token.
 
     `pairs` counts trials (or pairs whose sync completed), of which `diverged` are not in the mean.
     `best` marks the lowest loss of each arm where nothing diverged.
@@ -365,6 +367,7 @@ def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     ]
     table = pd.DataFrame(cells, columns=MAP_COLUMNS[:-2])
     table["series"] = table["arm"].map(names.arms(trials))
+    # A mean without the seeds that diverged may be too low: it is not called the best.
     whole = table.loc[(table["diverged"] == 0) & (table["quantity"] == "loss")]
     best = whole.groupby(MAP)["mean"].idxmin().dropna()
     table = table.assign(
@@ -384,8 +387,8 @@ def _cells(done: pd.DataFrame, gaps: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def charts(data: pd.DataFrame) -> list[Chart]:
-    """One chart per map of `data.loss_and_gap`; all losses have one scale of colours, and all gaps
-    another."""
+    """Draw one chart per map of the table of `data`; all losses have one scale of colours, and all
+    gaps another."""
     is_loss = data["quantity"] == "loss"
     data = data.assign(above=(data["mean"] - data.loc[is_loss, "mean"].min()).where(is_loss))
     scales = {
@@ -401,7 +404,7 @@ def charts(data: pd.DataFrame) -> list[Chart]:
 
 
 def _scale(values: pd.Series, colors: Sequence[str], *, centred: bool) -> alt.Scale:
-    """Symlog, so that no colour is the same for the middle and for the largest values."""
+    """Return a symlog scale: on a linear one, most cells would have nearly the colour of 0."""
     sizes = values.abs()
     sizes = sizes[sizes > 0]
     most = float(sizes.max()) if len(sizes) else 1.0

@@ -1,4 +1,4 @@
-"""What a figure is, one Vega-Lite specification for files and page, and its files."""
+"""What a figure is, its one Vega-Lite specification for files and page, and its files."""
 
 import base64
 import hashlib
@@ -30,8 +30,6 @@ from pipegap.trainer.base.atomic import write_atomically
 from pipegap.trainer.base.children import Worker
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.places import cache_folder
-
-# What a figure is: one Vega-Lite specification for files and page.
 
 Chart: TypeAlias = alt.Chart | alt.LayerChart | alt.FacetChart
 Spec: TypeAlias = dict[str, Any]
@@ -100,9 +98,9 @@ _T = TypeVar("_T")
 def plot(figure: Figure, data: pd.DataFrame) -> Plot:
     """Draw a figure once for its files and the page, since altair is slow.
 
-    Of many seeds MOST_POINTS or a few more are drawn, and many panels are small, with their axes
-    named in the caption, which says so. A chart whose `usermeta` has a `caption` needs other words
-    than those of its figure. Raises BadInput for data without a row.
+    Of more points of seeds about MOST_POINTS are drawn, and the caption says so. If there are more
+    panels than MOST_PANELS, they are small, and the caption names their axes. A chart whose
+    `usermeta` has a `caption` replaces that of the figure. Raises BadInput for data without a row.
     """
     if data.empty:
         raise BadInput("figure", figure.name, "must have a row of data: nothing is to be shown")
@@ -118,7 +116,7 @@ def plot(figure: Figure, data: pd.DataFrame) -> Plot:
         caption += _made_small(specs, data)
         figure = figure._replace(columns=SMALL_COLUMNS)
     figure = figure._replace(caption=tuple(caption))
-    return Plot(figure, data, [{**spec, "config": CONFIG} for spec in specs])
+    return Plot(figure, data, [{**spec, "config": CONFIG} for spec in specs])  # not Altair's
 
 
 def _made_small(specs: Sequence[Spec], data: pd.DataFrame) -> Iterator[str]:
@@ -130,6 +128,7 @@ def _made_small(specs: Sequence[Spec], data: pd.DataFrame) -> Iterator[str]:
     for number, spec in enumerate(specs):
         spec.update(SMALL)
         for channel in (c for layer in spec["layer"] for c in layer["encoding"].values()):
+            # The first panel's legend serves all; one of a single series says nothing.
             if "legend" in channel and (number or len(channel["scale"]["domain"]) == 1):
                 channel["legend"] = None
     if "n" in data:
@@ -150,6 +149,7 @@ def thin(specs: Sequence[Spec]) -> Iterator[str]:
     many, some curves go. What stays is evenly spaced. Means and intervals stay: they are rows
     without a trial, made of all seeds.
     """
+    # Vega-Lite's named data sets: rows of seeds have a `trial_id`, rows of means have none.
     sets = [(spec["datasets"], name) for spec in specs for name in spec["datasets"]]
     seeds = [(of, name) for of, name in sets if any("trial_id" in row for row in of[name][:1])]
     num_before = sum(len(of[name]) for of, name in seeds)
@@ -168,6 +168,7 @@ def _thinned(rows: Sequence[Row], share: float) -> Sequence[Row]:
     curves: dict[Any, list[Row]] = {}
     for row in rows:
         curves.setdefault((row["trial_id"], row["series"]), []).append(row)
+    # As many curves as have room with FEWEST points each; then their points share that room.
     kept_rows = _part([*curves.values()], share * len(rows) / (FEWEST * len(curves)))
     of_curve = share * len(rows) / sum(map(len, kept_rows))
     return [row for curve in kept_rows for row in _part(curve, of_curve, FEWEST)]
@@ -299,7 +300,7 @@ def with_font(svg: str) -> str:
         weight = 600 if text.get("font-weight") == "600" else 400
         used[weight].update(*text.itertext())  # with the letters of its lines, if it has several
     faces = "".join(_face(weight, frozenset(used[weight])) for weight in FACES if used[weight])
-    head, _, tail = svg.partition(">")
+    head, _, tail = svg.partition(">")  # after the tag <svg …>
     return f"{head}><style>{faces}</style>{tail}"
 
 
@@ -329,7 +330,7 @@ def _usual(weight: int) -> bytes:
 
 def _cut(source: Path | io.BytesIO, letters: frozenset[str], flavor: str | None = None) -> bytes:
     """Return the font of these letters alone, as TrueType or in another `flavor`."""
-    font = TTFont(source, recalcTimestamp=False)
+    font = TTFont(source, recalcTimestamp=False)  # equal letters give equal bytes
     font.flavor = flavor
     options = subset.Options(
         layout_features=["kern"], hinting=False, name_IDs=[], notdef_outline=False
@@ -441,6 +442,7 @@ def sized(drawn: Plot, width: Width, *, is_dark: bool = False) -> str:
     across, svg = float(FIRST_GUESS), ""
     for _ in range(TRIES):
         wide = drawn._replace(specs=[{**panel, "width": across} for panel in drawn.specs])
+        # `across` is of a panel alone: only the picture says what axes and legends take beside.
         spec = beside(wide, columns, line=int(pixels / LETTER))
         svg = picture(dark(spec) if is_dark else spec)
         too_wide = _size(svg)[0] - pixels

@@ -92,6 +92,7 @@ def best_points(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     """
     done = results(trials)
     done["has_pair"] = done["point"].isin(gaps.loc[gaps["pairs"] > 0, "point"])
+    # `dropna=False`: the data of a recorded loop has no hash.
     best_rows = [_best(group) for _, group in done.groupby(COMPARABLE, dropna=False)]
     if not best_rows:
         return done.assign(panel="", subtitle="", series="")
@@ -179,6 +180,7 @@ def groups(
     that follow from them."""
     other_keys = [other_key for other_key in distinct(points, keys) if other_key not in keys]
     at_each = points.groupby([*keys], dropna=False)
+    # A key follows if it has one value at each value of `keys`, as a tuned learning rate may.
     follow = [
         other_key
         for other_key in other_keys
@@ -226,22 +228,22 @@ class Panel(NamedTuple):
 
 
 def panels_of(
-    data: pd.DataFrame, order: Iterable[str] = (), beside: Collection[str] | None = None
+    data: pd.DataFrame, order: Iterable[str] = (), common_series: Collection[str] | None = None
 ) -> Iterator[Panel]:
     """Yield the panels, in the order of the rows.
 
-    One with more than MOST_CURVES of the series in `order` becomes several. Each has one series
-    beside those of `beside`, by default those of BESIDE. Series of several `size` are first parted
-    by it.
+    A panel with more than MOST_CURVES of the series in `order` becomes several. Each of these has
+    one series beside `common_series`, by default the series of the arms BESIDE. Series of several
+    `size` are divided by it first.
     """
     for (panel, subtitle), rows in data.groupby(PANEL, sort=False):
-        for name, part in _parted(rows, [*order], beside):
+        for name, part in _parted(rows, [*order], common_series):
             first, *subtitles = filter(None, [name, str(panel)])
             yield Panel(titled(first, in_lines([*subtitles, str(subtitle)])), part, rows)
 
 
 def _parted(
-    rows: pd.DataFrame, order: Sequence[str], beside: Collection[str] | None
+    rows: pd.DataFrame, order: Sequence[str], common_series: Collection[str] | None
 ) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield the rows of each panel, and what tells it from the others."""
     if not order or rows["series"].nunique() <= MOST_CURVES:
@@ -249,14 +251,15 @@ def _parted(
     elif "size" in rows and rows["size"].nunique() > 1:
         for _, of_size in rows.groupby("size"):
             first, *other_words = (name.split() for name in of_size["series"].unique())
+            # The words that all series of this size have: `135M` of `135M delay`, `135M sync`.
             name = " ".join(word for word in first if all(word in words for words in other_words))
-            for more, part in _parted(of_size, order, beside):
+            for more, part in _parted(of_size, order, common_series):
                 yield more or name, part
     else:
-        of_each = _beside(rows) if beside is None else beside
-        for name in (name for name in order if name not in of_each):
-            if (is_size := rows["series"] == name).any():
-                yield name, rows[is_size | rows["series"].isin(of_each)]
+        common = _beside(rows) if common_series is None else common_series
+        for name in (name for name in order if name not in common):
+            if (is_series := rows["series"] == name).any():
+                yield name, rows[is_series | rows["series"].isin(common)]
 
 
 def _beside(rows: pd.DataFrame) -> frozenset[str]:
@@ -330,6 +333,7 @@ def loss_axis(channel: Channel, values: pd.Series, above: float = MARGIN) -> Cha
     losses = values.astype(float).dropna()
     least = float(losses.min()) if len(losses) else 0.0
     above_least = (losses - least).to_numpy()
+    # Three quarters of the losses would share an eighth of a linear axis.
     is_far = len(losses) > 0 and above_least.max() > SYMMETRIC_LOG_FROM * max(
         float(np.quantile(above_least, 0.75)), 1e-12
     )
@@ -376,7 +380,7 @@ def over_decades(means: pd.Series) -> bool:
 
 def _sizes(values: pd.Series) -> pd.Series:
     sizes = values.astype(float).dropna()
-    return sizes[sizes != 0].abs()
+    return sizes[sizes != 0].abs()  # 0 has no decade
 
 
 def gap_axis(
@@ -403,11 +407,11 @@ def _ticks(symlog: Symlog, low: float, high: float) -> list[float]:
     most = max(abs(low), abs(high))
     num_decades = int(np.ceil(np.log10(max(most / symlog.constant, 1)))) + 1
     ticks = [symlog.constant * 10.0**power for power in range(num_decades)]
-    if num_decades <= 3:
+    if num_decades <= 3:  # room for a tick within each decade
         ticks += [3 * tick for tick in ticks]
     if most < 4 * symlog.constant:
         ticks += [0.3 * symlog.constant]
-    ticks_kept = [float(f"{tick:.1g}") for tick in ticks]
+    ticks_kept = [float(f"{tick:.1g}") for tick in ticks]  # 0.3, not 0.30000000000000004
     return sorted(
         tick for tick in {0.0, *ticks_kept, *(-tick for tick in ticks_kept)} if low <= tick <= high
     )

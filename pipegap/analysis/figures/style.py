@@ -47,6 +47,7 @@ def contrast(color: str, background: str) -> float:
 
 def _luminance(color: str) -> float:
     parts = [part / 255 for part in parts_of(color)]
+    # sRGB to linear light, then the weights by which the eye takes red, green and blue for bright.
     linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
     return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
@@ -63,12 +64,12 @@ def mixed(color: str, target: str, share: float) -> str:
 
 
 def readable(color: str) -> str:
-    """Return the colour for words on paper, so dark that they can be read."""
+    """Return the colour, so dark that words in it can be read on paper."""
     return _changed(color, "#000000", PAPER)
 
 
 def on_dark(color: str) -> str:
-    """Return what is drawn instead on a dark ground: as readable as words."""
+    """Return what is drawn in place of a colour on a dark ground, with the contrast of words."""
     return DARK.get(color) or _changed(color, "#ffffff", NIGHT)
 
 
@@ -100,8 +101,8 @@ def colors_of(spec: Any) -> Iterator[str]:
         yield spec
 
 
-# How the figures look: a fixed colour for each optimizer and arm, a fixed dash for each arm; and
-# the parts of charts that several figures have: legends, titles, rows, whiskers, words.
+# A fixed colour for each optimizer and arm, a fixed dash for each arm; and the parts of charts that
+# several figures have: legends, titles, rows, whiskers, words.
 #
 # The palettes are made for colour-blind eyes: arms have the colours of Okabe and Ito (2008),
 # optimizers those of Tol (2021, `muted`), and what has an order (sizes, β₂, numbers of stages)
@@ -150,7 +151,7 @@ ORDERED = ("#440154", "#3b528b", "#21918c", "#3d9a38", "#8c8200", "#c07a00")
 """From the smallest on; each has a contrast of 3 : 1 or more on white."""
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 FEWEST_IN_ORDER = 3
-"""Series that differ in a number alone, from which on their colours have its order."""
+"""From so many series on that differ in a number alone, their colours have the number's order."""
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
 
 _LABELS = {
@@ -205,6 +206,7 @@ def arm_styles(rows: pd.DataFrame) -> dict[str, Style]:
     differ in their number alone, such as λ, are in its order, and have the colours of it.
     """
     arm_rows = rows[rows["arm"].isin([*ARMS])].drop_duplicates(["series", "arm"])
+    # `keep=False` drops every series of an arm that has several.
     alone = arm_rows[~arm_rows["arm"].duplicated(keep=False)].set_index("arm")["series"]
     main = {str(alone[arm]): style for arm, style in ARMS.items() if arm in alone.index}
     looks = map(Style, cycle(OTHER_COLORS), cycle(OTHER_DASHES), cycle(OTHER_SHAPES))
@@ -251,7 +253,7 @@ def ordered_styles(names: list[str]) -> dict[str, Style]:
 
 def _on_ramp(place: float) -> str:
     """Return the colour at a place of ORDERED, mixed of two where it lies between them."""
-    low = min(int(place), len(ORDERED) - 2)
+    low = min(int(place), len(ORDERED) - 2)  # the last place has no colour above it
     return mixed(ORDERED[low], ORDERED[low + 1], place - low)
 
 
@@ -381,7 +383,7 @@ def names_above(
     """Return the names of rows at their left, moved by `dy`, over whatever line crosses them."""
     words = alt.Text(f"{column_of(y)}:N")
     texts = []
-    for halo in (4, 0):
+    for halo in (4, 0):  # the wide one, in the colour of the paper, interrupts lines behind words
         text = alt.Chart(rows).mark_text(
             align="left", dy=dy, limit=0, stroke=PAPER, strokeWidth=halo
         )

@@ -84,7 +84,7 @@ def tax_rows(data: pd.DataFrame) -> list[Chart]:
     columns = ["row", "series", "setting", "tax_from", "n", "mean", "low", "high"]
     tax_table = rounded(data, columns).assign(
         words=[
-            f"{mean:.2f}" + ("" if pd.isna(n) else f"  n={n:g}")  # others do not say how many seeds
+            f"{mean:.2f}" + ("" if pd.isna(n) else f"  n={n:g}")  # others report no n
             for mean, n in data[["mean", "n"]].itertuples(index=False)
         ],
         source=[SHAPES[name][1] for name in data["tax_from"]],
@@ -139,7 +139,7 @@ def speed_ups() -> pd.DataFrame:
     the simulation of `advice.speed` says the same.
     """
     shapes = [(stages, m) for stages in STAGES for m in MICROBATCHES if m >= stages]
-    rows = [(SPEED_UP, f"p = {p}", p, m, (m + p - 1) / m) for p, m in shapes]
+    rows = [(SPEED_UP, f"p = {p}", p, m, (m + p - 1) / m) for p, m in shapes]  # exact: no interval
     return pd.DataFrame(rows, columns=["kind", "series", "stages", "microbatches", "mean"])
 
 
@@ -156,7 +156,9 @@ def _panel(panel: Panel, y: alt.Y) -> Chart:
     taxes, speeds = rows[rows["kind"] == TAX], rows[rows["kind"] != TAX]
     pipelines = list(dict.fromkeys(speeds["series"]))
     styles = {name: look._replace(dash=SOLID) for name, look in ordered_styles(pipelines).items()}
+    # Dashed as the caption says, whatever the arm's own dash.
     styles |= {name: look._replace(dash=(6, 3)) for name, look in arm_styles(taxes).items()}
+    # The number stands in the legend, since a horizontal line has no point to label.
     means_of_arms = zip(taxes["series"], taxes["mean"], taxes["n"], strict=True)
     labels = {arm: f"{arm} {mean:.2f} (n={n})" for arm, mean, n in means_of_arms}
     look = legend(labels | {name: name for name in pipelines}, styles, lines=True)
@@ -164,6 +166,7 @@ def _panel(panel: Panel, y: alt.Y) -> Chart:
     columns = ["series", "n", "mean", "low", "high", "setting"]
     speed = alt.Chart(rounded(speeds, ["series", "stages", "microbatches", "mean"]))
     tax = alt.Chart(rounded(taxes, columns)).encode(color=look.color)
+    # The same title: Vega-Lite joins the titles of the layers of one axis if they differ.
     low = alt.Y("low:Q", scale=y["scale"], title=y["title"])
     tooltip = tooltips(["stages", "microbatches", "mean"])
     return alt.layer(

@@ -1,4 +1,4 @@
-"""What is compared beside the final loss: spikes, overhead, downstream scores."""
+"""What is compared beside the final loss: spikes, how late updates are, downstream scores."""
 
 import math
 import warnings
@@ -36,9 +36,8 @@ from pipegap.analysis.table.points import settings, updates_asked
 from pipegap.analysis.table.schema import DOWNSTREAM
 from pipegap.trainer.base.errors import FINAL, Status
 
-# What a run measures of its delay, beside the final loss: the spike of the training loss where a
-# synchronous start ends and the delay is switched on (figures 3 and 20), and how near late
-# updates are to the fresh ones (figures 17 and 18).
+# The spike of the training loss where a synchronous start ends and the delay is switched on
+# (figures 3 and 20), and how near late updates are to the fresh ones (figures 17 and 18).
 
 WINDOW = 10
 """Updates of a mean: the loss of one batch is too noisy to show a spike. The window of the height
@@ -87,6 +86,7 @@ def _spike(trial: Mapping[Any, Any]) -> dict[str, float]:
     switch = _switch(trial)
     losses = _losses(trial["folder"])
     sync = losses[:0] if pd.isna(trial["folder_sync"]) else _losses(trial["folder_sync"])
+    # `reindex` puts NaN where an update has no row, so that both series have the same updates.
     around = range(switch - WINDOW, int(losses.index.max()) + 1) if len(losses) else range(0)
     height, recovery = measure(losses.reindex(around).to_numpy(), sync.reindex(around).to_numpy())
     return {"switch": switch, "height": height, "recovery": recovery}
@@ -102,8 +102,9 @@ def measure(losses: NDArray[np.float64], sync: NDArray[np.float64]) -> tuple[flo
     if len(losses) < 2 * WINDOW:
         return np.nan, np.nan
     height = float((losses - sync)[WINDOW : 2 * WINDOW].mean())
-    if not height > 0:
+    if not height > 0:  # NaN too
         return height, np.nan if np.isnan(height) else 0.0
+    # [windows, WINDOW] from the switch on; the first window is that of the height.
     means = np.lib.stride_tricks.sliding_window_view(losses[WINDOW:], WINDOW).mean(axis=1)
     back = np.flatnonzero(means <= losses[:WINDOW].mean())
     return height, float(back[0] + WINDOW) if len(back) else np.nan
@@ -150,7 +151,7 @@ def _of_late_updates(folder: str) -> dict[str, float]:
     of_model = [row["diagnostics"].get("all", {}) for row in metrics(folder, "diagnostics")]
     rows = [[measured.get(name) for name in DISTANCES.values()] for measured in of_model]
     table = pd.DataFrame(rows, columns=[*DISTANCES], dtype=float)
-    late = table[table["error"] > 0]
+    late = table[table["error"] > 0]  # of an update that is not late the error is exactly 0
     return {"measured": len(late), **late.mean()}
 
 
@@ -207,8 +208,10 @@ def noise(scores: Values) -> Noise:
     by_question = scores.mean(axis=0)
     if num_seeds == 1:
         return Noise(float(by_question.var(ddof=1)) / num_questions, 0.0, num_questions)
+    # What neither the seed nor the question explains: mean squares of the two-way analysis.
     residuals = scores - scores.mean(axis=1, keepdims=True) - by_question + scores.mean()
     of_rest = float((residuals**2).sum()) / (num_seeds - 1) / (num_questions - 1)
+    # An estimate of a variance by a difference may be negative.
     of_questions = max(float(by_question.var(ddof=1)) - of_rest / num_seeds, 0.0)
     return Noise(of_questions / num_questions, of_rest / num_questions, num_questions)
 
@@ -287,7 +290,7 @@ def seeds_needed(scores: Values, half_width: float) -> int | None:
         return None
     spread = scores.mean(axis=1).var(ddof=1)
     n = np.arange(2.0, MOST_SEEDS + 1)
-    variance, freedom = _of_spread(spread, n, noise(scores))
+    variance, freedom = _of_spread(spread, n, noise(scores))  # for every number of seeds at once
     halves = stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * np.sqrt(variance)
     enough = n[halves <= half_width]
     return int(enough[0]) if len(enough) else None
@@ -359,7 +362,7 @@ def _tasks(
         for stem in scores.keys() & sync.keys():
             by_stem.setdefault(stem, []).append((int(row["seed"]), sync[stem], scores[stem]))
     metric_of_task: dict[str, str] = {}
-    for stem in sorted(by_stem, key=lambda stem: len(by_stem[stem])):
+    for stem in sorted(by_stem, key=lambda stem: len(by_stem[stem])):  # the most pairs come last
         metric_of_task[task_of(stem)] = stem
     for task, stem in sorted(metric_of_task.items()):
         seeds, of_sync, of_arm = zip(*by_stem[stem], strict=True)

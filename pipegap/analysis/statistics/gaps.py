@@ -42,13 +42,14 @@ Group = Mapping[str, NDArray[Any]]
 LEAST_FREEDOM = 2
 """Degrees of freedom of a standard deviation: with one, it may be thirty times too small."""
 MEMORIES = 100
-"""Updates of a run for each update that a momentum remembers, 1 / (1 - momentum), at least: in a
-shorter run the buffer is a part of the run itself. In the paper they are more than 500."""
+"""The least number of updates of a run for each update that a momentum remembers, which is
+1 / (1 - momentum): in a shorter run the buffer is a part of the run itself. In the paper there are
+more than 500."""
 MEAN_FACTOR = 0.55
-"""Of the paper's learning-rate schedule, as a share of its peak."""
+"""The mean of the paper's learning-rate schedule, as a share of its peak."""
 DECAYED = 1.0
-"""Learning rate · weight decay, summed over a run, at least: with less, decay has not forgotten the
-initial weights at its end, and does little. In the paper it is about 1.6 to 4."""
+"""The least sum of learning rate · weight decay over a run: with less, decay has not forgotten the
+initial weights at the end, and does little. In the paper the sum is about 1.6 to 4."""
 TOLERANCE = 1e-6
 SHORT = f"T < {MEMORIES} / (1 - momentum)"
 INACTIVE = "decay inactive"
@@ -142,7 +143,7 @@ def _row(key: tuple[Any, ...], group: Group, seeds: set[int]) -> dict[str, Any]:
         "high": high,
         "loss_sync": _mean(group["final_val_loss_sync"][has_gap]),
         "loss": _mean(group["final_val_loss"][has_gap]),
-        "diverged": num_fair - len(gap),
+        "diverged": num_fair - len(gap),  # sync completed, and there is no gap
         "pairs": num_fair,
         "sync_diverged": int(group["sync_diverged"].sum()),
         **_removed(group),
@@ -167,7 +168,7 @@ def _removed(group: Group) -> dict[str, float]:
     is_known = not np.isnan(low)
     return {
         "removed": 1 - gap.mean() / plain_gap.mean() if is_known else np.nan,
-        "removed_low": 1 - high,
+        "removed_low": 1 - high,  # the interval is of the share that is left
         "removed_high": 1 - low,
         "removed_n": 0 if np.isnan([*gap, *plain_gap]).any() else len(gap),
     }
@@ -219,6 +220,7 @@ def regimes(trials: pd.DataFrame) -> dict[Hashable, str]:
 def deciding_updates(trial: Mapping[Hashable, float]) -> float:
     """Return how many updates a trial of these settings needs at least to decide something: no
     smoke test, and within the paper's regime. Infinite where no length is within it."""
+    # NaN, of a value that the optimizer does not have, becomes 0 and asks for nothing.
     return max(ENOUGH_UPDATES, *np.nan_to_num([*_least(trial).values()], posinf=np.inf))
 
 
@@ -247,6 +249,7 @@ def spreads(results: Path, trial_ids: Collection[str]) -> dict[str, Spread]:
     several = groups[groups["count"] > 1]
     return {
         str(optimizer): Spread(
+            # Pooled: each group's variance by its degrees of freedom.
             float(np.sqrt(np.average(of_optimizer["var"], weights=of_optimizer["count"] - 1))),
             int(of_optimizer["count"].sum()),
         )
@@ -278,8 +281,8 @@ def best(df: pd.DataFrame, choice: Collection[int] = ()) -> pd.DataFrame:
     at these alone chooses, over all settings that were tried and all coefficients of an arm, and
     the others compare: `low` and `high` are Student's t, and `gap_same_seeds` is missing.
 
-    The grid holds the points of one task (see tasks.py) at which both arms have a result for every
-    seed of the point with the most seeds. Raises and warns as `pairs.pairs` does.
+    The grid holds the points of one task (`points.tasks`) at which both arms have a result for
+    every seed of the point with the most seeds. Raises and warns as `pairs.pairs` does.
     """
     if df.empty:
         return _best_table([])
@@ -388,6 +391,7 @@ class Grid(NamedTuple):
 def _grid(group: pd.DataFrame) -> Grid:
     seeds_by_point = {str(point): sorted(rows["seed"]) for point, rows in group.groupby("point")}
     seeds = max(seeds_by_point.values(), key=len)
+    # A setting without all seeds would be chosen on fewer, and so more by luck.
     whole = [point for point, has in seeds_by_point.items() if {*has} >= {*seeds}]
     shape = {"index": "point", "columns": "seed"}
     sync, arm = (
@@ -413,6 +417,7 @@ def _row_of_choice(
     if tried.empty or np.isinf(tried.min()):
         return counts
     at, arm = tried.index[int(tried.to_numpy().argmin())]
+    # Sync has one loss per point, repeated for each coefficient of the arm.
     at_sync = str(means["sync_loss"].groupby("point").first().idxmin())
     held_out = group[~group["seed"].isin(choice)]
     arm_rows = held_out[(held_out["point"] == at) & (held_out["arm"] == arm)].set_index("seed")
@@ -421,7 +426,7 @@ def _row_of_choice(
     sync = base.loc[seeds, "final_val_loss_sync"]
     gaps = (arm_rows.loc[seeds, "final_val_loss"] - sync).dropna()
     low, high = mean_interval(gaps.to_numpy(dtype=float))
-    coefficient = "" if arm == group["family"].iloc[0] else arm
+    coefficient = "" if arm == group["family"].iloc[0] else arm  # the usual one needs no words
     return {
         **counts,
         "n": len(gaps),

@@ -29,10 +29,10 @@ POWER = 0.8
 """The probability with which what is called detectable is detected."""
 UNKNOWN: Interval = (np.nan, np.nan)
 SEEN = ((0.997, CONFIDENCE), (0.99, 0.99))
-"""Of a share: with which confidence the whole is not 0, and the confidence of the share's interval.
-So the interval covers 95 % of the shares that are told, where the true whole is two standard errors
-or more, and 90 % where it is nothing: tests/analysis/statistics/test_best.py. The width is no
-reason to leave a share untold: of the narrow intervals of weak wholes 70 to 90 % cover."""
+"""Of a share: the confidence with which the whole is not 0, and the confidence of the share's
+interval. So the interval covers 95 % of the shares that are shown, where the true whole is two
+standard errors or more, and 90 % where it is nothing: tests/analysis/statistics/test_best.py. The
+width is no reason to hide a share: of the narrow intervals of weak wholes 70 to 90 % cover."""
 UNTOLD = "not enough data"
 """What stands in the place of a share of a whole that may be 0."""
 
@@ -69,7 +69,7 @@ class Moments(NamedTuple):
         """Lower and upper ends of Student's t-interval of the mean. Where all n values are the same
         infinity, both ends are that; where some are infinite or missing, or n < 2, they are NaN."""
         half = quantile(self.n, confidence) * self.std / np.sqrt(self.n)
-        return self.mean - half, self.mean + half
+        return self.mean - half, self.mean + half  # ∞ ± 0 where the mean is infinite
 
 
 def moments(values: Values) -> Moments:
@@ -79,7 +79,7 @@ def moments(values: Values) -> Moments:
     if n < 2:
         unknown = np.full(values.shape[:-1], np.nan)
         return Moments(unknown, unknown, n)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore"):  # ∞ − ∞ is NaN, which is mended below
         mean = values.mean(axis=-1)
         std = values.std(axis=-1, ddof=1, mean=mean[..., None])
     infinite = np.isinf(mean)
@@ -104,7 +104,7 @@ def ratio_interval(
     mean_n, mean_d = np.mean(numerator), np.mean(denominator)
     # (mean_n − r mean_d)² ≤ var_n − 2 r cov + r² var_d, a quadratic inequality in r.
     a, b, c = mean_d**2 - var_d, mean_n * mean_d - cov, mean_n**2 - var_n
-    if a <= 0:
+    if a <= 0:  # the interval of the denominator's mean holds 0
         return UNKNOWN
     root = np.sqrt(max(b**2 - a * c, 0.0))
     return float((b - root) / a), float((b + root) / a)
@@ -135,6 +135,7 @@ def held_out_gaps(sync: Values, arm: Values) -> Values:
     others at every setting, or if there are no others."""
     base = at_best_on_others(sync, sync)
     is_finite = np.isfinite(base)
+    # 0 in the place of an infinite base: ∞ − ∞ would warn before `where` leaves it out.
     return np.where(is_finite, at_best_on_others(arm, arm) - np.where(is_finite, base, 0.0), np.inf)
 
 
@@ -165,11 +166,12 @@ def at_best_on_others(losses: Values, values: Values) -> Values:
     no such point.
     """
     diverged = np.isinf(losses)
+    # All sums but one seed's, by a subtraction, in which infinities must not take part.
     finite = np.where(diverged, 0.0, losses)
     sums_of_others = finite.sum(axis=-1, keepdims=True) - finite
     other_diverged = diverged.sum(axis=-1, keepdims=True) > diverged
     sums_of_others = np.where(other_diverged | (losses.shape[-1] < 2), np.inf, sums_of_others)
-    best_index = sums_of_others.argmin(axis=-2)[..., None, :]
+    best_index = sums_of_others.argmin(axis=-2)[..., None, :]  # [..., 1, seeds]
     best_values = np.take_along_axis(values, best_index, axis=-2)[..., 0, :]
     return np.where(np.isinf(sums_of_others.min(axis=-2)), np.inf, best_values)
 
@@ -217,7 +219,7 @@ def seeds_needed(sd: float, half_width: float) -> int:
     """The smallest number of pairs, of standard deviation `sd`, whose 95 % interval is at most
     `half_width` (> 0) to each side of the mean."""
     n = max(2, math.ceil((stats.norm.ppf((1 + CONFIDENCE) / 2) * sd / half_width) ** 2))
-    while quantile(n) * sd / math.sqrt(n) > half_width:
+    while quantile(n) * sd / math.sqrt(n) > half_width:  # t is wider than the normal of the guess
         n += 1
     return n
 
@@ -323,6 +325,7 @@ def pairs(trials: pd.DataFrame) -> pd.DataFrame:
         how="left",
         suffixes=("", "_sync"),
     )
+    # The merge pairs a trial with every sync of its seed: False sorts before True.
     foreign = [paired[name] != paired[f"{name}_sync"] for name in VARIANT]
     paired["foreign"] = foreign[0] | foreign[1]
     order = ["foreign", *(f"{name}_sync" for name in VARIANT)]
@@ -339,8 +342,9 @@ def overhead(trials: pd.DataFrame, arms: Collection[str] = COMPARED) -> pd.DataF
 
     `memory` is in bytes, `speed` in tokens per second. Their ratios are to the sync trial of the
     same point, seed, stages, microbatches, runner and device. The speed of a trial counts only if
-    no other trial ran at its time on a device of the same name: `speed n` do. The others are those
-    of the store where a report has noted it (BESIDE), else those of the table.
+    no other trial ran at its time on a device of the same name; `speed n` is the number of trials
+    whose speed counts. The other trials are those of the store if a report has noted it (BESIDE),
+    else those of the table.
     """
     done = results(trials)
     is_beside = trials[BESIDE] if BESIDE in trials else side_by_side(trials)
@@ -377,6 +381,7 @@ def side_by_side(trials: pd.DataFrame) -> pd.Series:
     for _, rows in trials[has_start].groupby("device_name", dropna=False):
         first, last = starts[rows.index].to_numpy(), ends[rows.index].to_numpy()
         order = np.argsort(first, kind="stable")
+        # By start: a trial overlaps an earlier one if any of these ends after it starts.
         latest_end = np.maximum.accumulate(last[order])
         overlaps_earlier = np.concatenate([[-np.inf], latest_end[:-1]]) > first[order]
         overlaps_later = np.concatenate([first[order][1:], [np.inf]]) < last[order]

@@ -102,10 +102,11 @@ def gap_table(gaps: pd.DataFrame, *, width: int | None = None) -> str:
     """The rows that have a pair: Markdown, or for a terminal a ruled table without empty columns,
     or each row by itself where `width` columns are too few: no cell is broken."""
     rows = _named(gaps)[gaps["pairs"] > 0].to_dict("records")
-    cells = {name: [text(row) for row in rows] for name, text in TEXTS.items()}
+    cells = {name: [text(row) for row in rows] for name, text in TEXTS.items()}  # by column
     if width is None:
         cells = {name: [*map(in_markdown, column)] for name, column in cells.items()}
     constant = [name for name in VARYING if len({*cells[name]}) <= 1]
+    # In a file only OPTIONAL columns are left out, on a terminal every empty one.
     may_go = OPTIONAL if width is None else cells
     empty = [name for name in may_go if not any(cells[name])]
     columns_shown = [name for name in cells if name not in (*constant, *empty)]
@@ -115,6 +116,7 @@ def gap_table(gaps: pd.DataFrame, *, width: int | None = None) -> str:
         table.add_row(*values)
     buffer = io.StringIO()
     console = Console(file=buffer, width=WIDTH_OF_FILES, color_system=None, markup=False)
+    # Measured on the wide console: its natural width, before rich would break cells.
     if width is not None and console.measure(table).maximum > width:
         return "\n".join(packed(columns_shown, values, width, BARE) for values in lines)
     console.print(table)
@@ -122,7 +124,7 @@ def gap_table(gaps: pd.DataFrame, *, width: int | None = None) -> str:
 
 
 def _named(gaps: pd.DataFrame) -> pd.DataFrame:
-    """Optimizers and arms as people write them."""
+    """The table with optimizers and arms as people write them."""
     return gaps.assign(
         optimizer=gaps["optimizer"].map(names.optimizer), arm=gaps["arm"].map(names.arms(gaps))
     )

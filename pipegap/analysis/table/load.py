@@ -54,7 +54,7 @@ from pipegap.trainer.folder.wellformed import (
 MADE_BY = b"made_by"
 MAKERS = (
     *(rows, points, schema),
-    *(build, former, identity, identity, wellformed),
+    *(build, former, identity, wellformed),
 )
 """The modules that say what a row holds."""
 NUM_THREADS = 16
@@ -92,19 +92,19 @@ class Entry(NamedTuple):
 def read_trials(
     folder: Path, names: Sequence[str], path: Path | None, *, whole: bool
 ) -> tuple[dict[str, Row], list[Damaged]]:
-    """Return the rows of the trials among the folders `names` of `folder`, by these names, and what
-    is not what was written there.
+    """Return the rows of the trials among the folders `names` of `folder`, by these names, and the
+    files that are damaged.
 
-    `path`: of the trials' index if `folder` is that of a store, where a trial's id is the name of
-    its folder; else None, and of several folders of one trial the first counts. `whole`: whether
-    `names` are all trials of the index, so that it may be written again. A trial whose result is
-    damaged counts as unfinished; one whose config is damaged or missing has no row.
+    `path`: the file of the index if `folder` is that of a store, in which a trial's folder has the
+    trial's id as its name; else None, and of several folders of one trial the first counts.
+    `whole`: whether `names` are all trials of the index, so that it may be written again. A trial
+    whose result is damaged counts as unfinished; one whose config is damaged or missing has no row.
     """
     stamps = {name: stamp for name, stamp in _each(_stamp, folder, names) if stamp is not None}
     entries_before = (
         read_index(path, None if whole else names) if path is not None and stamps else {}
     )
-    entries = {
+    entries = {  # rows of trials that have not changed since the index was written
         name: entry for name, entry in entries_before.items() if stamps.get(name) == entry.stamp
     }
     stale = [name for name in stamps if name not in entries]
@@ -114,6 +114,7 @@ def read_trials(
         damaged += damages
         if config:
             content = json.dumps(row(trial_id, config, result, stamps[name].result_ns))
+            # Not in the index: what is damaged is read, and warned of, each time.
             (without_result if damages else entries)[name] = Entry(stamps[name], content)
     if path is not None and whole and entries and len(stale) > WORTH_WRITING * len(stamps):
         write_index(path, entries)
@@ -134,7 +135,7 @@ def _copies(rows: Mapping[str, Row], *, by_name: bool) -> dict[str, str]:
 
     `by_name`: whether a trial's folder must have its name; else the first one counts.
     """
-    first = {row["trial_id"]: name for name, row in reversed([*rows.items()])}
+    first = {row["trial_id"]: name for name, row in reversed([*rows.items()])}  # the last one wins
     return {
         name: row["trial_id"]
         for name, row in rows.items()
@@ -173,7 +174,7 @@ def _looked_at(path: str) -> tuple[int, int]:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return ABSENT
-    except OSError:
+    except OSError:  # as of a folder that this user may not enter: there is a trial, unread
         return UNKNOWN
     return status.st_mtime_ns, status.st_size
 
@@ -213,7 +214,7 @@ def read_index(path: Path, names: Collection[str] | None = None) -> dict[str, En
     Empty if other code wrote the index, or not whole, or if there is none.
     """
     try:
-        if not path.is_file():  # whoever reads a pipe waits for its writer
+        if not path.is_file():  # to read a pipe may never end
             return {}
         if parquet.read_schema(path).metadata.get(MADE_BY) != _made_by():
             return {}
@@ -231,7 +232,7 @@ def write_index(path: Path, entries: Mapping[str, Entry]) -> None:
     stamps = zip(*(entry.stamp for entry in entries.values()), strict=True)
     columns = {"name": [*entries], **dict(zip(Stamp._fields, map(list, stamps), strict=True))}
     table = pa.table({**columns, "row": [entry.row for entry in entries.values()]})
-    partial = path.with_name(f".{uuid4().hex}.partial")
+    partial = path.with_name(f".{uuid4().hex}.partial")  # a name of its own: several may write
     with suppress(OSError):
         path.parent.mkdir(exist_ok=True)
         try:
@@ -250,16 +251,17 @@ def write_index(path: Path, entries: Mapping[str, Entry]) -> None:
 def _made_by() -> bytes:
     """Return a digest of the code that makes rows, of the choices that name trials, and of keys."""
     sources = "".join(inspect.getsource(module) for module in MAKERS)
+    # The YAMLs say which values are usual, and so what is left out of an arm's name.
     files = [CONF / "config.yaml", *(path for group in GROUPS for path in yamls(group))]
     sources += "".join(path.name + path.read_text("utf-8") for path in files)
     return hashlib.sha256(sources.encode()).hexdigest().encode()
 
 
-# A results folder, or a CSV that a report published, → one tidy table, with one row per trial.
+# The table itself, from those rows or from a CSV that a report published.
 
 MAY_LACK = ("folder", "num_active_parameters")
-"""Columns of the table that a published CSV may lack: a place on one machine, and what older
-reports did not tell."""
+"""Columns of the table that a published CSV may lack: `folder` is a place on one machine, and older
+reports do not have the other one."""
 PATH = "data.path"
 ARMS = ("arm", "base_arm", "family", "arm_without_cooldown")
 """Columns that hold keys of arms."""
@@ -288,9 +290,10 @@ def load(
     folder; columns: `schema.TRIAL`.
 
     `results` may also be a CSV that a report wrote (`trials.csv`), which has no curves.
-    `trial_ids`: only those in folders of these names. Warns of damaged files: the trial counts as
-    unfinished, or is left out if its config is damaged; `stacklevel`: whose line that names, 2 the
-    caller's. Raises BadInput if there is no such folder or CSV.
+    `trial_ids`: only trials in folders of these names are returned. Warns of damaged files: the
+    trial counts as unfinished, or is left out if its config is damaged. `stacklevel` is that of
+    these warnings: with 2 they name the caller's line. Raises BadInput if there is no such folder
+    or CSV.
     """
     path = Path(results)
     if path.suffix == ".csv" and path.is_file():
@@ -298,6 +301,7 @@ def load(
         rows = [row for row in rows if trial_ids is None or row["trial_id"] in trial_ids]
     else:
         rows = _of_folders(path, trial_ids, stacklevel + 1)
+    # Columns of the schema first, then those of any trial in the order of their appearance.
     names = dict.fromkeys([*TRIAL, *(name for row in rows for name in row)])
     columns = {name: _column(name, [row.get(name) for row in rows]) for name in names}
     if rows:
@@ -318,8 +322,8 @@ def _with_short_arms(trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def _paths(rows: Sequence[Row]) -> pd.Series:
-    """Return where each trial's data lies; of data without a path its name, as of published data:
-    `data` of one's own may be made of other keys."""
+    """Return the path of each trial's data, or its name if it has no path: published data have
+    none, and data of one's own may be made of other keys."""
     return _column(PATH, [row.get(PATH) or row["data"] for row in rows])
 
 
@@ -350,7 +354,7 @@ def _column(name: str, values: Sequence[Any]) -> pd.Series:
 
 def _dtype(values: Sequence[Any]) -> str:
     """Return the dtype of a column outside the schema: integers stay so beside missing values."""
-    kinds = {type(value) for value in values if value is not None}
+    kinds = {type(value) for value in values if value is not None}  # `type`: a bool is an int
     for allowed, dtype in (({bool}, "boolean"), ({int}, "Int64"), ({int, float}, "float64")):
         if kinds and kinds <= allowed:
             return dtype
@@ -373,7 +377,7 @@ def _read_published(path: Path) -> list[Row]:
 
 def _rows(path: Path) -> Iterator[Row]:
     """Yield the values of each line. Raises ValueError, csv.Error, OSError."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:  # Excel writes a byte-order mark
         lines = csv.reader(file, strict=True)
         names = next(lines, [])
         if lacking := [name for name in NEEDED if name not in names]:
@@ -442,7 +446,7 @@ def _parsed(dtype: str, text: str) -> Any:
     if not text:
         return None
     if dtype.startswith("datetime"):
-        return pd.Timestamp(text).value
+        return pd.Timestamp(text).value  # nanoseconds, as `rows.row` has them
     value: Any
     if text in WORDS and dtype != "string":
         value = WORDS[text]
@@ -463,5 +467,5 @@ def _parsed(dtype: str, text: str) -> Any:
 
 def _is_finite(value: object) -> bool:
     """Return whether a column can hold the value, if it is a number."""
-    is_long = isinstance(value, int) and not abs(value) < 2**63
+    is_long = isinstance(value, int) and not abs(value) < 2**63  # beyond int64
     return not is_long and not (isinstance(value, float) and not math.isfinite(value))

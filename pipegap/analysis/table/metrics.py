@@ -20,8 +20,6 @@ from pipegap.analysis.table.rows import Row
 from pipegap.trainer.data.hub import BENCHMARKS
 from pipegap.trainer.folder.wellformed import CONFIG, read, row_of, rows_of
 
-# The files of one trial: its config, what it measured at each update, and its curves of losses.
-
 MOST = 100
 """Points of a curve that a small picture can show."""
 EVALUATED = b'"val_loss"'
@@ -70,13 +68,14 @@ def metrics(folder: str, key: str) -> Iterator[Row]:
     """
     path, quoted = Path(folder) / "metrics.jsonl", f'"{key}"'.encode()
     content = _content(path)
+    # Lines are parsed only if they hold the key, or look damaged: parsing takes nearly all time.
     if quoted not in content and _are_whole(content):
         return iter(())
     lines = content.splitlines(keepends=True)
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()  # a running trial may be writing it
     rows = [row_of(line) for line in lines if quoted in line or not _looks_whole(line)]
-    by_update = {row["update"]: row for row in rows if row is not None}
+    by_update = {row["update"]: row for row in rows if row is not None}  # the last of equal ones
     if num_damaged := rows.count(None):
         message = f"{path} has {num_damaged} damaged lines, which are left out"
         warnings.warn(f"{message}: run its trial again", DamagedRows, stacklevel=2)
@@ -92,7 +91,7 @@ def _content(path: Path) -> bytes:
 
 def _are_whole(content: bytes) -> bool:
     """Return whether `_looks_whole` of every line, in a tenth of the time."""
-    inner = content.count(b"\n") - 1
+    inner = content.count(b"\n") - 1  # breaks between two lines
     return _looks_whole(content) and content.count(b"}\n{") == inner and b"\r" not in content
 
 
@@ -147,7 +146,7 @@ def _points(rows: Iterable[Row | None], key: str) -> list[Point]:
 
 # What trials' final models answer to downstream tasks, and what that scores.
 #
-# Read are the samples that lm-eval logs, in trials/<id>/evaluation/<task>/, and the files
+# The answers are the samples that lm-eval logs in trials/<id>/evaluation/<task>/, or files
 # evaluation/<task>-<hash>.jsonl of version 0.2.
 
 Values = NDArray[np.float64]
@@ -167,10 +166,9 @@ right answers likelier: the last three see more than the first two in a small on
 CHANCE = "chance"
 """Beside the measures: the accuracy of a guess."""
 
-
 FOLDER = "evaluation"
 HASHES = ("doc_hash", "prompt_hash", "target_hash")
-"""lm-eval's own, of a question as it was put."""
+"""Hashes by which lm-eval tells questions apart, and how they were put."""
 
 
 def was_asked(folder: str) -> bool:
@@ -188,6 +186,7 @@ def answered(folder: str) -> dict[str, Scores]:
     for path in (Path(folder) / FOLDER).glob("[!.]*"):
         try:
             if files := _latest(path):
+                # The times are part of the key of the cache: a changed file is read again.
                 answers = _scores(tuple((file, file.stat().st_mtime_ns) for file in files))
                 scores[answers.stem(path)] = answers.scores
         except (ValueError, LookupError, OSError):
@@ -201,7 +200,7 @@ def _latest(path: Path) -> list[Path]:
     if path.suffix == ".jsonl" and not path.stem.endswith(".unfinished"):
         return [path]
     samples = sorted(path.rglob("samples_*_*.jsonl"))  # samples_SUBTASK_DATE.jsonl
-    return [*{file.name.rpartition("_")[0]: file for file in samples}.values()]
+    return [*{file.name.rpartition("_")[0]: file for file in samples}.values()]  # latest by date
 
 
 def task_of(stem: str) -> str:
@@ -241,6 +240,7 @@ def _of_sample(sample: Row) -> Row:
     lm-eval logs its own accuracies. By them the right choice is known, but where another one of
     several is the likeliest: then `target` says it, by its number or its text.
     """
+    # One request for each choice: arg_0 is the context, arg_1 the text whose likelihood is asked.
     choices = [argument["arg_1"].strip() for argument in sample["arguments"].values()]
     logs = [float(log) for log, _ in sample["filtered_resps"]]
     if "acc_mutual_info" in sample:  # asked once more, without a context
@@ -265,10 +265,10 @@ def _of_sample(sample: Row) -> Row:
 
 def _measured(row: Row) -> tuple[float, ...]:
     """Return the measures of one answer, and the chance."""
-    logs, gold = np.array(row["log_likelihoods"]), row["gold"]
-    per_byte = logs / np.log(2) / np.array(row["bytes"])
+    logs, gold = np.array(row["log_likelihoods"]), row["gold"]  # [choices], natural logarithms
+    per_byte = logs / np.log(2) / np.array(row["bytes"])  # bits, negative
     right, wrong = per_byte[gold], np.delete(per_byte, gold)
-    likelihoods = np.exp2(per_byte - per_byte.max())
+    likelihoods = np.exp2(per_byte - per_byte.max())  # up to a factor: exp2 cannot vanish for all
     normed = row.get("accuracy_norm")
     if normed is None:
         normed = (logs / np.array(row["letters"])).argmax() == gold

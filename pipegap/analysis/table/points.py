@@ -1,5 +1,5 @@
-"""The key of a point, what trials of a comparison have in common; and its task, what tuning leaves
-alone.
+"""The key of a point, which is what the trials of a comparison have in common; and its task, which
+is what tuning leaves alone.
 """
 
 import hashlib
@@ -15,9 +15,6 @@ import pandas as pd
 from pipegap.analysis.table.schema import TRIAL
 from pipegap.trainer.base.errors import FINAL, Status
 from pipegap.trainer.config.identity import CHANGES_NO_NUMBER, GROUPS, of_any_path, without_younger
-
-# The key of a point: what the trials of a comparison must have in common; and how what is made of
-# tables is made once.
 
 T = TypeVar("T")
 
@@ -44,9 +41,10 @@ def remembered(function: Callable[..., T]) -> Callable[..., T]:
 
     @wraps(function)
     def once(*tables: pd.DataFrame) -> T:
-        key = tuple(map(id, tables))
+        key = tuple(map(id, tables))  # a table has no hash
         if key not in results:
             results[key] = function(*tables)
+            # An id may be given again once its table is gone: its result goes before.
             for table in tables:
                 weakref.finalize(table, results.pop, key, None)
         return results[key]
@@ -84,8 +82,8 @@ BESIDE = "beside"
 def is_of_point(key: str) -> bool:
     """Return whether a config key belongs to the point.
 
-    Those of the arm, the seed and paths do not, nor does the checkpoint that a trial resumed from:
-    it goes on exactly as before, on another number of stages.
+    Keys of the arm, the seed and paths do not, nor does the checkpoint that a trial resumed from:
+    such a trial goes on exactly as before, on another number of stages.
     """
     return (
         group_of(key) not in (*ARM_GROUPS, *MEASURES_ONLY)
@@ -110,6 +108,7 @@ def loop_point_columns(flat_config: Mapping[str, Any], names: Mapping[str, str])
 
 def _point(config: Mapping[str, Any], data_hash: str | None) -> dict[str, str]:
     shared = {key: value for key, value in config.items() if is_of_point(key)}
+    # Stores and reports have these keys: what is hashed must not change.
     digest = hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:12]
     return {"settings_key": digest, "point": f"{digest}-{(data_hash or '0')[:8]}"}
 
@@ -127,6 +126,7 @@ def with_one_name(trials: pd.DataFrame) -> pd.DataFrame:
 
 def _usual(trials: pd.DataFrame, group: str) -> pd.Series:
     """Return for each point the name that most of its trials have for a choice."""
+    # groupby sorts by name, and a stable sort keeps that order among equal counts.
     counts = trials.groupby(["point", group]).size().sort_values(ascending=False, kind="stable")
     names = counts.index.to_frame(index=False).drop_duplicates("point")
     return names.set_index("point")[group]
@@ -180,9 +180,9 @@ def _with_pair(trials: pd.DataFrame) -> set[str]:
 def _telling_apart(points: pd.DataFrame) -> pd.DataFrame:
     """Return the columns that tell the points of one optimizer apart, called as their keys.
 
-    Of several models these are their names, and settings that differ between points of one name. If
-    two points have the same keys, as those of a class that moved to another file, `point` is a
-    column.
+    If there are several models, their names are a column, and of their settings only those that
+    differ between points of one name. If two points have the same keys, as those of a class that
+    moved to another file, `point` is a column.
     """
     in_config = [key for key in map(str, points) if is_of_point(key) and key not in TRIAL]
     keys = [key for key in in_config if group_of(key) != VERSIONS and key != SHARDS]
@@ -191,6 +191,7 @@ def _telling_apart(points: pd.DataFrame) -> pd.DataFrame:
     differing += [data] if data else []
     differing += [choice for choice in CHOICES if _differs(points[choice])]
     by_name = {name: points.groupby(name) for name in (*CHOICES, "data") if name in differing}
+    # Of a choice's own keys only those that its name does not tell: they differ under one name.
     kept_keys = [
         key
         for key in differing
@@ -261,8 +262,8 @@ def by_point(tables: Iterable[pd.DataFrame], of_row: Callable[[pd.Series], T]) -
 def in_words(keys: pd.Series | Mapping[str, Any]) -> str:
     """Return `optimizer.lr=0.002, batch_size=16` for a row of `varied`, for example.
 
-    Other values are other texts, but for 1 and 1.0. What is missing is None, however a column holds
-    it.
+    Different values give different texts, except 1 and 1.0. A missing value is written None,
+    however the column holds it.
     """
     return ", ".join(f"{key}={_text(value)}" for key, value in keys.items())
 
@@ -366,7 +367,7 @@ def families_by_decay(trials: pd.DataFrame) -> dict[str, str]:
         if DECAY not in group:
             return group.head(0)
         decay = group[DECAY].astype(float) * updates[group.index].astype(float)
-        in_all = decay.map(lambda total: float(f"{total:.9g}"))
+        in_all = decay.map(lambda total: float(f"{total:.9g}"))  # equal but for rounding
         return _without_length(group.assign(**{DECAY: in_all}))
 
     return by_point(map(settings, varied(trials).values()), in_words)

@@ -31,7 +31,7 @@ SHOWN = (
     *("where", "finished_at", "error"),
 )
 """Columns of a list, unless others are asked for."""
-WIDTH_OF_FILES = 10_000
+WIDTH_OF_FILES = 10_000  # letters: a file has no width
 LISTED = 10
 """Values of a column that are named where no trial has the one asked for."""
 
@@ -90,7 +90,7 @@ def _why_empty(trials: pd.DataFrame, conditions: Mapping[str, str]) -> str:
         other_conditions = {
             other_key: value for other_key, value in conditions.items() if other_key != key
         }
-        remaining = fulfilling(trials, other_conditions)
+        remaining = fulfilling(trials, other_conditions)  # may be empty too
         where = f" where {_said(other_conditions)}" if other_conditions and len(remaining) else ""
         values_there.append(
             f"{key} is {_values(trials if remaining.empty else remaining, key)}{where}"
@@ -113,12 +113,13 @@ def _values(trials: pd.DataFrame, key: str) -> str:
 
 def _records(table: pd.DataFrame) -> list[Row]:
     columns = {str(name): table[name].astype(object) for name in table}
+    # Of dtype object, so that `tolist` gives Python's own numbers, which JSON can write.
     lists = [column.where(column.notna(), None).tolist() for column in columns.values()]
     return [dict(zip(columns, values, strict=True)) for values in zip(*lists, strict=True)]
 
 
 def _now(table: pd.DataFrame) -> pd.DataFrame:
-    """A trial without a result is run by somebody, or was left."""
+    """Return the table with STATUSES and `where`: a trial without a result runs, or was left."""
     states = {
         folder: holder(Path(folder))
         for folder in table.loc[table["status"].isin([Status.UNFINISHED, Status.FAILED]), "folder"]
@@ -171,14 +172,15 @@ def _equal(column: pd.Series, key: str, word: str) -> pd.Series:
 
 
 def _plain(table: pd.DataFrame) -> str:
-    """In columns; on a terminal that is too narrow each row by itself."""
+    """Return the table in columns, or on a terminal that is too narrow, each row by itself."""
     heads = [str(name) for name in table]
     rows = [[*map(_words, row)] for row in table.itertuples(index=False)]
     return "\n".join(fitted(heads, rows, terminal_width() or WIDTH_OF_FILES, heads[:1]))
 
 
 def _words(value: Any) -> str:
-    """Short: a loss to four digits, a time to the minute, of an error the line that says most."""
+    """Return a value in short: a loss with four digits, a time to the minute, and of an error the
+    line that says most."""
     if isinstance(value, list):
         return " ".join(map(str, value))
     if pd.isna(value):
@@ -228,6 +230,7 @@ def stored(stores: Sequence[Path]) -> tuple[pd.DataFrame, list[Record]]:
         return tables[0], records(stores[0])
     places = [table.assign(store=str(store)) for table, store in zip(tables, stores, strict=True)]
     whole = pd.concat(places, ignore_index=True)
+    # Finished trials first; a stable sort keeps the order of the stores among them.
     whole = whole.iloc[(~whole["status"].isin(FINAL)).argsort(kind="stable")]
     shared = whole[whole.duplicated("trial_id", keep=False)]
     for _, same in shared.groupby("trial_id"):

@@ -135,7 +135,7 @@ class Offers(Searcher):
         if self._asked_to_stop():
             return Searcher.FINISHED
         if len(self._live) > self._num_slots():
-            return None
+            return None  # Tune asks again later
         trial = self._work.next()
         if trial is not None:
             self._live[trial_id] = trial
@@ -227,7 +227,7 @@ def num_slots(bundles: Bundles) -> int:
     )
 
 
-# Runs trials on Ray Tune, each to its end, whatever becomes of the others.
+# The run itself: Tune in the driver, and `_train` in each worker.
 
 REPORT_EVERY = 2.0
 """Seconds between the rows that a trial sends to the driver for its display."""
@@ -245,9 +245,9 @@ def run_trials(
 ) -> None:
     """Run those trials that nobody else runs; each that ends leaves a result in the store.
 
-    Shows them among the `planned` ones; what is left is first as `expected`. Once the session is
-    asked to stop, running trials save a checkpoint, from which the next call resumes. Raises
-    BadInput if the cluster is too small for a trial.
+    The display shows them among the `planned` ones, and the time left by what is `expected` until
+    trials have a pace. Once the session is asked to stop, running trials save a checkpoint, from
+    which the next call resumes. Raises BadInput if the cluster is too small for a trial.
     """
     view = session.title, planned, work.left, session.store, session.asked_to_stop
     with Display(*view, session.ends, DriverConsole(), expected) as display:
@@ -264,10 +264,13 @@ def _run_on_tune(session: Session, work: WorkList, display: Display) -> None:
         key=lambda bundles_of_trial: sum(sum(bundle.values()) for bundle in bundles_of_trial),
     )
     stop = StopWhenAsked(session.asked_to_stop, display.running)
+    # In Ray's object store, once, in place of a copy in each trial's payload.
     shared = {"flag": stop.flag, "tracking": session.tracking, "store": session.store}
     train = tune.with_parameters(_train, **shared)
     tuner = Tuner(
-        tune.with_resources(train, _resources),
+        tune.with_resources(
+            train, lambda payload: PlacementGroupFactory(payload["trial"]["bundles"])
+        ),
         tune_config=TuneConfig(
             search_alg=Offers(
                 work,
@@ -275,7 +278,7 @@ def _run_on_tune(session: Session, work: WorkList, display: Display) -> None:
                 lambda: num_slots(smallest),
                 session.asked_to_stop,
             ),
-            num_samples=-1,
+            num_samples=-1,  # until `Offers` says FINISHED
             # On a GPU the CUDA context of a trial stays with its process: a new process per trial.
             reuse_actors=all(trial.config["device"] == "cpu" for trial in trials),
             trial_name_creator=_name,
@@ -349,6 +352,7 @@ def _train(payload: Mapping[str, Any], flag: Any, tracking: Tracking, store: Swe
         tracker.log(row)
         num_rows += 1
         num_evaluations += "val_loss" in row
+        # The first evaluation compiles too, and may come long after the first updates.
         if num_rows <= WARMING or ("val_loss" in row and num_evaluations == 1):
             warm = Warm.after(row)
         if time.monotonic() - last_report > REPORT_EVERY:
@@ -364,7 +368,7 @@ def _train(payload: Mapping[str, Any], flag: Any, tracking: Tracking, store: Swe
                 result = run_trial(running.config, report, asked_to_stop, run_gang_on_ray)
                 tracker.outcome = result
             return result
-        except Held:
+        except Held:  # a BadInput, but no failure: another driver runs the trial
             raise
         # Another attempt would raise it too: the trial has failed, and Tune does not retry it.
         except BadInput as error:
@@ -385,7 +389,3 @@ def _train(payload: Mapping[str, Any], flag: Any, tracking: Tracking, store: Swe
     except BadInput as error:  # what the store has of it is damaged: nothing can be recorded
         status, why = Status.FAILED, str(error)
     send(status, num_done=num_done, wall_seconds=wall_seconds, error=why)
-
-
-def _resources(payload: Mapping[str, Any]) -> PlacementGroupFactory:
-    return PlacementGroupFactory(payload["trial"]["bundles"])

@@ -54,7 +54,7 @@ keys (WANDB_API_KEY, RAY_AUTH_TOKEN) belong in the environment in which its node
 
 STOP_WAIT = 60
 """Seconds that a job has to end when it is stopped, before Ray kills it (its default is 3): its
-trials have `tune_hooks.GRACE` of them to save a checkpoint. No report is drawn then."""
+trials have `driver.GRACE` of them to save a checkpoint. No report is drawn then."""
 PATHS = ("data.path", "data.shards", "resume_from")
 """Keys of a trial that name files outside its folder."""
 SHARED = "must be given as an absolute path, on storage that all nodes share"
@@ -116,6 +116,7 @@ def runtime_env(root: Path = CODE_ROOT) -> dict[str, Any]:
 def code_digest(root: Path = CODE_ROOT) -> str:
     """Return a hash of the names and contents of all files below `root` that a job sends."""
     digest = hashlib.sha256()
+    # Sorted: the order in which a file system lists them must not change the job's name.
     walked = os.walk(root / PACKAGE.name)
     for path in sorted(Path(folder, name) for folder, _, names in walked for name in names):
         if "__pycache__" not in path.parts:
@@ -128,7 +129,7 @@ def code_digest(root: Path = CODE_ROOT) -> str:
 def sent_with(user_files: Own) -> Iterator[Path]:
     """Yield a folder with what a job needs: the checkout, or a copy beside the user's own files."""
     if user_files == Own():
-        yield CODE_ROOT
+        yield CODE_ROOT  # EXCLUDES leaves out what lies beside the package
         return
     with TemporaryDirectory(prefix="pipegap-job-") as folder:
         copytree(PACKAGE, Path(folder, PACKAGE.name), ignore=ignore_patterns("__pycache__"))
@@ -161,8 +162,8 @@ def require_shared(request: Request) -> None:
 
 
 def _keys_of_data(choice: str, code: str) -> set[str]:
-    """Return the keys of a choice of data, of conf/ or of the user's code; of another one those
-    that data has that was prepared."""
+    """Return the keys of a choice of data in conf/ or in the user's code; of any other choice, the
+    key of prepared data."""
     for folder in (CONF, Path(code)):
         path = folder / "data" / f"{choice}.yaml"
         if choice and path.is_file():
@@ -170,7 +171,7 @@ def _keys_of_data(choice: str, code: str) -> set[str]:
     return {"data.path"}
 
 
-# Sweeps as jobs of a Ray cluster: one job per request, followed from here or left alone.
+# The jobs: one per request, submitted once, and followed from here or left alone.
 
 Client = Any
 Job = Any
@@ -274,7 +275,7 @@ def submit(
     name = job_name(label, words, user_files)
     attempts = {job.submission_id: job for job in sweep_jobs(client)}
     number = 1
-    while f"{name}-{number}" in attempts:
+    while f"{name}-{number}" in attempts:  # Ray takes an id once, even of a job that has ended
         number += 1
     last = attempts.get(f"{name}-{number - 1}")
     if last is not None and (

@@ -83,9 +83,11 @@ def _end(sweep_round: Round, plan: SweepPlan) -> int:
     """Prints what became of a sweep, its report and its advice; returns an exit code."""
     if len(sweep_round.sweeps) > 1:
         print(f"\nsweep {plan.label}")
-    todo = [trial for trial in plan.distinct if sweep_round.seen.finished(trial) is None]
+    todo = [trial for trial in plan.distinct if sweep_round.snapshot.finished(trial) is None]
     failed_trials = [
-        (trial.name, row) for trial in todo if (row := sweep_round.seen.failure(trial)) is not None
+        (trial.name, row)
+        for trial in todo
+        if (row := sweep_round.snapshot.failure(trial)) is not None
     ]
     print(sweep_record.report(sweep_round, plan))
     for line in failures(failed_trials, len(plan.distinct)):

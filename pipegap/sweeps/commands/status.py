@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.live import Live
 
 from pipegap.analysis.table.text import aligned, terminal_width
-from pipegap.sweeps.plan.sweep_plan import Asked, Round
+from pipegap.sweeps.plan.sweep_plan import Round, SweepRequest
 from pipegap.sweeps.request.command_line import Request, parse_request
 from pipegap.sweeps.view.display import SHARE, GapTable, ReadConsole, render
 from pipegap.sweeps.view.progress import Progress
@@ -39,14 +39,14 @@ class WatchedSweep:
         self._gaps = GapTable(request.results)
         self._now = Round.first(request, open_store(request.where))
         for sweep in self._now.sweeps:
-            _require_asked(sweep.asked, request.where)
+            _require_asked(sweep.request, request.where)
         self.progress = Progress([])
 
     def render(self, width: int | None) -> RenderableType:
         """The view now. The gap table has `width` columns; with None it is Markdown."""
         with suppress(StoreAway):  # for a moment: what was seen last is shown
             self._now = self._now.again()
-        trials, snapshot = self._now.planned, self._now.seen
+        trials, snapshot = self._now.planned, self._now.snapshot
         self.progress = Progress(trials, self.progress)
         self.progress.refresh(self.progress.trials, snapshot)
         self._gaps.refresh(self.progress, width)
@@ -54,7 +54,7 @@ class WatchedSweep:
         notes = [*failures(failed, len(trials))]
         if any(trial.plan.data_hash is None for trial in trials):
             notes.append("its data is not prepared here: trials cannot be recognised by their ids")
-        if closed := self._now.seen.closed:
+        if closed := self._now.snapshot.closed:
             notes.append(closed)
         return render(
             self._now.title,
@@ -132,7 +132,7 @@ def _command(record: Record, where: str) -> str:
     return shlex.join(["pipegap", "status", *record.given, *_store(where)])
 
 
-def _require_asked(request: Asked, where: str) -> None:
+def _require_asked(request: SweepRequest, where: str) -> None:
     """Raise BadInput for a sweep that was asked for here, but only in other words."""
     if request.record is None and request.records:
         commands = " or ".join(_command(record, where) for record in request.records)

@@ -1,4 +1,5 @@
-"""Chooses settings for each point of a sweep, by tuning or by a search, and tells what it tried."""
+"""Chooses settings for each point of a sweep, by tuning or by a search, before its arms run there;
+and tells what it tried."""
 
 import csv
 import math
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 
-# Chooses settings for each point of a sweep, by tuning or by a search, before its arms run there.
-#
 # Tuning trains the sync arm alone, with the sweep's first seed or with a seed that compares
 # nothing, at every combination of the factors on the values that the point has; the keys of
 # `tuning.inverse` are divided by the factors. The combination with the lowest final validation
@@ -62,7 +61,7 @@ class TriedSetting:
     """The point with these values, in every arm."""
     trials: list[Trial]
     """The trials by which the values are judged."""
-    losses: dict[str, float] | None = field(compare=False)
+    losses: dict[str, float] | None = field(compare=False)  # a loss alone changes no plan
     """Arm → mean final loss, infinite if it diverged; None while a trial has to run."""
 
 
@@ -75,7 +74,7 @@ class Choice:
     """Ascending by value where keys are tuned, else in the order in which they were proposed."""
     settled: bool = False
     """Whether nothing is left to try."""
-    chosen: Mapping[str, TriedSetting] = field(default_factory=dict)
+    best_of_arms: Mapping[str, TriedSetting] = field(default_factory=dict)
     """Arm → its best setting, once the choice is settled. Tuning chooses by sync alone. Empty if
     sync completed at none of the settings, or if nothing is tried."""
     arms: Sequence[Trial] = ()
@@ -92,7 +91,9 @@ class Choice:
     def arms_at(self, point: GridPoint, seeds: Sequence[int]) -> list[Trial]:
         """Return the trials of all arms at the values that tuning chose, there or at another point;
         while nothing is chosen, at the middle of the tried ones."""
-        settings = [*self.chosen.values()] if self.settled else [self.tried[len(self.tried) // 2]]
+        settings = (
+            [*self.best_of_arms.values()] if self.settled else [self.tried[len(self.tried) // 2]]
+        )
         return [t for setting in settings for t in point.at(setting.values).trials(seeds)]
 
 
@@ -138,6 +139,7 @@ def choose(sweep: Sweep, choices: Sequence[Choice], snapshot: Snapshot) -> list[
         c if c.settled or i != leaders[i] else tune(sweep, c.point, snapshot)
         for i, c in enumerate(choices)
     ]
+    # After all leaders: a point may follow one that comes later in the grid.
     return [
         c if c.settled or i == leaders[i] else _follow(sweep, c.point, tuned[leaders[i]])
         for i, c in enumerate(tuned)
@@ -156,6 +158,7 @@ def _leaders(sweep: Sweep, points: Sequence[GridPoint]) -> list[int]:
         words.append((axis_words, setting))
         if axis_words == [f"optimizer={sweep.shared}"]:
             leaders[setting] = i
+    # The grid is a product: each setting occurs with each optimizer, and so has a leader.
     return [
         i if {*keys(axis_words)} & {*sweep.tune} else leaders[setting]
         for i, (axis_words, setting) in enumerate(words)
@@ -165,7 +168,7 @@ def _leaders(sweep: Sweep, points: Sequence[GridPoint]) -> list[int]:
 def _follow(sweep: Sweep, point: GridPoint, leader: Choice) -> Choice:
     """Return the choice at a point that takes the values of another one."""
     arms = leader.arms_at(point, sweep.seeds)
-    return Choice(point, [], leader.settled, leader.chosen, arms, leader.point)
+    return Choice(point, [], leader.settled, leader.best_of_arms, arms, leader.point)
 
 
 def tune(sweep: Sweep, point: GridPoint, snapshot: Snapshot) -> Choice:
@@ -191,7 +194,8 @@ def tune(sweep: Sweep, point: GridPoint, snapshot: Snapshot) -> Choice:
 
 
 def _best(losses: Losses) -> Values | None:
-    """Return the values of the lowest loss, the smallest of equally good ones; None without any."""
+    """Return the values of the lowest loss, the smallest of equally good ones; None if no trial
+    completed."""
     finite = {values: loss for values, loss in losses.items() if loss not in (None, math.inf)}
     return min(sorted(finite), key=lambda values: finite[values] or 0.0, default=None)
 
@@ -204,7 +208,7 @@ def beyond(losses: Losses, sizes: Sequence[int]) -> list[Values]:
     """
     if None in losses.values():
         return []
-    axes = [
+    axes = [  # `zip(*losses)` transposes tuples of values into the values of each key
         _extended(sorted({*axis}), size + MAX_EXTENSIONS)
         for axis, size in zip(zip(*losses, strict=True), sizes, strict=True)
     ]
@@ -231,7 +235,8 @@ def _extended(axis: list[float], most: int) -> list[float]:
 
 
 def _outermost(factors: Sequence[float]) -> tuple[float, float]:
-    """Return the outermost factors that tuning may reach; all between two valid ones are valid."""
+    """Return the outermost factors that tuning may reach: if these are valid, so are all between
+    them."""
     low, high = factors[0] / factors[1], factors[-1] / factors[-2]
     return factors[0] * low**MAX_EXTENSIONS, factors[-1] * high**MAX_EXTENSIONS
 
@@ -276,7 +281,9 @@ def try_settings(sweep: Sweep, search: Search, point: GridPoint, snapshot: Snaps
         ]
         tried += settings
         losses = [setting.losses for setting in settings]
-        if None in losses:  # Optuna hears of all that it proposed together, or of none
+        # Optuna is told all losses of a group of proposals, or none: in another order, or with
+        # some missing, it would propose other settings when the sweep resumes.
+        if None in losses:
             return Choice(point, tried, arms=point.trials(sweep.seeds))
         for proposal, of_arms in zip(proposed, losses, strict=True):
             study.tell(proposal, fmean((of_arms or {}).values()))
@@ -288,8 +295,8 @@ def try_settings(sweep: Sweep, search: Search, point: GridPoint, snapshot: Snaps
 def _study(search: Search, space: Space) -> "tuple[optuna.Study, dict[str, BaseDistribution]]":
     """Return a new study by Optuna's TPE, and what it may draw for each key.
 
-    Asked in the same order and told the same losses it proposes the same settings again. Raises
-    BadInput if Optuna is not installed.
+    A study that is asked in the same order and told the same losses proposes the same settings
+    again. Raises BadInput if Optuna is not installed.
     """
     try:
         import optuna
@@ -310,6 +317,7 @@ def _study(search: Search, space: Space) -> "tuple[optuna.Study, dict[str, BaseD
 
 
 def _rounded(space: Space, proposed: Mapping[str, Any]) -> dict[str, Any]:
+    # The study keeps the number that it proposed: only the trials get the rounded one.
     return {
         key: float(f"{number:.{DIGITS}g}") if isinstance(space[key], tuple) else number
         for key, number in proposed.items()
@@ -319,7 +327,7 @@ def _rounded(space: Space, proposed: Mapping[str, Any]) -> dict[str, Any]:
 def _best_of_arms(tried: Sequence[TriedSetting]) -> dict[str, TriedSetting]:
     """Return, for each arm, the setting of its lowest loss, the first of equally good ones.
 
-    Only settings at which sync completed count, as everywhere a gap is asked for. An arm that
+    Only settings at which sync completed count, since no other setting has a gap. An arm that
     completed at none of them is left out. Sync comes first.
     """
     judged = [(setting, setting.losses or {}) for setting in tried]
@@ -353,7 +361,7 @@ def _axis(key: str, axis: Axis, point: GridPoint) -> tuple[float, float, bool] |
         return low, high, False
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
         raise BadInput(where, axis, f"must be a range: factors need a positive number, not {value}")
-    return low * value, high * value, True
+    return low * value, high * value, True  # factors: log-uniform
 
 
 def _corners(space: Space) -> list[dict[str, Any]]:
@@ -419,12 +427,16 @@ def write(sweep: Sweep, choices: Sequence[Choice], out: Path) -> Iterator[str]:
             *(_name(sweep, choice.point), *([number] if search else [])),
             *(setting.values[key] for key in keys),
             *(_finite(setting, arm) for arm in arms),
-            " ".join(best_of) if search else bool(best_of),
+            " ".join(best_of) if search else bool(best_of),  # arms; or whether it is chosen
         ]
         for choice in choices
         for number, setting in enumerate(choice.tried)
         for best_of in [
-            [arm for arm, setting_of_arm in choice.chosen.items() if setting_of_arm is setting]
+            [
+                arm
+                for arm, setting_of_arm in choice.best_of_arms.items()
+                if setting_of_arm is setting
+            ]
         ]
     ]
     out.mkdir(parents=True, exist_ok=True)
@@ -452,9 +464,9 @@ def _search_lines(sweep: Sweep, search: Search, choice: Choice) -> Iterator[str]
     name = _name(sweep, choice.point)
     if not choice.settled:
         yield f"{name}: nothing is chosen yet ({len(choice.tried)} of {search.budget} proposed)"
-    elif not choice.chosen:
+    elif not choice.best_of_arms:
         yield f"{name} is left out: its sync arm diverged at every setting tried"
-    for arm, setting in choice.chosen.items():
+    for arm, setting in choice.best_of_arms.items():
         words = " ".join(f"{key}={value}" for key, value in setting.values.items())
         loss = (setting.losses or {})[arm]
         yield f"{name}: best of {arm} is {words} ({loss:.4f} at the seeds of choice)"
@@ -482,9 +494,9 @@ def _tune_line(sweep: Sweep, choice: Choice) -> str:
     name = _name(sweep, choice.point)
     if not choice.settled:
         return f"{name}: {_keys_are(sweep)} not chosen yet ({source})"
-    if not choice.chosen:
+    if not choice.best_of_arms:
         return f"{name} is left out: its sync arm diverged at every {_keys(sweep)} tried ({source})"
-    setting = choice.chosen["sync"]
+    setting = choice.best_of_arms["sync"]
     words = " ".join(f"{key}={value:g}" for key, value in setting.values.items())
     on_edge = choice.tried and _is_on_edge(setting, choice.tried)
     note = ", on the edge of what was tried" if on_edge else ""

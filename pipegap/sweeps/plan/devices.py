@@ -1,4 +1,7 @@
-"""Devices: what a trial occupies of them, and the seconds that trials will take there."""
+"""Devices: what a trial occupies of them, and the seconds that trials will take there.
+
+Seconds come from finished trials of the same shape in the store, or else from counted work.
+"""
 
 import json
 import os
@@ -42,12 +45,12 @@ if TYPE_CHECKING:
     from pipegap.trainer.corrections.none import NoCorrection
 
 
-# Devices: what a trial occupies of them, and the seconds of a trial that nobody has measured.
+# What a trial occupies, and the seconds of a trial by its counted work.
 #
-# The seconds are the trial's counted work, on a GPU at the rates of devices.yaml, on a core at
-# what this machine was measured to do: in a second, once per machine and version of torch. There
-# trials reach shares of what plain loops of torch do, which were fitted to trials of `tiny` and
-# `few_updates` on one core of a Zen 4 (bench/README.md).
+# The work is counted on a GPU at the rates of devices.yaml, and on a core at the rates that this
+# machine was measured to reach: in a second, once per machine and version of torch. On a core
+# trials reach shares of what plain loops of torch reach. These shares were fitted to trials of
+# `tiny` and `few_updates` on one core of a Zen 4 (bench/README.md).
 
 TABLE = Path(__file__).with_name("devices.yaml")
 CORE = "core"
@@ -111,9 +114,9 @@ SIDE, IN_CACHE, CALLS = 256, 2**18, 100
 
 
 Dtype = Literal["float32", "bfloat16"]
-"""Those of trials."""
+"""The dtypes of trials."""
 PerSecond = Annotated[float, Interval(gt=1e6, lt=1e18)]
-"""What a core can reach: what lies beyond was not measured."""
+"""What a core can reach: a number beyond was not measured, and the file is not trusted."""
 
 
 class Rates(NamedTuple):
@@ -142,18 +145,18 @@ COMPILED = Shares(0.97, {"float32": 0.22, "bfloat16": 0.12}, 0.2, 200)
 
 @cache
 def measured() -> Rates:
-    """Return the rates of one core of this machine, from the cache folder if it has all of them.
+    """Return the rates of one core of this machine, from the cache folder if its file has them all.
 
-    Whatever else the file holds, they are measured again.
+    Else they are measured, whatever the file holds.
     """
     path = _rates_file()
     with suppress(OSError, ValueError):
-        if path.is_file():  # whoever reads a pipe waits for its writer
+        if path.is_file():  # to read a pipe may never end
             rates = RATES.validate_json(path.read_bytes())
             if {*rates.products} == {*get_args(Dtype)} and date.fromisoformat(rates.day):
                 return rates
     rates = measure()._replace(day=date.today().isoformat())
-    with suppress(OSError):  # it is measured again
+    with suppress(OSError):  # the next process measures again
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, rates._asdict())
     return rates
@@ -183,7 +186,7 @@ def measure() -> Rates:
     import torch
 
     num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # the rates are those of one core
     try:
         products = {}
         for name in get_args(Dtype):
@@ -191,8 +194,8 @@ def measure() -> Rates:
             matrix, out = torch.ones(SIDE, SIDE, dtype=dtype), torch.empty(SIDE, SIDE, dtype=dtype)
             seconds = _fastest(partial(torch.mm, matrix, matrix, out=out))
             products[name] = 2 * SIDE**3 / seconds
-        first, second, total = torch.ones(3, IN_CACHE)
-        moved = 3 * IN_CACHE * first.itemsize
+        first, second, total = torch.ones(3, IN_CACHE)  # three rows of 1 MiB in fp32
+        moved = 3 * IN_CACHE * first.itemsize  # two rows are read, one is written
         in_cache = moved / _fastest(lambda: torch.add(first, second, out=total))
         small = torch.zeros(16)
         calls = _fastest(lambda: [small.add_(small) for _ in range(CALLS)])
@@ -206,7 +209,7 @@ RATES = TypeAdapter(Rates)
 
 
 def _fastest(call: Callable[[], object]) -> float:
-    call()
+    call()  # the first call starts libraries
     end, fastest = time.perf_counter() + SECONDS, float("inf")
     while (start := time.perf_counter()) < end:
         call()
@@ -251,6 +254,7 @@ class Device:
             for of in stages
         )
         host = self.host * sum(of.launches for of in stages)
+        # A GPU works off its queue while the host fills it; a core does one after the other.
         return max(kernels, host) if self.is_gpu else kernels + host
 
     def update(self, stages: Sequence[StageWork], dtype: str) -> float:
@@ -302,7 +306,8 @@ def _gpu() -> Device:
 def counted_seconds(config: Config, plan: Plan) -> float:
     """Return the seconds of training and evaluation, each process with its own core or GPU."""
     update, forward = counted_update_and_forward(config, plan.num_updates)
-    evaluated = plan.evaluation_flops / (FORWARD * plan.flops)  # tokens, over those of training
+    # The evaluations' tokens over those of training: FORWARD is a forward's share of the FLOPs.
+    evaluated = plan.evaluation_flops / (FORWARD * plan.flops)
     return plan.num_updates * (update + forward * evaluated)
 
 
@@ -310,7 +315,7 @@ def counted_update_and_forward(config: Config, num_updates: int) -> tuple[float,
     """Return `of_update_and_forward` of a trial on the device of its config; counted once for all
     trials that differ in nothing that matters to it."""
     facts = {key: config[key] for key in KEYS} | which_optimizer(config)
-    return _counted(json.dumps(facts, sort_keys=True), num_updates)
+    return _counted(json.dumps(facts, sort_keys=True), num_updates)  # text: a dict has no hash
 
 
 @cache
@@ -339,7 +344,7 @@ def of_update_and_forward(config: Config, num_updates: int, device: Device) -> t
     updates = [device.update(rank, config["dtype"]) for rank in training]
     if len(training) == 1:
         return passes[0] + updates[0], forward
-    operations = schedule.num_microbatches * schedule.num_chunks
+    operations = schedule.num_microbatches * schedule.num_chunks  # forwards of a rank in a batch
     costs = [
         _costs(pass_seconds / operations, u)
         for pass_seconds, u in zip(passes, updates, strict=True)
@@ -360,11 +365,11 @@ def _by_rank(
 def _costs(forward_and_backward: float, update: float) -> dict[str, float]:
     """Return the seconds of each kind of operation, from those of a forward with its backward."""
     backward = (1 - FORWARD) * forward_and_backward
-    halves = {"I": backward / 2, "W": backward / 2}
+    halves = {"I": backward / 2, "W": backward / 2}  # by input and by weight: as many FLOPs
     return {"F": FORWARD * forward_and_backward, "B": backward, **halves, "U": update}
 
 
-# The seconds that trials will take, start and evaluation included: by the pace of finished ones
+# The seconds that trials will take, start and evaluation included: by the pace of finished trials
 # of their shape, or else by their counted work.
 
 ASSUMED_START = 0.35
@@ -409,6 +414,7 @@ def expected(
     """
     paces, ratios = _paces(store, trials, snapshot)
     to_count = [trial for trial in trials if shape(trial.config) not in paces]
+    # First of all: the new rates price what is counted below.
     if to_count and ratios and not 1 / OFF < median(ratios) < OFF:
         measure_again()
     seconds_counted = {
@@ -442,10 +448,11 @@ def _paces(store: Path, trials: Sequence[Trial], snapshot: Snapshot) -> tuple[Pa
 def _times_counted(folder: Path, config: Config, result: Mapping[str, Any]) -> float | None:
     """Return how many times its counted seconds a trial trained on cores of this machine.
 
-    None of any other trial, one of a person's own code, which nobody may want to import, and one
-    too short to tell.
+    Returns None for a trial of another machine or of GPUs, for one of a person's own code, which
+    nobody may want to import here, and for one too short to tell.
     """
-    with suppress(ValueError, LookupError, TypeError):  # of an older release, or a loop of others
+    # A trial of an older release, or of another library's loop, may lack what is read here.
+    with suppress(ValueError, LookupError, TypeError):
         config = {**YOUNGER, **config}
         seconds = result["tokens"] / result["tokens_per_second"]
         is_here = all(attempt.get("host") == platform.node() for attempt in lease.trained(folder))
@@ -466,8 +473,8 @@ def _add(paces: Paces, config: Config, result: Mapping[str, Any]) -> None:
 
 
 def _seconds(trial: Trial, paces: Paces) -> float:
-    """Return the seconds by the median pace of a trial's shape. Those with its optimizer and
-    pipeline go before others."""
+    """Return the seconds by the median pace of a trial's shape: of the trials with its optimizer
+    and pipeline, or without any, of all trials of the shape."""
     of_shape = paces[shape(trial.config)]
     same_kind = of_shape.get(_kind(trial.config)) or [*chain.from_iterable(of_shape.values())]
     pace = Pace(*map(median, zip(*same_kind, strict=True)))
@@ -484,6 +491,7 @@ def _seconds_of_work(trial: Trial, gpus_per_trial: float) -> float:
 def shape(config: Config) -> str:
     """The keys that decide a trial's speed, as JSON."""
     pipeline = config["pipeline"]
+    # A config of an older release lacks the keys that are younger: their usual values are its own.
     config = {**YOUNGER, **without_younger(config)}
     same = [config[key] for key in SHAPE]
     same += [config["device"].split(":")[0], config["compile"]]

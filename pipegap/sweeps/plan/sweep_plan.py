@@ -30,27 +30,28 @@ from pipegap.trainer.store.store import SweepStore
 RULES = {"seeds", "tune", "shared", "search", "early_stop", "advice"}
 """Keys of a sweep that ask for trials beside those of its points."""
 LATER = {"tuning"}
-"""Such keys that are younger than the hashes in stores: left out while they say nothing."""
+"""Keys of that kind that are younger than the hashes in stores. While they have their default they
+are left out of the hash, which so stays that of the store."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class SweepRequest:
     """A sweep as one request asks for it, beside the other requests that its store has of it."""
 
     name: str
     """Of the sweep, without the scale."""
     scale: str
-    request: str
-    """A hash of what decides its trials; empty while its data is not prepared, by which trials are
-    known."""
+    digest: str
+    """A hash of what decides its trials; empty while its data is not prepared, since ids of trials
+    depend on the data."""
     words: frozenset[str]
-    """Those of the command line that ask for trials."""
+    """The words of the command line that ask for trials."""
     records: Sequence[Record]
-    """Of all requests of this sweep at this scale."""
+    """The records of all requests of this sweep at this scale."""
 
     @classmethod
-    def of(cls, request: Request, label: str, swept: Sequence[GridPoint]) -> "Asked":
-        """Return what is asked of the sweep NAME-SCALE with these points."""
+    def of(cls, request: Request, label: str, swept: Sequence[GridPoint]) -> "SweepRequest":
+        """Return the request for the sweep `label`, NAME-SCALE, with these points."""
         name, words = label.removesuffix(f"-{request.scale}"), asked_by(request.words)
         records = of_sweep(request.results, name, request.scale)
         return cls(name, request.scale, _hash(request.sweeps[label], swept), words, records)
@@ -61,13 +62,13 @@ class Asked:
         return next(filter(self._is_of, self.records), None)
 
     def _is_of(self, record: Record) -> bool:
-        if record.request and self.request:
-            return record.request == self.request
-        return record.asked == self.words
+        if record.request and self.digest:
+            return record.request == self.digest
+        return record.asked == self.words  # a record of before 0.3, or data that is not prepared
 
     @property
     def label(self) -> str:
-        """That of its record, or else the first that is free."""
+        """The label of its record, or else the first label that is free."""
         if self.record is not None:
             return self.record.label
         labels_taken = {record.label for record in self.records}
@@ -86,6 +87,7 @@ class Asked:
 
 
 def _hash(sweep: Sweep, swept: Sequence[GridPoint]) -> str:
+    # One seed tells the configs apart; the seeds themselves are among `rules`.
     trials = [trial for point in swept for trial in point.trials(sweep.seeds[:1])]
     if any(trial.plan.data_hash is None for trial in trials):
         return ""
@@ -95,7 +97,7 @@ def _hash(sweep: Sweep, swept: Sequence[GridPoint]) -> str:
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 
-# The plan of each sweep of a request, by the results that the store has: a round of all of them.
+# The plans, and a round of them: those of all sweeps of a request, by the same results.
 #
 # With `early_stop: {margin: m}` the sync arm is trained to its end at the first seed, at every
 # point. A point whose loss ends more than m nats per token above the lowest, or that diverged, is
@@ -150,7 +152,7 @@ class SweepPlan:
     label: str
     sweep: Sweep
     points: list[JudgedPoint]
-    asked: Asked
+    request: SweepRequest
 
     @property
     def runnable(self) -> list[Trial]:
@@ -219,11 +221,11 @@ class SweepPlan:
 
 @dataclass(frozen=True)
 class Round:
-    """What is planned, done and to do. Every number of a round is of the same `seen` results."""
+    """What is planned, done and to do, by the results of one `snapshot`."""
 
     request: Request
     store: SweepStore
-    seen: Snapshot
+    snapshot: Snapshot
     sweeps: Sequence[SweepPlan]
 
     @classmethod
@@ -236,9 +238,9 @@ class Round:
     def again(self) -> "Round":
         """Return the round of now, after this one. Raises StoreAway."""
         self.store.pull()
-        snapshot = self.seen.again()
+        snapshot = self.snapshot.again()
         return replace(
-            self, seen=snapshot, sweeps=[sweep.refreshed(snapshot) for sweep in self.sweeps]
+            self, snapshot=snapshot, sweeps=[sweep.refreshed(snapshot) for sweep in self.sweeps]
         )
 
     @property
@@ -254,7 +256,7 @@ class Round:
     @cached_property
     def todo(self) -> list[Trial]:
         """The planned trials that have to run."""
-        return [trial for trial in self.planned if self.seen.finished(trial) is None]
+        return [trial for trial in self.planned if self.snapshot.finished(trial) is None]
 
     @property
     def runnable(self) -> list[Trial]:
@@ -268,7 +270,9 @@ class Round:
         from pipegap.sweeps.plan.devices import expected  # torch is slow
 
         request = self.request
-        return expected(request.results, self.planned, self.todo, self.seen, request.gpus_per_trial)
+        return expected(
+            request.results, self.planned, self.todo, self.snapshot, request.gpus_per_trial
+        )
 
 
 def plan_sweeps(request: Request, snapshot: Snapshot | None = None) -> list[SweepPlan]:
@@ -284,7 +288,7 @@ def _plan_sweep(name: str, request: Request, compose: Composer, snapshot: Snapsh
     sweep = request.sweeps[name]
     swept = points(sweep, request.results, compose)
     check_reach(sweep, swept)
-    request_of_sweep = Asked.of(request, name, swept)
+    request_of_sweep = SweepRequest.of(request, name, swept)
     choices = [Choice(replace(point, sweep=request_of_sweep.label)) for point in swept]
     return SweepPlan(
         request_of_sweep.label, sweep, _decided(sweep, choices, snapshot), request_of_sweep
@@ -310,7 +314,7 @@ def speed_up(stages: int, microbatches: int) -> float:
 
 
 def _lengthened(trial: Trial, factor: float, choice: Choice) -> Trial:
-    num_updates = math.ceil(trial.plan.num_updates * factor - NEARLY)
+    num_updates = math.ceil(trial.plan.num_updates * factor - NEARLY)  # 200.0000001 is 200
     length = {"num_updates": num_updates, "tokens_per_parameter": None}
     config = validate({**trial.config, **length})
     setting = f"{trial.setting} num_updates={num_updates}".strip()

@@ -44,7 +44,7 @@ def slug(name: str) -> str:
 def known(group: str) -> list[str]:
     """Return the names of the choices in a group of conf/, with those of sweeps in findings/."""
     names = {path.stem for path in yamls(group)}
-    if group == "sweep":
+    if group == "sweep":  # a wheel has no findings/, and so no studies
         names |= {file.parent.name for file in STUDIES.glob(f"*/{OF_STUDY}")}
     return sorted(names)
 
@@ -72,7 +72,7 @@ def _sweep_file(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def _from_here(word: str) -> str:
-    """A study's word, whose `code=` is a folder of the checkout wherever the command is given."""
+    """Return a word of a study, with a `code=` relative to the checkout, not the working folder."""
     key, _, folder = word.partition("=")
     return f"code={os.path.relpath(CODE_ROOT / folder)}" if key == "code" else word
 
@@ -126,11 +126,11 @@ def _named(group: str, name: str) -> Path:
 def _read(group: str, name: str, paths: str = "") -> dict[str, Any]:
     """Return the content of a file. `paths`: what else than a name of the group is allowed."""
     if not (paths and is_path(name)) and name not in known(group):
-        refuse_dropped_choice(group, name)
+        refuse_dropped_choice(group, name)  # first: it says what has replaced the name
         raise one_of(group, name, known(group), paths)
     path = Path(name) if paths and is_path(name) else _named(group, name)
     try:
-        if not path.is_file():  # whoever reads a device may never end
+        if not path.is_file():  # to read a pipe or a device may never end
             raise FileNotFoundError("there is none")
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -207,7 +207,7 @@ def _is_value(value: object) -> bool:
 
 
 def _is_factor(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float):  # a bool is an int
         return False
     return SMALLEST <= value <= LARGEST
 
@@ -224,6 +224,7 @@ MAX_SIMULATED = 16_384
 SMALLEST, LARGEST = 1e-6, 1e6
 """Factors that are tried."""
 
+# `PlainValidator` in place of a union: pydantic would report one error for each type of a union.
 Override = Annotated[str, AfterValidator(_must("must be key=value", _is_override))]
 Overrides = list[Override]
 GridValue = Annotated[
@@ -253,6 +254,7 @@ def _axis(value: Any) -> Axis:
 
 def _are_choices(values: list[Any]) -> bool:
     scalars = all(isinstance(value, str | int | float) for value in values)
+    # By their text: in the words for people, 1 and "1" would be the same choice.
     return scalars and 2 <= len({*map(str, values)}) == len(values) <= MAX_SETTINGS
 
 
@@ -405,7 +407,7 @@ def _refusal(error: ValidationError) -> BadInput:
 def _check_repeats(sweep: Sweep) -> None:
     lists = {f"grid.{key}": list(values) for key, values in sweep.grid.items()}
     for key, values in {**lists, "seeds": sweep.seeds}.items():
-        if any(value in values[:i] for i, value in enumerate(values)):
+        if any(value in values[:i] for i, value in enumerate(values)):  # no set: a dict has no hash
             raise BadInput(f"sweep.{key}", values, "must not repeat a value")
     for arm, other_arm in combinations(sweep.arms, 2):
         if sorted(sweep.arms[arm]) == sorted(sweep.arms[other_arm]):
@@ -414,6 +416,7 @@ def _check_repeats(sweep: Sweep) -> None:
 
 
 def _check_number(sweep: Sweep) -> None:
+    # Before any config is composed, which takes time for each point.
     num_points = prod(map(len, sweep.grid.values()))
     tried = sweep.search.budget * len(sweep.search.seeds) if sweep.search else 0
     num_trials = num_points * len(sweep.arms) * (len(sweep.seeds) + tried)
@@ -487,6 +490,7 @@ def _check_search(sweep: Sweep) -> None:
 def _check_advice(sweep: Sweep) -> None:
     if sweep.advice is None:
         return
+    # Sync is not made longer: the longer delayed runs are compared with it.
     if unknown := sorted({*sweep.advice.arms} - {*sweep.arms} | {*sweep.advice.arms} & {"sync"}):
         allowed = f"must be among {', '.join(arm for arm in sweep.arms if arm != 'sync')}"
         raise BadInput("sweep.advice.arms", unknown[0], allowed)

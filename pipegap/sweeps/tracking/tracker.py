@@ -23,8 +23,6 @@ from pipegap.trainer.config.identity import names, yamls
 from pipegap.trainer.config.schema import check_choice
 from pipegap.trainer.folder.wellformed import Row
 
-# The interface of a tracker, and what it gets of a trial.
-
 
 @dataclass(frozen=True)
 class About:
@@ -123,10 +121,8 @@ def summary(outcome: Row) -> Row:
     """Return the values of a trial's outcome that a tracker shows beside its curves."""
     keys = ("final_val_loss", "diverged_at", "delays", "wall_seconds")
     outcome_shown = {key: outcome[key] for key in keys if key in outcome}
-    return {
-        "status": str(outcome["status"]),
-        **outcome_shown,
-    }  # wandb writes the name of an enumeration
+    # `str`: wandb would write the name of an enumeration's member.
+    return {"status": str(outcome["status"]), **outcome_shown}
 
 
 # The tracker of a sweep's trials: tracking/<name>.yaml of conf/ or of the user's own code,
@@ -157,7 +153,7 @@ class Background:
 
     def __init__(self, start: Callable[[], Tracker], wait: float) -> None:
         self._start, self._wait = start, wait
-        self._rows: SimpleQueue[list[Row] | None] = SimpleQueue()
+        self._rows: SimpleQueue[list[Row] | None] = SimpleQueue()  # None: no row follows
         self._held: list[Row] = []
         self._next_time = 0.0
         self._num_given = self._num_taken = self._dropped = 0

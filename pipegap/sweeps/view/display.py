@@ -40,6 +40,7 @@ COLUMNS = ("trial", "arm", "optimizer", "seed", "update", "tokens/s", "where")
 MOST_NEEDED = 5
 """Columns of running trials that are shown however narrow the terminal is."""
 WIDE = 10_000
+"""Letters of a terminal on which every table fits: there its natural width is measured."""
 SHARE = 0.02
 """The largest share of its caller's time that a view may take."""
 STYLES = {Status.FAILED: "bold red", Status.DIVERGED: "yellow", Status.RUNNING: "green"}
@@ -105,7 +106,7 @@ class _Running:
             for table in tables
             if console.measure(table, options=wide).maximum <= options.max_width
         )
-        yield next(fitting, self._table(MOST_NEEDED))
+        yield next(fitting, self._table(MOST_NEEDED))  # the widest table that fits
 
     def _table(self, num_columns: int) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
@@ -174,6 +175,7 @@ class Throttled:
             return
         self._work()
         end = self._clock()
+        # Counted from the end: work that takes longer than `every` still leaves its caller time.
         self._next = end + max(self._every, (end - started) / SHARE)
 
 
@@ -191,7 +193,7 @@ class GapTable:
         If that fails, the error is the text: a sweep must not end because of its view.
         """
         num_ended = sum(progress.counts[status] for status in ENDED)
-        if num_ended == self._num_ended:
+        if num_ended == self._num_ended:  # only a trial that ends adds a pair
             return
         try:
             self.text = _gaps_so_far(self._results, [*progress.trials], width)
@@ -216,7 +218,7 @@ def _gaps_so_far(results: Path, trial_ids: Collection[str], width: int | None) -
     return printed_gaps(table, width)
 
 
-# What a driver shows: a live view on a terminal, else one line per trial that ended.
+# The callbacks by which Tune tells a driver what to show.
 
 DRAW_EVERY, READ_EVERY = 0.5, 5.0
 """Seconds between two frames, and between two reads of the store for gaps and others' trials."""
@@ -257,7 +259,7 @@ class Display(Callback):
         self._num_ended = 0
         self._progress, self._seen = Progress(trials, expected=expected), Snapshot()
         self._progress.refresh(self._progress.trials, self._seen)
-        self._mark_others()
+        self._mark_others()  # none runs here yet: whatever the store says runs, runs elsewhere
         self._live = Live(console=console, auto_refresh=False)  # a thread could delay a signal
         self._read = Throttled(self._read_store, READ_EVERY)
         self._draw = Throttled(self._frame, DRAW_EVERY)
@@ -266,7 +268,7 @@ class Display(Callback):
 
     def __enter__(self) -> "Display":
         if self._console.is_terminal:
-            for library in LIBRARIES:
+            for library in LIBRARIES:  # before the first trial, not in a callback of Tune
                 import_module(library)
             self._live.start()
             self._draw()
@@ -340,7 +342,7 @@ class Display(Callback):
         self.running.discard(payload["id"])
         self._progress.states[payload["id"]].status = status
         if status == Status.ELSEWHERE:
-            self._started.discard(payload["id"])
+            self._started.discard(payload["id"])  # from now on the store is read for it
             return
         self._num_ended, self._last_end = self._num_ended + 1, time.monotonic()
         name = self._progress.trials[payload["id"]].name
@@ -360,6 +362,7 @@ class Display(Callback):
         with suppress(OSError, StoreAway):
             self._store.pull()
             self._seen = self._seen.again()
+            # Not of trials that started here: Tune's callbacks know more than the store.
             self._progress.refresh(self._progress.trials.keys() - self._started, self._seen)
         self._mark_others()
         self._gap_table.refresh(self._progress, self._console.width)

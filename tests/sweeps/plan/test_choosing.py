@@ -62,7 +62,7 @@ def run_to_the_end(swept: Sweep, store: Path, loss: Loss) -> tuple[Choice, list[
 
 def chosen(choice: Choice) -> Values | None:
     """The chosen values; None if there are none."""
-    return next((tuple(s.values.values()) for s in choice.chosen.values()), None)
+    return next((tuple(s.values.values()) for s in choice.best_of_arms.values()), None)
 
 
 def bowl(lowest: float) -> Loss:
@@ -370,9 +370,9 @@ def test_each_arm_is_compared_at_the_best_setting_of_each(tmp_path: Path) -> Non
             next(bowl_of_search(arm, t.config) for t in setting.trials if t.arm == arm)
             for setting in choice.tried
         ]
-        assert choice.chosen[arm] is choice.tried[losses.index(min(losses))]
-    assert [*choice.chosen] == [*ARMS_OF_SEARCH]
-    rates = [choice.chosen[arm].values[RATE] for arm in ARMS_OF_SEARCH]
+        assert choice.best_of_arms[arm] is choice.tried[losses.index(min(losses))]
+    assert [*choice.best_of_arms] == [*ARMS_OF_SEARCH]
+    rates = [choice.best_of_arms[arm].values[RATE] for arm in ARMS_OF_SEARCH]
     assert rates[0] > rates[1]
     expected = [(rate, arm, seed) for rate in rates for arm in ARMS_OF_SEARCH for seed in (3, 5)]
     seen = [(t.config["optimizer"]["lr"], t.arm, t.config["seed"]) for t in choice.arms]
@@ -388,8 +388,8 @@ def test_a_search_that_was_killed_goes_on_as_if_nothing_had_been(most: int, tmp_
     assert len(before.tried) % 4 == 0
     after = run_to_the_end_of_search(sweep_of_search(LONGER), tmp_path / "killed", bowl_of_search)
     assert values(after) == values(whole)
-    assert {arm: s.values for arm, s in after.chosen.items()} == {
-        arm: s.values for arm, s in whole.chosen.items()
+    assert {arm: s.values for arm, s in after.best_of_arms.items()} == {
+        arm: s.values for arm, s in whole.best_of_arms.items()
     }
     trials = {trial.plan.trial_id for trial in whole.choosing}
     assert {path.name for path in (tmp_path / "killed" / "trials").iterdir()} == trials
@@ -397,7 +397,7 @@ def test_a_search_that_was_killed_goes_on_as_if_nothing_had_been(most: int, tmp_
 
 def test_nothing_is_told_and_no_arm_runs_while_a_trial_is_open(tmp_path: Path) -> None:
     first = asked(sweep_of_search(), tmp_path)
-    assert (len(first.tried), first.settled, first.chosen) == (4, False, {})
+    assert (len(first.tried), first.settled, first.best_of_arms) == (4, False, {})
     assert judge(sweep_of_search(), [first], Snapshot())[0].runnable == first.choosing
     for trial in first.choosing[:-1]:
         leave_loss(trial.folder, 1.0)
@@ -414,16 +414,16 @@ def test_where_sync_diverged_nothing_is_chosen_and_a_late_arm_is_left_out(tmp_pa
         return None if arm == "sync" and config["optimizer"]["lr"] > 0.002 else 1.0
 
     choice = run_to_the_end_of_search(sweep_of_search(), tmp_path / "some", no_sync)
-    assert all(setting.values[RATE] <= 0.002 for setting in choice.chosen.values())
+    assert all(setting.values[RATE] <= 0.002 for setting in choice.best_of_arms.values())
     choice = run_to_the_end_of_search(
         sweep_of_search(), tmp_path / "none", lambda arm, config: None
     )
-    assert (choice.chosen, [*choice.arms]) == ({}, [])
+    assert (choice.best_of_arms, [*choice.arms]) == ({}, [])
     assert "optimizer=adamw is left out" in remarks(sweep_of_search(), [choice])[1]
     choice = run_to_the_end_of_search(
         sweep_of_search(), tmp_path / "late", lambda arm, _: 1 if arm == "sync" else None
     )
-    assert [*choice.chosen] == ["sync"]
+    assert [*choice.best_of_arms] == ["sync"]
 
 
 @pytest.mark.parametrize(
@@ -486,7 +486,7 @@ def test_every_tried_setting_is_in_the_file(tmp_path: Path) -> None:
     assert [float(row[RATE]) for row in rows] == [setting.values[RATE] for setting in choice.tried]
     assert all(bool(row["loss sync"]) == (float(row[RATE]) <= 0.01) for row in rows)
     of_sync = [row for row in rows if "sync" in row["best of"].split()]
-    assert [float(row[RATE]) for row in of_sync] == [choice.chosen["sync"].values[RATE]]
+    assert [float(row[RATE]) for row in of_sync] == [choice.best_of_arms["sync"].values[RATE]]
 
 
 # Sweeps that choose settings, by their command: what they report, and a kill on the way.

@@ -151,12 +151,13 @@ def record(folder: Path, label: str) -> dict[str, Any]:
 def test_how_to_tune_tells_requests_apart_and_is_younger_than_their_hashes(tmp_path: Path) -> None:
     """The hash of a request that does not say it is as before there was such a key."""
     plain, tuned = (
-        asked(words_of_labels(tmp_path, *more)).sweeps[0].asked.request
+        asked(words_of_labels(tmp_path, *more)).sweeps[0].request.digest
         for more in ([], ["tune.optimizer.lr=[1,2]", "tuning.seed=9"])
     )
     assert plain == "5bb0c7a2d62026fa"
     assert (
-        tuned != asked(words_of_labels(tmp_path, "tune.optimizer.lr=[1,2]")).sweeps[0].asked.request
+        tuned
+        != asked(words_of_labels(tmp_path, "tune.optimizer.lr=[1,2]")).sweeps[0].request.digest
     )
 
 

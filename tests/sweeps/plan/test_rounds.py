@@ -12,10 +12,10 @@ from pipegap.sweeps.cluster.rounds import require_ready
 from pipegap.sweeps.plan import sweep_record
 from pipegap.sweeps.plan.choosing import tune
 from pipegap.sweeps.plan.sweep_plan import (
-    Asked,
     JudgedPoint,
     Round,
     SweepPlan,
+    SweepRequest,
     judge,
     plan_sweeps,
     speed_up,
@@ -36,7 +36,7 @@ LR = "optimizer.lr"
 def remarks(swept: Sweep, judged: list[JudgedPoint]) -> list[str]:
     """What a plan says of early stopping, after what it says of tuning."""
     lines = SweepPlan(
-        "early-tiny", swept, judged, Asked("early", "tiny", "", frozenset(), ())
+        "early-tiny", swept, judged, SweepRequest("early", "tiny", "", frozenset(), ())
     ).remarks
     return lines[next((i for i, line in enumerate(lines) if line.startswith("early stop")), 0) :]
 
@@ -156,7 +156,7 @@ def test_a_tuned_point_is_judged_at_its_chosen_value(tmp_path: Path) -> None:
 
     swept = sweep(base=[f"{LR}=0.1"], grid=grid, tune={LR: [1, 2, 4]})
     judged, _ = run_to_the_end(swept, tmp_path, loss)
-    assert [[s.values for s in point.choice.chosen.values()] for point in judged] == [
+    assert [[s.values for s in point.choice.best_of_arms.values()] for point in judged] == [
         [{LR: 0.2}],
         [{LR: 0.2}],
         [],

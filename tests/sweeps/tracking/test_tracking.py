@@ -229,11 +229,11 @@ def test_a_tracker_that_raises_is_named_in_one_line(where: str, tmp_path: Path) 
 
 def test_rows_that_a_slow_tracker_has_no_room_for_are_counted(tmp_path: Path) -> None:
     config = small_sweep.config(tmp_path)
-    tracker = misbehaving("Hangs", "start", 0.0).of("id", "sync", config, sweeps=["main-micro"])
-    with tracker:
+    background = misbehaving("Hangs", "start", 0.0).of("id", "sync", config, sweeps=["main-micro"])
+    with background:
         for update in range(tracker.CAPACITY + 5):
-            tracker.log({"update": update})
-    assert tracker.trouble == "it is too slow: 10000 rows wait for it (5 rows were dropped)"
+            background.log({"update": update})
+    assert background.trouble == "it is too slow: 10000 rows wait for it (5 rows were dropped)"
 
 
 ALONE = """
