@@ -251,16 +251,18 @@ class KlSoap(MatrixOptimizer):
         assert matrix.grad is not None
         rows, columns = matrix.shape
         share = 1 - self.defaults["variance_decay"]
-        left = matrix.grad @ matrix.grad.T * (share / columns)
-        right = matrix.grad.T @ matrix.grad * (share / rows)
+        left_gram = matrix.grad @ matrix.grad.T * (share / columns)
+        right_gram = matrix.grad.T @ matrix.grad * (share / rows)
         return {
             "step": torch.zeros((), dtype=torch.int64),  # on the CPU, where it is read
             "momentum": torch.zeros_like(matrix),  # in the bases
             "variance": torch.zeros_like(matrix),
-            "left": left,
-            "right": right,
-            "rows": torch.linalg.eigh(left).eigenvectors.flip(-1),  # `eigh`: rising eigenvalues
-            "columns": torch.linalg.eigh(right).eigenvectors.flip(-1),
+            "left": left_gram,
+            "right": right_gram,
+            "rows": torch.linalg.eigh(left_gram).eigenvectors.flip(
+                -1
+            ),  # `eigh`: rising eigenvalues
+            "columns": torch.linalg.eigh(right_gram).eigenvectors.flip(-1),
             "row_values": matrix.new_full((rows,), FIRST_VALUE),
             "column_values": matrix.new_full((columns,), FIRST_VALUE),
         }

@@ -53,16 +53,18 @@ class SoapMuon(MatrixOptimizer):
     def start(self, matrix: Tensor) -> dict[str, Tensor]:
         assert matrix.grad is not None
         share = 1 - self.defaults["variance_decay"]
-        left = share * (matrix.grad @ matrix.grad.T)
-        right = share * (matrix.grad.T @ matrix.grad)
+        left_gram = share * (matrix.grad @ matrix.grad.T)
+        right_gram = share * (matrix.grad.T @ matrix.grad)
         return {
             "step": torch.zeros((), dtype=torch.int64),  # on the CPU, where it is read
             "momentum": torch.zeros_like(matrix),
             "variance": torch.zeros_like(matrix),  # in the bases
-            "left": left,
-            "right": right,
-            "rows": torch.linalg.eigh(left).eigenvectors.flip(-1),  # `eigh`: rising eigenvalues
-            "columns": torch.linalg.eigh(right).eigenvectors.flip(-1),
+            "left": left_gram,
+            "right": right_gram,
+            "rows": torch.linalg.eigh(left_gram).eigenvectors.flip(
+                -1
+            ),  # `eigh`: rising eigenvalues
+            "columns": torch.linalg.eigh(right_gram).eigenvectors.flip(-1),
         }
 
     @override
