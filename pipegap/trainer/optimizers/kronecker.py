@@ -259,9 +259,8 @@ class KlSoap(MatrixOptimizer):
             "variance": torch.zeros_like(matrix),
             "left": left_gram,
             "right": right_gram,
-            "rows": torch.linalg.eigh(left_gram).eigenvectors.flip(
-                -1
-            ),  # `eigh`: rising eigenvalues
+            # `eigh` sorts by rising eigenvalues.
+            "rows": torch.linalg.eigh(left_gram).eigenvectors.flip(-1),
             "columns": torch.linalg.eigh(right_gram).eigenvectors.flip(-1),
             "row_values": matrix.new_full((rows,), FIRST_VALUE),
             "column_values": matrix.new_full((columns,), FIRST_VALUE),

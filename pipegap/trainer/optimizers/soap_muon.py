@@ -61,9 +61,8 @@ class SoapMuon(MatrixOptimizer):
             "variance": torch.zeros_like(matrix),  # in the bases
             "left": left_gram,
             "right": right_gram,
-            "rows": torch.linalg.eigh(left_gram).eigenvectors.flip(
-                -1
-            ),  # `eigh`: rising eigenvalues
+            # `eigh` sorts by rising eigenvalues.
+            "rows": torch.linalg.eigh(left_gram).eigenvectors.flip(-1),
             "columns": torch.linalg.eigh(right_gram).eigenvectors.flip(-1),
         }
 
