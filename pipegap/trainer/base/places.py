@@ -7,11 +7,9 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Interval
-from pydantic import AfterValidator
-from pydantic_core import PydanticCustomError
 
 from pipegap.trainer.base.errors import NO_TEXT, BadInput
 
@@ -107,11 +105,20 @@ Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
 
 
-def _is_path(path: str) -> str:
+def _require_path(path: str) -> str:
     if (problem := path_problem(path)) is not None:
-        raise PydanticCustomError("place", "{problem}", {"problem": problem})
+        raise ValueError(problem)
     return path
 
 
-Place = Annotated[str, AfterValidator(_is_path)]
+class _IsPath:
+    """pydantic's AfterValidator of `_require_path`, without its import, which help would wait for."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core.core_schema import no_info_after_validator_function
+
+        return no_info_after_validator_function(_require_path, handler(source))
+
+
+Place = Annotated[str, _IsPath()]
 """A file or folder; not empty, which would be the working folder or the file system's root."""

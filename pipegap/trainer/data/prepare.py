@@ -267,7 +267,7 @@ def _open_to_append(path: Path, num_bytes: int) -> BinaryIO:
     file = path.open("ab")
     if not 0 <= num_bytes <= file.tell():
         file.close()
-        allowed = f"lacks some of the {num_bytes:,} bytes of {PROGRESS}: delete {path.parent}"
+        allowed = f"has not the {num_bytes:,} bytes that {PROGRESS} says: delete {path.parent}"
         raise BadInput("file", path, allowed)
     file.truncate(num_bytes)
     return file
