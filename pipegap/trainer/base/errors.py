@@ -1,4 +1,4 @@
-"""Errors for users, with their exit codes; and the one word that says what is known of a trial."""
+"""Errors for users, with their exit codes; and the status of a trial, in one word."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ SHOWN = 200
 """Characters of a value that a message shows."""
 
 OPENED_BY = "its owner opens a folder by chmod -R a+rX, and by a+rwX to run trials in it"
-"""The way to files that this user may not read."""
+"""The remedy for files that this user may not read."""
 NAMED = 3
 """How many names are written before the rest is only counted."""
 
@@ -32,7 +32,7 @@ def short(value: object) -> str:
 
 
 def some(names: Sequence[object]) -> str:
-    """Returns the first names in full, and how many more there are."""
+    """Returns the first NAMED names, and the number of the others."""
     ending = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return "; ".join(map(str, names[:NAMED])) + ending
 
@@ -44,6 +44,7 @@ def first_line(error: Exception) -> str:
 
 def closest_first(word: str, names: Iterable[str]) -> list[str]:
     """Returns the `names` words, first the words that look most like `word`."""
+    # `word` is b, of which SequenceMatcher keeps an index for all names.
     matcher = SequenceMatcher(b=word[:SHOWN], autojunk=False)
 
     def unlikeness(name: str) -> float:
@@ -62,7 +63,7 @@ class BadInput(ValueError):
     exit_code = 2
 
     def __init__(self, key: str, value: object, allowed: str) -> None:
-        super().__init__(key, value, allowed)
+        super().__init__(key, value, allowed)  # all three: pickle makes it anew from `args`
         self.key, self.value, self.allowed = key, value, allowed
 
     def __str__(self) -> str:
@@ -97,11 +98,8 @@ class Stopped(Exception):
         self.num_updates = num_updates
 
 
-# What is known of a trial: one word, the same in result.json, tables, lists and live views.
-
-
 class Status(StrEnum):
-    """Written to JSON and CSV, and compared, as its word."""
+    """The status of a trial: the same word in result.json, tables, lists and live views."""
 
     COMPLETED = "completed"
     """It trained to the end."""
@@ -121,7 +119,7 @@ class Status(StrEnum):
     WAITING = "waiting"
     """It has not been started."""
     UNFINISHED = "unfinished"
-    """It has no result. Said where nobody looks up whether a process runs it."""
+    """It has no result. For callers that do not look up whether a process runs it."""
 
 
 FINAL = (Status.COMPLETED, Status.DIVERGED)

@@ -23,8 +23,6 @@ from pipegap.trainer.base.places import CONF
 from pipegap.trainer.config.identity import GROUPS
 from pipegap.trainer.config.schema import validate
 
-# The words of a command line that make a trial's config: what each word asks for.
-#
 # `GROUP=NAME` chooses a YAML of conf/, or of the folder `code`. `KEY=VALUE` sets a key that the
 # config has, `+KEY=VALUE` also a new key. No other word of Hydra's is offered.
 #
@@ -33,17 +31,18 @@ from pipegap.trainer.config.schema import validate
 
 CODE = "code"
 STRUCTURED = ("'", '"', "[", "{")
-"""How a value starts that is quoted, a list or a mapping."""
+"""First characters of a value that is quoted, a list or a mapping."""
 REFERENCE = re.compile(r"\$\{(\w+(?:\.\w+)*)\}")
+"""A reference to another key, such as ${num_updates}."""
 
 
 @dataclass(frozen=True)
 class Word:
-    """A word that was read. `given` is the value as written; `adds` allows a new key, and a word
-    that is set `if_there` has no effect on a choice without its key."""
+    """A parsed word. `text` is the value as written; `adds` allows a new key, and a word that is
+    set `if_there` has no effect on a choice without its key."""
 
     key: str
-    given: str
+    text: str
     value: Any
     adds: bool
     if_there: bool = False
@@ -51,7 +50,7 @@ class Word:
     @property
     def name(self) -> str:
         """The name of a choice, if the word chooses one."""
-        return self.value if isinstance(self.value, str) else self.given
+        return self.value if isinstance(self.value, str) else self.text  # a name such as 125
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class ParsedWords:
     settings: list[Word]
 
     def require_choices(self) -> None:
-        """Raises BadInput for a choice that no YAML has as its name."""
+        """Raises BadInput for a choice without a YAML of its name."""
         places = [CONF, *([] if self.code is None else [Path(self.code)])]
         for group, name in self.choices.items():
             names_there = {path.stem for place in places for path in (place / group).glob("*.yaml")}
@@ -78,6 +77,7 @@ class ParsedWords:
 def parse(words: Sequence[Word]) -> ParsedWords:
     """Joins the words. The last choice of a group counts, and the last folder of code."""
     code = None
+    # Only the last one: an earlier folder that is not there is no mistake.
     for word in [word for word in words if word.key == CODE][-1:]:
         if word.value is not None:
             require_code(code := word.name)
@@ -87,10 +87,10 @@ def parse(words: Sequence[Word]) -> ParsedWords:
 
 
 def parse_word(word: str) -> Word:
-    """Reads a word. Raises BadInput for a word that is not offered."""
+    """Parses a word. Raises BadInput for a word that is not offered."""
     key, text = split_word(word)
-    plain = key.lstrip("+")
-    if plain.startswith("~"):
+    plain = key.lstrip("+")  # Hydra's ++ is read as +
+    if plain.startswith("~"):  # Hydra's word that deletes a key
         raise BadInput(key, text, "is not offered: a key is set to another value, not removed")
     if plain == "choices" or plain.startswith("choices."):
         raise BadInput(plain, text, "is recorded, not set: choose by GROUP=NAME")
@@ -102,10 +102,10 @@ def parse_word(word: str) -> Word:
 
 
 def parse_value(key: str, text: str) -> Any:
-    """Reads a value as written on a command line; returns plain data. Raises BadInput.
+    """Parses a value as written on a command line; returns plain data. Raises BadInput.
 
-    Quotes make text of anything, [a, b] is a list, {a: b} a mapping. Any other value that is no
-    number, true, false or null is text as it stands.
+    Quotes make any value a text, [a, b] is a list, {a: b} a mapping. Any other value that is no
+    number, true, false or null is a text.
     """
     if text and not text.startswith(STRUCTURED):
         return cli.scalar(text)
@@ -119,7 +119,7 @@ def _require_references(key: str, text: str, value: Any) -> None:
     """Raises BadInput for an interpolation that is more than a reference to another key.
 
     `${oc.env:WANDB_API_KEY}` would write a secret to the store and to messages, and a config must
-    not depend on what surrounds it.
+    not depend on its environment.
     """
     if isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
@@ -128,21 +128,20 @@ def _require_references(key: str, text: str, value: Any) -> None:
         raise BadInput(key, text, "may refer to another key alone, such as ${num_updates}")
 
 
-# Composes a trial's config with Hydra: the one place of the trainer that knows Hydra.
-#
-# Hydra composes the YAMLs that are chosen. Keys are set here, so that every mistake in a word is
-# found in our own words before Hydra is asked.
+# The one place of the trainer that knows Hydra. Hydra composes the YAMLs of the choices. Keys are
+# set here, so that a mistake in a word is found, and worded, by us before Hydra sees it.
 
 Node = dict[str, Any]
 SUGGESTED = 4
-"""Known keys that the refusal of an unknown key names."""
+"""How many keys of the config the refusal of an unknown key names."""
 MISSING = "???"
-"""What a YAML has for a value that must be given."""
+"""The value of a key in a YAML that the user must set."""
 NOWHERE = object()
+"""In place of the value of a key that does not exist; None is a value."""
 
 
 def compose(words: Sequence[str]) -> Node:
-    """Return the resolved, validated config of `words` over conf/config.yaml.
+    """Returns the resolved, validated config of `words` over conf/config.yaml.
 
     Raises BadInput for a word that is not offered, or a value that the schema does not accept.
     """
@@ -150,10 +149,11 @@ def compose(words: Sequence[str]) -> Node:
 
 
 class Composer:
-    """`compose` for many configs: Hydra composes each set of choices once, copies get the keys.
+    """`compose` for many configs: Hydra composes each set of choices once, and keys are set in
+    copies.
 
-    Of the words `if_there` those that set a key of a choice have no effect where the choice does
-    not have the key, as one of one's own may not.
+    A word of `if_there` that sets a key of a choice has no effect where the choice lacks the key,
+    as a choice of the user's own may.
     """
 
     def __init__(self, if_there: Collection[str] = ()) -> None:
@@ -166,12 +166,13 @@ class Composer:
         return validate(self.node(words))
 
     def node(self, words: Sequence[str]) -> Node:
-        """Return the resolved config of `words` without validating it."""
+        """Returns the resolved config of `words` without validating it."""
         parsed = parse([self._parse(word) for word in words])
         node, names = self._chosen(parsed)
         for word in parsed.settings:
             if not is_dropped(word.key, word.value):
                 _set(node, word)
+        # After all words: a reference reads the value that they leave.
         resolved = {key: _value(value, node, key, ()) for key, value in node.items()}
         return {**resolved, "choices": names}
 
@@ -183,7 +184,7 @@ class Composer:
         return self._parsed[word]
 
     def _chosen(self, parsed: ParsedWords) -> tuple[Node, Node]:
-        """Return a copy of the node of the choices, references as written, and their names."""
+        """Returns a copy of the node of the choices, references as written, and their names."""
         key = str((parsed.code, sorted(parsed.choices.items())))
         if key not in self._composed:
             self._composed[key] = _compose(parsed)
@@ -191,14 +192,15 @@ class Composer:
 
 
 def _compose(parsed: ParsedWords) -> tuple[Node, Node]:
-    """Return the node of the choices, and for each group the name of the chosen YAML."""
+    """Returns the node of the choices, and for each group the name of the chosen YAML."""
     parsed.require_choices()
     words = [f"{group}={name}" for group, name in parsed.choices.items()]
-    if parsed.code is not None:
+    if parsed.code is not None:  # in quotes, since Hydra parses this word
         quoted = parsed.code.replace("'", r"\'")
         words.append(f"hydra.searchpath=['file://{quoted}']")
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
+            # With Hydra's own node: it has the names of the choices, defaults among them.
             config = hydra_compose("config", words, return_hydra_config=True)
         choices = config.hydra.runtime.choices
         names = {group: choices[group] for group in GROUPS if choices.get(group)}
@@ -216,17 +218,16 @@ def _set(node: Node, word: Word) -> None:
     if not isinstance(holder, dict) or not (word.adds or last in holder):
         if word.if_there:
             return
-        suggestions = closest_first(word.key, _keys(node))
-        suggestions = sorted(suggestions, key=lambda key: key.rpartition(".")[2] != last)[
-            :SUGGESTED
-        ]
-        allowed = f"must be a key of the config (the closest are {', '.join(suggestions)})"
-        raise BadInput(word.key, word.given, allowed)
+        # First the keys whose last part is right, such as optimizer.lr for lr; the sort is stable.
+        keys = closest_first(word.key, _keys(node))
+        keys.sort(key=lambda key: key.rpartition(".")[2] != last)
+        allowed = f"must be a key of the config (the closest are {', '.join(keys[:SUGGESTED])})"
+        raise BadInput(word.key, word.text, allowed)
     holder[last] = word.value
 
 
 def _keys(node: Node, prefix: str = "") -> Iterator[str]:
-    """All keys, with dots."""
+    """All keys of the node and of those inside it, with dots."""
     for key, value in node.items():
         yield f"{prefix}{key}"
         if isinstance(value, dict):
@@ -234,9 +235,9 @@ def _keys(node: Node, prefix: str = "") -> Iterator[str]:
 
 
 def _value(value: Any, root: Node, key: str, trail: tuple[str, ...]) -> Any:
-    """Return `value` with values of `root` in place of references (${num_updates}).
+    """Returns `value` with values of `root` in place of references (${num_updates}).
 
-    `trail` are the references that led here.
+    `trail` are the references that led here, so that a circle of them is refused.
     """
     if isinstance(value, dict):
         return {name: _value(item, root, f"{key}.{name}", trail) for name, item in value.items()}

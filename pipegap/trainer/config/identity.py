@@ -37,37 +37,34 @@ from pipegap.trainer.base.places import CODE_ROOT, CONF
 from pipegap.trainer.base.ranges import MAX_COUNT
 from pipegap.trainer.models.checkpoint_files import weights_digest
 
-# How a recorded config is read: what people call its choices, and keys that are younger than it.
-#
-# The names are those of YAMLs in conf/. What must be known of a choice of ours without its code,
-# and without torch, its YAML says in lines at its top (`Declared`).
-
 HEADER = re.compile("# (name|arm|theory):(.*)")
 HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-"""Between two words of the name of a class."""
+"""The place between two words in the name of a class."""
 GROUPS = ("model", "data", "optimizer", "pipeline", "correction", "lr_schedule")
-"""What is chosen of a trial; the folders of conf/ that hold its choices."""
+"""The choices that make a trial; folders of conf/ of these names hold their YAMLs."""
 
 
 class Declared(NamedTuple):
-    """What the YAML of a choice says of it: lines `# key: …` before its first key, and its values.
+    """What the YAML of a choice says of it: lines `# key: …` at its top, and its values.
 
-    In `name` and `arm`, `{key}` stands for a value of the choice.
+    They can be read without the choice's code, and without torch. In `name` and `arm`, `{key}`
+    stands for a value of the choice.
     """
 
     name: str | None
-    """What people call it in figures and prose; None: the name of the file, in words."""
+    """Its name in figures and prose; None: the name of the file, in words."""
     arm: str
-    """Its part of the name of an arm, which leaves out values that are `usual`, unless it has their
-    `{key}`."""
+    """Its part of the name of an arm. Values that are `usual` are left out, except where the part
+    has their `{key}`."""
     theory: str | None
     """Its filter in `analysis.theory`, or after `none:` why it has none; None: unknown."""
     usual: Node
+    """The keys and values of the YAML."""
 
 
 @cache
 def declared(group: str) -> dict[str, Declared]:
-    """Return by name what the YAML of each choice of ours in a group says of it."""
+    """Returns by name what the YAML of each choice of ours in a group says of it."""
     choices = {}
     for path in yamls(group):
         matches = map(HEADER.match, path.read_text("utf-8").splitlines())
@@ -78,11 +75,11 @@ def declared(group: str) -> dict[str, Declared]:
 
 
 def kind(group: str, node: Node) -> str:
-    """Return what a pipeline, a correction or an optimizer is, by whatever name it was chosen.
+    """Returns the kind of a pipeline, a correction or an optimizer, whatever name it was chosen by.
 
-    Of ours it is the name of the YAML with its address. A class `MyIdea` of one's own in a file
-    my_idea.py, or a pipeline's function `my_idea` there, is `my_idea`, unless it would read like
-    one of ours; else it is the address, which has a dot.
+    The kind of ours is the name of the YAML with its address. A user's class `MyIdea` in a file
+    my_idea.py, or a pipeline's function `my_idea` there, has the kind `my_idea`, unless that would
+    read like one of ours; the kind of any other is its address, which has a dot.
     """
     address = published(str(node["_target_"]))
     if ours := _alike(group, address):
@@ -90,13 +87,13 @@ def kind(group: str, node: Node) -> str:
     if is_own(address):
         return label(node)
     module, _, name = address.rpartition(".")
-    is_class = name[:1].isupper()
+    is_class = name[:1].isupper()  # of a correction; pipelines and optimizers are functions
     is_alone = module == spaced(name, "_") and is_class == (group == "correction")
     return module if is_alone and not _reads_like_ours(group, module) else address
 
 
 def _reads_like_ours(group: str, name: str) -> bool:
-    """Whether an arm with this name as its part of `group` could be called as an arm of ours."""
+    """Whether an arm with this name for its `group` could be called as an arm of ours is."""
     choices = declared(group)
     ours = {*choices, *(choice.arm.partition("(")[0] for choice in choices.values())}
     return name in ours or any(
@@ -105,15 +102,15 @@ def _reads_like_ours(group: str, name: str) -> bool:
 
 
 def spaced(name: str, space: str = " ") -> str:
-    """Return `smaller steps` for `smaller_steps` and for `SmallerSteps`."""
+    """Returns `smaller steps` for `smaller_steps` and for `SmallerSteps`."""
     return HUMP.sub("_", name).lower().replace("_", space)
 
 
 LOOP = "trainer.delayed.loop"
-"""Where the choices of a recorded loop of one's own have their `_target_`. Nothing is there: only
-the loop can make the trial."""
+"""The module in the `_target_` of the choices of a loop that the user wrote and recorded. There is
+no such module: only the loop can make the trial."""
 WORDS = "words"
-"""The key of a recorded loop's config that holds the words of the loop's own."""
+"""The key of a recorded loop's config that holds the loop's own words."""
 DEFINED = (
     *GROUPS,
     *("seed", "batch_size", "seq_len", "num_updates", "clip_norm"),
@@ -127,38 +124,39 @@ COMPUTED_WITH = ("optimizer.lr", "optimizer.momentum", "optimizer.weight_decay",
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether a word is a number, which a bool is not."""
+    """Whether a word is a number; a bool is none, though Python takes it for an int."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def is_of_loop(config: Mapping[str, Any]) -> bool:
-    """Whether `pipegap.trainer.delayed.record` made the config, of a loop of one's own."""
+    """Whether `pipegap.trainer.delayed.record` made the config, of a loop that the user wrote."""
     return str(config["model"]["_target_"]).startswith(f"{LOOP}.")
 
 
 def own_words(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the words of a recorded loop's own, wherever its config holds them."""
+    """Returns a recorded loop's own words, wherever its config holds them."""
     words = {key: value for key, value in config.items() if key not in DEFINED}
     nested = words.pop(WORDS, {})
+    # In 0.2 a word could itself be called `words`, of any type.
     return words | (nested if isinstance(nested, dict) else {WORDS: nested})
 
 
 @cache
 def trial_keys() -> frozenset[str]:
-    """Return the keys of a trial's config: conf/config.yaml has them all."""
+    """Returns the keys of a trial's config: conf/config.yaml has them all."""
     return frozenset(yaml.safe_load((CONF / "config.yaml").read_text("utf-8")))
 
 
 def names(config: Mapping[str, Any]) -> dict[str, str]:
     """Group → name of its choice, for every choice in a config.
 
-    The recorded name, `config["choices"]`, counts unless its YAML names another class than the
-    config: then somebody set `_target_` by hand. Configs made before names were recorded have none.
-    Without a name that counts, the choice gets that of the group's YAML with the same published
-    address. Of several such YAMLs the one wins that shares the most values with the choice (of a
-    path the last component counts), then the one with the fewest keys that differ, then the first
-    in the alphabet. If there is none, or none of several shares a value, the choice is called by
-    its class (`trainer.base.build.label`).
+    The recorded name, in `config["choices"]`, counts unless the YAML of this name has another
+    `_target_` than the config: then somebody set `_target_` by hand. Configs of versions that did
+    not record names have none. Without a name that counts, the choice gets the name of the group's
+    YAML with the same published address. Of several such YAMLs the one wins that shares the most
+    values with the choice (of a path only the last component counts), then the one with the fewest
+    keys that differ, then the first in the alphabet. If there is no such YAML, or several of which
+    none shares a value, the choice is called by its class (`trainer.base.build.label`).
     """
     recorded = config.get("choices") or {}
     choices = {group: config.get(group) for group in GROUPS}
@@ -181,6 +179,7 @@ def yamls(group: str) -> list[Path]:
 
 def _name(group: str, node: Node, recorded: str | None) -> str:
     address = published(node["_target_"])
+    # None: a choice of the user's own, or one of an earlier version, which conf/ does not have.
     if recorded is not None and _address(group, recorded) in (address, None):
         return recorded
     candidates = _alike(group, address)
@@ -196,8 +195,8 @@ def is_offered(group: str, address: str) -> bool:
 
 
 def data_place(config: Mapping[str, Any]) -> str:
-    """Return where a config's data lies: `data.path`, or its name if it has no such key, as data of
-    one's own may not."""
+    """Returns where a config's data lies: `data.path`, or the data's name if it has no such key, as
+    a user's own data may not."""
     return str(config["data"].get("path") or names(config)["data"])
 
 
@@ -210,7 +209,7 @@ def _closest(node: Node, candidates: Sequence[tuple[str, Node]]) -> str | None:
 
 
 def _unlikeness(node: Node, values: Node) -> tuple[int, int]:
-    """How many values of `node` are not in `values`; how many keys of both together differ."""
+    """How many values of `node` are not in `values`, and how many keys of the two differ in all."""
     shared = sum(key in values and values[key] == value for key, value in node.items())
     return len(node) - shared, len(node.keys() | values.keys()) - shared
 
@@ -239,7 +238,7 @@ def _presets(group: str) -> dict[str, Node]:
 
 @cache
 def of_any_path(group: str) -> frozenset[str]:
-    """Return the names of a group's choices that can be chosen with any path, and not without."""
+    """Returns the names of a group's choices for which the user must set a path."""
     return frozenset(name for name, node in _presets(group).items() if node.get("path") == "???")
 
 
@@ -256,7 +255,7 @@ def _values(node: Node) -> Node:
 
 
 def refuse_own_loop(config: Mapping[str, Any]) -> None:
-    """Raises BadInput for the config of a trial that a loop of one's own made."""
+    """Raises BadInput for the config of a trial that a user's own loop made."""
     address = str(config["model"].get("_target_")) if isinstance(config.get("model"), dict) else ""
     if address.startswith(f"{LOOP}."):
         recorded = config.get("choices")
@@ -267,9 +266,10 @@ def refuse_own_loop(config: Mapping[str, Any]) -> None:
 
 
 def without_younger(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the config without each key that has its value of YOUNGER: no hash depends on it.
+    """A copy of the config without the keys that have their value of YOUNGER.
 
-    Groups of the config may be nested, or its keys have dots.
+    So the hash of a trial stays as it was before there were these keys. Groups of the config may be
+    nested, or its keys may have dots.
     """
     older = dict(config)
     for key, usual in YOUNGER.items():
@@ -284,17 +284,14 @@ def without_younger(config: Mapping[str, Any]) -> dict[str, Any]:
     return older
 
 
-# What makes a trial: its id, a hash of all that may change a number, and the code that runs.
-#
 # An id names values, not words: the resolved keys of the config, the hash of the data and the
-# trainer's version. The names that people chose (`model=tiny`) are left out: two names for the
-# same values are one trial, and an edited YAML makes another trial. A choice counts by the
-# address under which its class was first published (`trainer.base.build.MOVED`), wherever the
-# class lives now; `trainer.config.schema.validate` writes that address. A class from outside this
-# package counts by its address and by two source files: of the module in the address and of the
-# module that defines the class. Modules that these import, and code without a source file (built
-# in, compiled), do not count. A class from the folder `code` counts by all Python files of that
-# folder.
+# trainer's version. The names of choices (`model=tiny`) are left out: two names for the same values
+# are one trial, and an edited YAML makes another trial. A choice counts by the address under which
+# its class was first published (`trainer.base.build.MOVED`), wherever the class lives now;
+# `trainer.config.schema.validate` writes that address. A class from outside this package counts by
+# its address and by two source files: of the module in the address and of the module that defines
+# the class. Modules that these import, and code without a source file (built in, compiled), do not
+# count. A class from the folder `code` counts by all Python files of that folder.
 
 TRAINER_VERSION = 2
 """Raised by hand when a fix changes numbers: results of different versions are never mixed."""
@@ -303,33 +300,34 @@ COMPILED_FIXES = 2
 """Raised by hand when a fix changes the numbers of `compile=update` alone."""
 
 HEAD_FIXES = 1
-"""Raised by hand when a fix changes the numbers of models alone whose head is not the embedding."""
+"""Raised by hand when a fix changes the numbers only of models whose head is not the embedding."""
 
 TIED_CLIP_FIXES = 1
-"""Raised by hand when a fix changes the numbers alone of trials whose stages clip by themselves and
+"""Raised by hand when a fix changes the numbers only of trials whose stages clip by themselves and
 hold copies of one weight."""
 
 OWN_DATA = "trainer.data."
-"""How the published address of a data's class begins that lies in this package."""
+"""The start of the published addresses of this package's data classes."""
 
 CHANGES_NO_NUMBER = (
     *("choices", "results", "out", "data.path", "data.skip_bad_rows", "code"),
     *("save_final", "save_last", "checkpoint_every", "timeout", "trace"),
 )
-"""Keys left out of the id. The data counts by its hash, not by where it lies."""
+"""Keys left out of the id. The data counts by its hash, not by its path."""
 
 COMMIT = "PIPEGAP_COMMIT"
-"""Environment variable that names the commit of a source tree that is a copy without git."""
+"""Environment variable with the commit of a source tree that was copied without git."""
 
 
 def version_of(config: Mapping[str, Any]) -> int:
-    """Return the version of the trainer that the numbers of a trial belong to."""
+    """Returns the version of the trainer that the numbers of a trial belong to."""
     if is_of_loop(config):
         return TRAINER_VERSION
     is_compiled, model = config["compile"] == "update", config["model"]
     default = getattr(locate(model["_target_"]), "tied_embeddings", True)
     has_head = model.get("tied_embeddings", default) is False
     clips_copies = not has_head and _clips_by_stage(config)
+    # Added up, so that a raise of any of them makes another version of the trials it concerns.
     fixes = COMPILED_FIXES * is_compiled + HEAD_FIXES * has_head + TIED_CLIP_FIXES * clips_copies
     return TRAINER_VERSION + fixes
 
@@ -338,32 +336,32 @@ def _clips_by_stage(config: Mapping[str, Any]) -> bool:
     """Whether a clip acts on several stages, on each by itself."""
     if config["clip_norm"] is None or config["clip_scope"] != "stage":
         return False
+    # Any length will do where tokens_per_parameter sets it: the number of stages is the same.
     return build(config["pipeline"], config["num_updates"] or MAX_COUNT).num_stages > 1
 
 
 def trial_id(config: Mapping[str, Any], data_hash: str | None) -> str:
-    """Return 16 hexadecimal digits, a hash of resolved config, data and trainer's version."""
+    """Returns 16 hexadecimal digits, a hash of resolved config, data and trainer's version."""
     hashed_config = _of_loop(config) if is_of_loop(config) else _of_trial(config)
-    made_by = {
+    identity = {
         "config": hashed_config,
         "data_hash": data_hash,
         "trainer_version": version_of(config),
     }
-    if foreign := sources(config):
-        made_by["sources"] = foreign
-    canonical = json.dumps(made_by, sort_keys=True, separators=(",", ":"))
+    if foreign := sources(config):  # no key without them: ids of our own choices have none
+        identity["sources"] = foreign
+    canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 def _of_loop(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the id of a recorded loop hashes: every word, since none changes no number.
+    """Returns what the id of a recorded loop hashes: every word, since any may change a number.
 
-    The words of the loop's own count beside the keys, where 0.2 wrote them.
+    The loop's own words count beside the keys, where 0.2 wrote them.
     """
     left_out = ("choices", "results", "out", WORDS)
-    hashed_config = {
-        key: value for key, value in config.items() if key not in left_out
-    } | own_words(config)
+    hashed_config = {key: value for key, value in config.items() if key not in left_out}
+    hashed_config |= own_words(config)
     hashed_config["data"] = {
         key: value for key, value in hashed_config["data"].items() if key != "path"
     }
@@ -371,7 +369,8 @@ def _of_loop(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_trial(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the id of a trial hashes: what may change a number."""
+    """Returns what the id of a trial hashes: what may change a number."""
+    # Through JSON: a deep copy, with lists in place of tuples.
     hashed_config: dict[str, Any] = json.loads(json.dumps(without_younger(config)))
     for key in CHANGES_NO_NUMBER:
         *path, last = key.split(".")
@@ -380,7 +379,7 @@ def _of_trial(config: Mapping[str, Any]) -> dict[str, Any]:
             node = node[part]
         node.pop(last, None)
     if published(hashed_config["data"]["_target_"]).startswith(OWN_DATA):
-        # The hash of the data stands for them.
+        # Keys that only change the data, for which its hash stands.
         for key in getattr(locate(hashed_config["data"]["_target_"]), "COUNTED_BY_HASH", ()):
             hashed_config["data"].pop(key, None)
     if hashed_config["resume_from"]:
@@ -426,7 +425,7 @@ def _source_digest(address: str, code: str | None) -> str | None:
 
 
 def _content(module: str) -> bytes:
-    """Return the content of a module's source file; empty without one."""
+    """Returns the content of a module's source file; empty without one."""
     try:
         path = inspect.getsourcefile(import_module(module))
     except TypeError:  # built in
@@ -437,7 +436,7 @@ def _content(module: str) -> bytes:
 def provenance(
     config: Mapping[str, Any], trial_id: str, data_hash: str | None, device_name: str
 ) -> dict[str, Any]:
-    """What made a result: ids, sources, versions of libraries and code, and the kind of device."""
+    """The record of what made a result: ids, sources, versions of libraries and code, device."""
     return {
         "trial_id": trial_id,
         "data_hash": data_hash,
@@ -448,7 +447,7 @@ def provenance(
 
 
 def made_by(device_name: str) -> dict[str, Any]:
-    """Return code, versions of Python and libraries, and the kind of device.
+    """Returns code, versions of Python and libraries, and the kind of device.
 
     Results, attempts and checkpoints record them.
     """
@@ -462,7 +461,7 @@ def _versions() -> Mapping[str, str]:
 
 
 def code_version() -> str | None:
-    """Return a name for the source code that runs; None if there is none.
+    """Returns a name for the source code that runs; None if there is none.
 
     In a git repository: its commit, with `-dirty` if the tree was changed. In a copy without git:
     the value of `PIPEGAP_COMMIT`. Installed from a wheel: e.g. "pipegap 0.1.0".
@@ -471,7 +470,7 @@ def code_version() -> str | None:
 
 
 def _commit() -> str | None:
-    """Return the commit of the repository that tracks this file; None without such a repository.
+    """Returns the commit of the repository that tracks this file; None without such a repository.
 
     An installed copy may lie inside a repository that does not track the copy.
     """
@@ -480,16 +479,16 @@ def _commit() -> str | None:
     describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         run(tracks, cwd=source_file.parent, check=True, capture_output=True)
-        done = run(
+        result = run(
             describe, cwd=source_file.parent, check=True, capture_output=True, encoding="utf-8"
         )
-    except (CalledProcessError, FileNotFoundError):
+    except (CalledProcessError, FileNotFoundError):  # not tracked; no git
         return None
-    return done.stdout.strip()
+    return result.stdout.strip()
 
 
 def _release() -> str | None:
-    """Return name and version of the installed package that has this file; None without one.
+    """Returns name and version of the installed package that has this file; None without one.
 
     Another copy of the package may be installed too.
     """
@@ -504,4 +503,4 @@ def _release() -> str | None:
 
 
 _code = cache(code_version)
-"""`code_version` of the first call: a process goes on with the code that it imported."""
+"""`code_version` at its first call: the files may change, the code that was imported does not."""

@@ -32,14 +32,11 @@ if TYPE_CHECKING:  # torch is slow, and no check of a command's words needs it
     from pipegap.trainer.models.decoder import Recipe
 
 
-# Which settings, each valid alone, do not go together, and why.
+# Settings that do not go together, though each is valid alone.
 
 Config = Mapping[str, Any]
 
 COMPILED = "with compile=update: compile=false does without"
-ABSOLUTE = (
-    "its average is made of weights and not of updates, which a change beside its own steps breaks"
-)
 
 
 def check_combinations(config: Config) -> None:
@@ -63,7 +60,7 @@ def _check_compiled_experts(config: Config) -> None:
 
 
 def _check_fused(config: Config) -> None:
-    """Raises BadInput for a setting without the fused kernels of a Gated DeltaNet."""
+    """Raises BadInput for a setting for which a Gated DeltaNet has no fused kernels."""
     if not config["model"].get("fused_delta_rule"):
         return
     for key, holds, allowed in (
@@ -88,7 +85,7 @@ def check_backward(config: Config, model: "Recipe", schedule: Schedule) -> None:
 
 
 def check_graphs(config: Config, model: "Recipe", correction: "NoCorrection") -> None:
-    """Raises BadInput for a setting that `compile=update` does not have."""
+    """Raises BadInput for a setting that `compile=update` does not support."""
     if config["compile"] != "update":
         return
     correction_name = label(config["correction"])
@@ -107,12 +104,15 @@ def check_graphs(config: Config, model: "Recipe", correction: "NoCorrection") ->
 
 
 def check_averaging(config: Config, correction: "NoCorrection") -> None:
-    """Raises BadInput for a correction that moves weights, if the optimizer averages those."""
+    """Raises BadInput for a correction that moves weights, if the optimizer averages weights."""
+    # Not at the top: the module of optimizers imports torch.
     from pipegap.trainer.optimizers.routing import is_averaging
 
     if correction.moves_weights and is_averaging(locate(config["optimizer"]["_target_"])):
-        why = f"not with optimizer={label(config['optimizer'])}: {ABSOLUTE}"
-        raise BadInput("correction", label(config["correction"]), why)
+        optimizer = label(config["optimizer"])
+        why = "its average is made of weights and not of updates, which a change beside its own"
+        allowed = f"not with optimizer={optimizer}: {why} steps breaks"
+        raise BadInput("correction", label(config["correction"]), allowed)
 
 
 def check_in_place(config: Config, schedule: Schedule, correction: "NoCorrection") -> None:
@@ -134,15 +134,13 @@ def check_in_place(config: Config, schedule: Schedule, correction: "NoCorrection
         raise BadInput("correction", label(config["correction"]), allowed)
 
 
-# What a trial's config may hold: keys, types, ranges; and the rules that span several keys.
-#
-# The schema of a choice (a node with `_target_`) is the signature of its target: the keyword-only
-# parameters are its keys, their annotations its types and ranges. So nothing is declared twice.
-# `choices` has the names that people chose by, for tables and figures.
+# Keys, types and ranges. The schema of a choice (a node with `_target_`) is the signature of its
+# target: the keyword-only parameters are its keys, their annotations its types and ranges. So
+# nothing is declared twice. `choices` has the names of the choices, for tables and figures.
 
 Choice = dict[str, Any]
 BF16_PRODUCTS = ("avx512_bf16", "amx_bf16")
-"""Instructions of processors, by torch's names, with which its products in bfloat16 are faster."""
+"""torch's names of processor instructions with which products are faster in bfloat16."""
 
 
 def _compile(value: object) -> bool | str:
@@ -222,7 +220,7 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
     refuse_own_loop(config)
     current_keys = {key: value for key, value in config.items() if not is_dropped(key, value)}
     checked = _check(TrialConfig, current_keys, prefix="")
-    use_code(checked["code"])
+    use_code(checked["code"])  # before the choices, which may be classes of that folder
     for group in GROUPS:
         checked[group] = check_choice(group, checked[group], checked["code"])
     if checked["choices"] is not None:
@@ -243,9 +241,9 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
 def _resolved_dtype(name: str, device: str, *, has_experts: bool) -> str:
     """Returns the dtype `name`, or for auto the dtype of the fastest products.
 
-    They are in bfloat16 on a GPU, and on a CPU that has instructions for bfloat16. On other CPUs
-    bfloat16 is slower than float32. So it is for experts on any CPU, because torch compiles a
-    product for each number of tokens that an expert gets.
+    That is bfloat16 on a GPU, and on a CPU that has instructions for bfloat16. On other CPUs
+    bfloat16 is slower than float32, and for experts on any CPU, because torch compiles a product
+    for each number of tokens that an expert gets.
     """
     if name != "auto":
         return name
@@ -260,7 +258,7 @@ def _resolved_dtype(name: str, device: str, *, has_experts: bool) -> str:
 
 
 def check_choice(key: str, node: Choice, code: str | None = None) -> Choice:
-    """Return the node of one choice, checked against its target's signature; raises BadInput.
+    """Returns the node of one choice, checked against its target's signature; raises BadInput.
 
     `code` is the folder of the user's own code.
     """
@@ -270,6 +268,7 @@ def check_choice(key: str, node: Choice, code: str | None = None) -> Choice:
     try:
         schema = _schema(locate(path))
     except (Exception, SystemExit) as error:  # whatever the user's module raises
+        # An installed module of the same name may be why: that is the better refusal.
         refuse_hidden(code, path)
         raise BadInput(f"{key}._target_", path, f"must be importable ({in_short(error)})") from None
     refuse_hidden(code, path)
@@ -279,9 +278,9 @@ def check_choice(key: str, node: Choice, code: str | None = None) -> Choice:
 
 @cache
 def _schema(target: Any) -> type[BaseModel]:
-    """Return a pydantic model of the target's keyword-only parameters.
+    """Returns a pydantic model of the target's keyword-only parameters.
 
-    Raises TypeError or ValueError for a target that is no function or class of annotated ones.
+    Raises TypeError or ValueError for a target whose signature Python cannot read.
     """
     function = target.__init__ if inspect.isclass(target) else target
     # The fields of a dataclass may be annotated in the module of a base class.
@@ -306,19 +305,19 @@ def _check(schema: type[BaseModel], values: Mapping[str, Any], prefix: str) -> d
 
 
 def first_of(error: ValidationError) -> ErrorDetails:
-    """Return the error to report: a misspelt key says more than the key that is missing for it."""
+    """Returns the error to report: a misspelt key before the key that is missing because of it."""
     errors = error.errors()
     return next((details for details in errors if details["type"] != "missing"), errors[0])
 
 
 def in_words(error: ErrorDetails, schema: type[BaseModel]) -> str:
-    """Return what must be where the `schema` has this error, in our words and not pydantic's."""
+    """Returns what is allowed where the `schema` has this error, in our words, not pydantic's."""
     if error["type"] == "extra_forbidden":
         closest_keys = closest_first(str(error["loc"][-1]), schema.model_fields)
         return f"must be a known key (known: {', '.join(closest_keys)})"
     if error["type"] == "missing":
         return "is required"
-    message = error["msg"].removeprefix("Value error, ")
+    message = error["msg"].removeprefix("Value error, ")  # of a validator of ours
     return re.sub(r"^(Input|\w+) should", "must", message)
 
 

@@ -18,9 +18,6 @@ from pipegap.trainer.base.ranges import Few, Positive, Rows
 from pipegap.trainer.models.layers import Output, RMSNorm, Unprojected, initialise, rotation
 from pipegap.trainer.optimizers.routing import Kind, kinds
 
-# What the trainer asks of a model, whatever its architecture, which layers each stage gets, and
-# how stages are compiled.
-
 Split = tuple[range, ...]
 """The layers of each stage."""
 
@@ -34,22 +31,23 @@ def balanced(work: tuple[float, ...], num_stages: int, head: float) -> Split:
     are split by the same rule, as a model of their own without a head. So the first stages, which
     keep the activations of more microbatches, have fewer layers. The last stage may have none.
     """
-    done = [0.0, *accumulate(work)]
+    done = [0.0, *accumulate(work)]  # done[n]: the work of the first n layers
     slowest = _slowest(done, num_stages - 1)
     cuts, head_work, least = [len(work)], head, 0
-    for num_later_stages in range(num_stages - 1, 0, -1):
+    for num_earlier_stages in range(num_stages - 1, 0, -1):  # the last stage first
         end = cuts[-1]
 
-        def rank(
+        def slowest_from(
             start: int,
-            num_later_stages: int = num_later_stages,
+            num_earlier_stages: int = num_earlier_stages,
             end: int = end,
             head_work: float = head_work,
         ) -> float:
-            return max(slowest[num_later_stages][start], done[end] - done[start] + head_work)
+            return max(slowest[num_earlier_stages][start], done[end] - done[start] + head_work)
 
-        cuts.append(min(range(num_later_stages, end + 1 - least), key=rank))
-        head_work, least = 0.0, 1
+        # `min` takes the first of equal ones: the earliest cut, so the most layers on this stage.
+        cuts.append(min(range(num_earlier_stages, end + 1 - least), key=slowest_from))
+        head_work, least = 0.0, 1  # the other stages have no head, and at least one layer
     return tuple(range(start, end) for start, end in pairwise([0, *reversed(cuts)]))
 
 
@@ -63,6 +61,7 @@ def _slowest(done: Sequence[float], num_stages: int) -> list[list[float]]:
     for k in range(2, num_stages + 1):
         previous_row, row, cut = slowest[-1], [float("inf")] * len(done), k - 1
         for n in range(k, len(done)):
+            # `cut` only grows with n, so all rows take time in proportion to k · n.
             while cut < n - 1 and previous_row[cut] < done[n] - done[cut]:
                 cut += 1
             cuts = range(max(k - 1, cut - 1), cut + 1)
@@ -77,12 +76,12 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 class Pretrained(NamedTuple):
     """A model as Hugging Face's transformers store it.
 
-    `config` is the content of its config.json, with all that its numbers depend on, and `tensors`
-    are its weights by their names there. The rest is for checkpoints that others wrote. `defaults`
-    are transformers' values of keys that a config.json may lack; one that depends on other keys is
-    a function of them. `keys` says which key of the recipe a key of the config is. `tied` says of
-    which tensor a name is another name. `ignored` are patterns (`re.search`) of names that
-    transformers leaves out.
+    `config` is the content of its config.json, with all keys that its numbers depend on, and
+    `tensors` are its weights by their names there. The other fields serve to read checkpoints of
+    other authors. `defaults` has transformers' values of keys that a config.json may lack, or
+    functions of the config where they depend on other keys. `keys` maps a key of the config to the
+    key of the recipe. `tied` maps another name of a tensor to its name. `ignored` are patterns
+    (`re.search`) of names that transformers leaves out.
     """
 
     config: dict[str, Any]
@@ -97,11 +96,11 @@ class Recipe(Protocol):
     """A model that knows its size and makes any of its stages; it allocates no weights itself.
 
     A stage is a module. The first one takes tokens, int64 [batch, seq]; the others take hidden
-    states [batch, seq, hidden_size]; the last one returns logits [batch, seq, vocab_size], or what
-    the loss makes them of, `trainer.models.layers.Unprojected`. Weights
-    have the same names for every number of stages. A weight that both the first and the last stage
-    name is tied. Stages are in training mode, except for gradients of the plain loss alone, without
-    terms that the model adds to it.
+    states [batch, seq, hidden_size]; the last one returns logits [batch, seq, vocab_size], or an
+    `Unprojected` from which the loss computes them. Weights have the same names for every number of
+    stages. A weight that both the first and the last stage name is tied. Stages are in training
+    mode, except where the gradients of the plain loss are asked for, without terms that the model
+    adds to it.
     """
 
     @property
@@ -135,7 +134,7 @@ class Recipe(Protocol):
         """The layers of each stage. Raises BadInput if there cannot be that many stages."""
 
     def work(self, split: Split, seq_len: int) -> list[float]:
-        """Multiplications per token of each stage in a forward; their ratios count."""
+        """Multiplications per token of each stage in a forward, of which only the ratios count."""
 
     def stage(self, index: int, split: Split) -> nn.Module:
         """The stage numbered `index`; its weights are undefined before `initialise`."""
@@ -151,16 +150,16 @@ class Recipe(Protocol):
 
 
 compiled: Callable[..., Any] = partial(torch.compile, dynamic=False)
-"""`torch.compile` for shapes that do not change: the last batch of an evaluation gets a graph of
-its own, and does not make the training's one slower."""
+"""`torch.compile` for shapes that do not change: the smaller last batch of an evaluation gets a
+graph of its own, and the graph of the training does not become a slower one for all shapes."""
 
 
 def compiled_stage(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The module with what its `layers()` lists compiled, each by itself; else as a whole.
+    """The module with each of its `layers()` compiled by itself, or as a whole if it has none.
 
-    Layers of one shape share one graph, in whichever stage they are. A graph per stage would be
-    compiled for as long as the model is deep, would depend on where the model is cut, and beyond
-    eight stages torch would run the others uncompiled.
+    Layers of one shape share one graph, in whichever stage they are. To compile a graph per stage
+    would take the longer the deeper the model is, the graphs would depend on where the model is
+    cut, and after eight of them torch would run the other stages uncompiled.
     """
     if not hasattr(module, "layers"):
         return compiled(module)
@@ -187,7 +186,7 @@ KEYS = {
     "initializer_range": "initializer_range",
     "tie_word_embeddings": "tied_embeddings",
 }
-"""Keys of transformers' configs of all decoders, and the fields that they are."""
+"""Key of transformers' configs of all decoders → the field of `Decoder` that it is."""
 DEFAULTS = {
     "rope_theta": 1e4,
     "rms_norm_eps": 1e-6,
@@ -195,7 +194,7 @@ DEFAULTS = {
     "hidden_act": "silu",
     "attention_bias": False,
 }
-"""What transformers takes for a key that config.json lacks, in all decoders."""
+"""transformers' defaults of keys that config.json lacks, in all decoders."""
 
 
 def size_of_heads(config: Mapping[str, Any]) -> Any:
@@ -278,16 +277,18 @@ class Decoder(ABC):
         """FLOPs of forward and backward: 6 per active parameter and per product without one, and
         12 w T for softmax attention of width w with T = `seq_len` (PaLM, appendix B). Looking up an
         embedding costs none."""
-        looked_up = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
+        # A tied embedding is the head too, and multiplies there.
+        only_looked_up = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
         attention = sum(size.attention for size in self._sizes())
-        products = self.num_active_parameters - looked_up + sum(s.products for s in self._sizes())
+        num_factors = self.num_active_parameters - only_looked_up
+        products = num_factors + sum(size.products for size in self._sizes())
         return 6 * products + 12 * attention * seq_len
 
     def split(self, num_stages: int, seq_len: int) -> Split:
         """The layers of each stage, balanced by counted work.
 
-        Work counts multiplications: of the matrices, of causal attention, and without a parameter.
-        The embedding's lookup has none. A loss that is fused with the head counts as
+        Work counts multiplications: by matrices, in causal attention, and those without a
+        parameter. The embedding's lookup has none. A loss that is fused with the head counts as
         LOSS more per logit. Raises BadInput for more stages than layers.
         """
         if num_stages > self.num_layers:
@@ -327,7 +328,7 @@ class Decoder(ABC):
 
     @property
     def tied_names(self) -> dict[str, str]:
-        """The name under which a checkpoint may hold a tied embedding once more."""
+        """Another name under which a checkpoint may hold a tied embedding too → its name."""
         return {"lm_head.weight": "model.embed_tokens.weight"} if self.tied_embeddings else {}
 
     def norm(self) -> nn.Module:
@@ -339,6 +340,7 @@ class Decoder(ABC):
         return self.vocab_size * (self.hidden_size + (LOSS if self.loss_chunk else 0))
 
     def _work(self, seq_len: int) -> tuple[int, ...]:
+        # Causal attention: q kᵀ and the average of v, each with T / 2 tokens in the mean.
         return tuple(s.matrices + s.products + s.attention * seq_len for s in self._sizes())
 
     def _sizes(self) -> list[LayerSize]:
@@ -377,12 +379,12 @@ class DecoderStage(nn.Module):
         """Runs this stage's part of the model on `x`."""
         if self.is_first:
             x = self.model["embed_tokens"](x)
-        turn = rotation(x, self._recipe.rotary_size, self._recipe.rope_theta)
+        cos, sin = rotation(x, self._recipe.rotary_size, self._recipe.rope_theta)
         for layer in self.layers():
             if self._recipe.activation_checkpointing and torch.is_grad_enabled():
-                x = checkpoint(layer, x, *turn, use_reentrant=False)
+                x = checkpoint(layer, x, cos, sin, use_reentrant=False)
             else:
-                x = layer(x, *turn)
+                x = layer(x, cos, sin)
         return self._head(self.model["norm"](x)) if self.is_last else x
 
     def _head(self, x: Tensor) -> Output:

@@ -1,5 +1,5 @@
-"""Parts that every decoder has: norm, attention with rotary positions, feed-forward part, layer;
-and the loss.
+"""Parts that every decoder has: norm, attention with rotary positions, feed-forward part, layer,
+and their initial weights; and the loss.
 """
 
 import math
@@ -15,9 +15,6 @@ from typing_extensions import override
 from pipegap.trainer.base.resources import stream
 from pipegap.trainer.optimizers.routing import Kind
 
-# Parts that every decoder has: norm, attention with rotary positions, feed-forward part, layer;
-# and initial weights, which a module may know itself.
-
 Streams = Callable[..., Generator]
 """Name of a part of a parameter → its random stream; without a name, that of the whole."""
 SHORT = 256
@@ -27,8 +24,8 @@ not use the processor's bf16 products (bench/README.md)."""
 
 @torch.no_grad()
 def initialise(module: nn.Module, std: float, seed: int) -> None:
-    """Normal(0, std) for matrices and 1 for vectors, unless their module knows better: if it has a
-    method `initial(name, shape, std, streams)`, that makes the values of its parameter `name`.
+    """Normal(0, std) for matrices and 1 for vectors, unless their module says otherwise: a method
+    `initial(name, shape, std, streams)` of it returns the values of its parameter `name`.
 
     Each parameter is drawn on the CPU from a stream of its own name, so that its values depend on
     neither the stages nor the device.
@@ -128,7 +125,8 @@ class NoGate(nn.Module):
         super().__init__()
 
     def forward(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """[batch, seq, hidden] and the heads' averages [batch, seq, size] to such averages."""
+        """Hidden states [batch, seq, hidden] and the heads' averages `mixed` [batch, seq, size] to
+        gated averages, of the shape of `mixed`."""
         return mixed
 
 
@@ -151,7 +149,7 @@ class SigmoidGate(NoGate):
 class Attention(nn.Module):
     """Softmax attention of `num_heads` heads; groups of them share one of `num_kv_heads` keys and
     values. `norm(head_size)` makes the norms of queries and keys, each over one head, and
-    `gate(hidden_size, num_heads · head_size)` what comes after the heads."""
+    `gate(hidden_size, num_heads · head_size)` the gate behind the heads."""
 
     def __init__(
         self,
@@ -178,6 +176,7 @@ class Attention(nn.Module):
 
     def mixed(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """The heads' averages of values, side by side: [batch, seq, num_heads · head_size]."""
+        # q [batch, num_heads, seq, head_size], k and v [batch, num_kv_heads, seq, head_size].
         q = rotate(self.q_norm(self._heads(self.q_proj(x))).transpose(1, 2), cos, sin)
         k = rotate(self.k_norm(self._heads(self.k_proj(x))).transpose(1, 2), cos, sin)
         v = self._heads(self.v_proj(x)).transpose(1, 2)
@@ -202,7 +201,8 @@ def in_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """`causal` with all scores in memory, and their softmax in fp32."""
     seq_len, scale = q.shape[2], q.shape[3] ** -0.5
     future = torch.full((seq_len, seq_len), -math.inf, device=q.device).triu(1)
-    rows = (q * scale).unflatten(1, (k.shape[1], -1)).flatten(2, 3)  # heads that share a key
+    # [batch, heads of keys, heads per key · seq, size]: the heads that share a key are its rows.
+    rows = (q * scale).unflatten(1, (k.shape[1], -1)).flatten(2, 3)
     scores = (rows @ k.mT).unflatten(2, (-1, seq_len)).float() + future
     weights = scores.softmax(-1).to(v.dtype).flatten(2, 3)
     return (weights @ v).unflatten(2, (-1, seq_len)).flatten(1, 2)
@@ -267,6 +267,7 @@ def loss_by(run: Callable[[Any], Any]) -> Callable[[Output, Tensor], Tensor]:
 
     The compiled loss makes no fp32 copy of the logits (bench/README.md).
     """
+    # The functions of logits are wrapped, not the loop over chunks, which autograd runs.
     whole: Whole = run(logits_loss)
     part: Part = run(chunk_loss)
 
@@ -275,6 +276,7 @@ def loss_by(run: Callable[[Any], Any]) -> Callable[[Output, Tensor], Tensor]:
             return whole(output, targets)
         if torch.is_grad_enabled():
             return _Chunked.apply(*output, targets.flatten(), part)
+        # Means of chunks, weighted by their sizes: the last one may be shorter.
         chunks = zip(parts(output), targets.flatten().split(output.chunk), strict=True)
         losses = [whole(logits[None], labels[None]) * len(labels) for logits, labels in chunks]
         return torch.stack(losses).sum() / targets.numel()
@@ -289,12 +291,12 @@ def logits_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def chunk_loss(logits: Tensor, targets: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
-    """What logits [chunk, vocab] add to the mean over `num_tokens` tokens, in fp32 or wider, and
-    their gradient, in their dtype. `targets` are [chunk]."""
+    """The share of logits [chunk, vocab] in the mean loss of `num_tokens` tokens, in fp32 or wider,
+    and its gradient by the logits, in their dtype. `targets` are [chunk]."""
     scores = wide(logits)
     log_sum = scores.logsumexp(-1, keepdim=True)
     target_scores = scores.gather(1, targets.unsqueeze(1))
-    gradient = (scores - log_sum).exp_()
+    gradient = (scores - log_sum).exp_()  # softmax; less 1 at the target, below
     is_target = torch.arange(logits.shape[1], device=logits.device) == targets.unsqueeze(1)
     gradient = gradient.sub_(is_target.to(scores.dtype)).div_(num_tokens).to(logits.dtype)
     return (log_sum - target_scores).sum() / num_tokens, gradient
@@ -319,7 +321,7 @@ class _Chunked(torch.autograd.Function):
     ) -> Tensor:
         rows, losses = hidden.flatten(0, -2), []
         hidden_grad = torch.empty_like(rows)
-        head_grad = torch.zeros_like(head, dtype=wide(head[:0]).dtype)
+        head_grad = torch.zeros_like(head, dtype=wide(head[:0]).dtype)  # `[:0]`: only its dtype
         for start in range(0, len(rows), chunk):
             span = slice(start, start + chunk)
             loss, gradient = part(rows[span] @ head.T, targets[span], len(rows))

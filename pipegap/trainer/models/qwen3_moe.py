@@ -23,10 +23,8 @@ from pipegap.trainer.models.decoder import (
 from pipegap.trainer.models.layers import Attention, Layer, RMSNorm, Streams, normal
 from pipegap.trainer.optimizers.routing import Kind
 
-# A mixture of experts: a router chooses some of many SwiGLUs for each token.
-#
-# Experts are kept equally busy by terms that travel with the backward. A term belongs to the
-# gradient of the microbatch that made it. So versions, microbatches, replicas, recomputation and
+# A mixture of experts. Terms of the backward keep the experts equally busy. A term belongs to the
+# gradient of the microbatch that made it, so versions, microbatches, replicas, recomputation and
 # checkpoints treat it as they treat every gradient.
 
 
@@ -41,10 +39,8 @@ class NoBalance(nn.Module):
         self._coefficient, self._num_experts = coefficient, num_experts
 
     def scores(self, chances: Tensor) -> Tensor:
-        """By what the experts of a token are chosen: router's chances, or changed ones.
-
-        Both are [tokens, experts].
-        """
+        """The scores by which the experts of a token are chosen: the router's `chances`, or changed
+        ones, [tokens, experts]."""
         return chances
 
     def forward(self, out: Tensor, chances: Tensor, loads: Tensor) -> Tensor:
@@ -82,7 +78,7 @@ class Bias(NoBalance):
     """
 
     not_exported = "must not be bias: transformers has no such biases in this architecture"
-    reads_master = True
+    reads_master = True  # numbers of steps, which bf16 holds exactly up to 256 only
 
     def __init__(self, coefficient: float, num_experts: int) -> None:
         super().__init__(coefficient, num_experts)
@@ -98,14 +94,14 @@ class Bias(NoBalance):
 
     @override
     def scores(self, chances: Tensor) -> Tensor:
-        return chances.detach() + self._coefficient * self.bias.detach()
+        return chances.detach() + self._coefficient * self.bias.detach()  # for `topk` alone
 
     @override
     def forward(self, out: Tensor, chances: Tensor, loads: Tensor) -> Tensor:
         if not self.training:
             return out
-        wide = loads.to(self.bias.dtype)  # whole numbers, and a mean that is exact for 2^n experts
-        return _WithGradient.apply(out, self.bias, wide - wide.sum() / self._num_experts)
+        counts = loads.to(self.bias.dtype)  # whole, and a mean that is exact for 2^n experts
+        return _WithGradient.apply(out, self.bias, counts - counts.sum() / self._num_experts)
 
 
 class _WithLoss(torch.autograd.Function):
@@ -113,7 +109,7 @@ class _WithLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, term: Tensor) -> Tensor:
-        ctx.save_for_backward(torch.ones_like(term))
+        ctx.save_for_backward(torch.ones_like(term))  # ∂(loss + term) / ∂term
         return x.view_as(x)
 
     @staticmethod
@@ -150,10 +146,10 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, seq, hidden] to the same."""
-        tokens = x.flatten(0, 1)
-        chances = self.gate(tokens)
+        tokens = x.flatten(0, 1)  # [tokens, hidden]
+        chances = self.gate(tokens)  # [tokens, experts]
         expert_ids = self.balance.scores(chances).topk(self._num_chosen, -1).indices
-        shares = chances.gather(-1, expert_ids)
+        shares = chances.gather(-1, expert_ids)  # [tokens, chosen], without the balance's change
         shares = shares / shares.sum(-1, keepdim=True)
         routes = Routes.of(expert_ids, chances.shape[-1])
         out = self.balance(self.experts(tokens, shares.to(x.dtype), routes), chances, routes.loads)
@@ -222,7 +218,7 @@ class Routes(NamedTuple):
     def of(cls, expert_ids: Tensor, num_experts: int) -> "Routes":
         """The routes to the experts `expert_ids` [tokens, experts per token]."""
         pairs = expert_ids.flatten()
-        order = pairs.argsort(stable=True)
+        order = pairs.argsort(stable=True)  # the pairs of an expert stay in the tokens' order
         places = torch.arange(len(order), device=order.device)
         inverse = torch.empty_like(order).scatter_(0, order, places)
         experts = torch.arange(num_experts, device=order.device)
@@ -234,7 +230,7 @@ class Routes(NamedTuple):
 class Experts(nn.Module):
     """SwiGLUs as stacks of matrices, [experts, out, in], which optimizers see one by one.
 
-    Gate and up matrices are apart: joined, they would be another matrix to Muon.
+    Gate and up matrices are apart: Muon would orthogonalise a joined matrix as one.
     """
 
     def __init__(self, num_experts: int, hidden_size: int, intermediate_size: int) -> None:
@@ -250,11 +246,12 @@ class Experts(nn.Module):
 
     def initial(self, name: str, shape: torch.Size, std: float, streams: Streams) -> Tensor:
         """Normal(0, std), with a stream for each expert."""
-        drawn = [normal(shape[1:], std, streams(str(expert))) for expert in range(shape[0])]
-        return torch.stack(drawn)
+        matrices = [normal(shape[1:], std, streams(str(expert))) for expert in range(shape[0])]
+        return torch.stack(matrices)
 
     def forward(self, tokens: Tensor, shares: Tensor, routes: Routes) -> Tensor:
         """[tokens, hidden] to sums over the chosen experts, weighted by shares [tokens, chosen]."""
+        # One row per pair, [tokens · chosen, …], sorted by expert until `back`.
         rows = _ToExperts.apply(tokens, routes.order, routes.inverse)
         gate = multiplied(rows, self.gate_proj, routes.ends)
         up = multiplied(rows, self.up_proj, routes.ends)
@@ -270,7 +267,7 @@ def multiplied(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
     """
     if rows.dtype != torch.float64:
         return F.grouped_mm(rows, matrices.mT, offs=ends)
-    bounds = [0, *ends.tolist()]  # torch groups no float64
+    bounds = [0, *ends.tolist()]  # `grouped_mm` takes no float64
     parts = zip(bounds[:-1], bounds[1:], matrices, strict=True)
     return torch.cat([rows[start:end] @ matrix.T for start, end, matrix in parts])
 
@@ -283,12 +280,13 @@ class _ToExperts(torch.autograd.Function):
     def forward(ctx: Any, tokens: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
         ctx.save_for_backward(inverse)
         ctx.num_tokens = len(tokens)
+        # Pairs are numbered token by token: pair // (pairs per token) is the token.
         return tokens.index_select(0, order // (len(order) // len(tokens)))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (inverse,) = ctx.saved_tensors
-        rows = gradient.index_select(0, inverse)
+        rows = gradient.index_select(0, inverse)  # in the order of the pairs again
         return rows.unflatten(0, (ctx.num_tokens, -1)).sum(1), None, None
 
 
@@ -306,10 +304,9 @@ class _Permuted(torch.autograd.Function):
         return gradient.index_select(0, inverse), None, None
 
 
-# Qwen3-MoE, and the experts in every layer that Qwen3-Next has too.
-#
-# Qwen3-MoE has grouped-query attention with norms of queries and keys, and heads of any size, as
-# in Hugging Face's Qwen3MoeForCausalLM.
+# Decoders with experts in every layer, of which Qwen3-Next is another. Qwen3-MoE has grouped-query
+# attention with norms of queries and keys, and heads of any size, as in Hugging Face's
+# Qwen3MoeForCausalLM.
 
 BALANCES: Mapping[str, Callable[[float, int], NoBalance]] = {
     "none": NoBalance,

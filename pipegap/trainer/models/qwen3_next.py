@@ -39,7 +39,7 @@ from pipegap.trainer.models.qwen3_moe import (
 EPS = 1e-6
 """Added to the squared norms of queries and keys."""
 LEAST, LARGEST = 0.01, 16.0
-"""Range of the initial decay per unit of softplus."""
+"""Range of the initial exp(A_log), the decay per unit of softplus."""
 FUSED_CHUNKS = (16, 32, 64)
 """The chunks, in tokens, that flash-linear-attention has fused kernels for."""
 FUSED_KEY_SIZE = 256
@@ -49,14 +49,13 @@ FUSED_KEY_SIZE = 256
 class GatedDeltaNet(nn.Module):
     """Heads of the gated delta rule, one per value head; groups of them share a query and a key.
 
-    Queries, keys and values pass a causal convolution over `conv_size` tokens and SiLU. Then a
-    head's log decay is −exp(A_log) · softplus(a + dt_bias) and its rate of writing sigmoid(b). Its
-    output is normalised and gated by silu(z). The weights of the decay are read in fp32, since the
-    decay is an exponential of one of them, and the rule is computed in fp32 or wider; in bf16, if
+    Queries, keys and values pass a causal convolution over `conv_size` tokens and SiLU. A head's
+    log decay is −exp(A_log) · softplus(a + dt_bias), and its rate of writing sigmoid(b). Its
+    output is normalised and gated by silu(z). The rule is computed in fp32 or wider, but in bf16 if
     it is `fused` and x is bf16.
     """
 
-    reads_master = True
+    reads_master = True  # dt_bias and A_log: bf16 would change the decay, an exponential of A_log
 
     def __init__(
         self,
@@ -100,10 +99,11 @@ class GatedDeltaNet(nn.Module):
         projected = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
         mixed = wide(F.silu(self.conv1d(torch.cat(projected, -1))))
         q, k, v = mixed.split([part.shape[-1] for part in projected], -1)
+        # [batch, heads, seq, size], with as many heads of queries and keys as of values.
         q, k = (unit(self._heads(part, self._key_head_size)) for part in (q, k))
         q, k = (part.repeat_interleave(self._values_per_key, 1) for part in (q, k))
         rate = wide(self.b_proj(x)).sigmoid().transpose(1, 2)
-        decay = -self.A_log.exp() * F.softplus(wide(self.a_proj(x)) + self.dt_bias)
+        decay = -self.A_log.exp() * F.softplus(wide(self.a_proj(x)) + self.dt_bias)  # its log
         v = self._heads(v, self._value_head_size)
         is_fused = self._fused and x.dtype == torch.bfloat16  # evaluations may be in fp32
         rule = fused_gated_delta_rule if is_fused else gated_delta_rule
@@ -120,8 +120,8 @@ class GatedDeltaNet(nn.Module):
 class CausalConvolution(nn.Module):
     """Each channel by itself: a weighted sum of the last tokens, zeros before the first one.
 
-    Written as products of shifted inputs, whose gradients need no atomic additions. Its weight
-    [channels, taps] is no matrix to optimizers: it multiplies no vector of channels.
+    It is written as products of shifted inputs, whose gradients need no atomic additions. Its
+    weight [channels, taps] is no matrix to optimizers: it multiplies no vector of channels.
     """
 
     def __init__(self, num_channels: int, num_taps: int) -> None:
@@ -149,28 +149,30 @@ def gated_delta_rule(
 
     S_t = exp(log_decay_t) (I − rate_t k_t k_tᵀ) S_{t−1} + rate_t k_t v_tᵀ.
 
-    q, k are [batch, heads, seq, K] of norm 1, v and what is returned [batch, heads, seq, V],
-    log_decay ≤ 0 and rate [batch, heads, seq]. It is computed in chunks, as in section 3.3 of the
-    paper: what the tokens of a chunk write depends on each other, by a triangular system, and on
-    the state before the chunk.
+    q, k are [batch, heads, seq, K] of norm 1, v and o [batch, heads, seq, V], log_decay ≤ 0 and
+    rate [batch, heads, seq]. o is computed in chunks, as in section 3.3 of the paper: the writes of
+    the tokens of a chunk depend on each other, by a triangular system, and on the state before the
+    chunk.
     """
     seq_len, key_size, value_size = q.shape[2], q.shape[3], v.shape[3]
-    pad = -seq_len % chunk_size  # tokens that write nothing
+    pad = -seq_len % chunk_size  # tokens that write nothing, as their rate is 0
+    # [batch, heads, chunks, chunk, …] from here on; log_decay and rate end in 1.
     q, k, v, log_decay, rate = (
         F.pad(x, (0, 0, 0, pad)).unflatten(2, (-1, chunk_size))
         for x in (q * key_size**-0.5, k, v, log_decay.unsqueeze(-1), rate.unsqueeze(-1))
     )
     between, since_start = decays(log_decay)
-    system = (rate * k) @ k.mT * between  # its diagonal stands for 1
+    system = (rate * k) @ k.mT * between  # the solver takes its diagonal for 1
     right = torch.cat((rate * v, rate * k * since_start), -1)
-    solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+    writes = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
     parts = (
-        *solved.split((value_size, key_size), -1),
+        *writes.split((value_size, key_size), -1),  # from a state of 0; per unit of the state
         q * since_start,
-        q @ k.mT * between,
-        (k * between[..., -1:, :].mT).mT,
+        q @ k.mT * between,  # 0 for later tokens, as `between` is
+        (k * between[..., -1:, :].mT).mT,  # with what is left of each write at the chunk's end
         since_start[..., -1:, :],
     )
+    # S before the chunk, [batch, heads, K, V]; only this loop goes chunk by chunk.
     state, out = q.new_zeros(*q.shape[:2], key_size, value_size), []
     for value, eraser, reader, within, writer, decay in zip(
         *(part.unbind(2) for part in parts), strict=True
@@ -182,11 +184,11 @@ def gated_delta_rule(
 
 
 def decays(log_decay: Tensor) -> tuple[Tensor, Tensor]:
-    """What is left at token i of a chunk of what token j ≤ i wrote, [..., i, j], 0 for j > i; and
-    of the state before the chunk, [..., i, 1]. `log_decay` is [..., chunk, 1].
+    """The share of token j's write that is left at token i ≥ j of its chunk, [..., i, j], 0 for
+    j > i; and that of the state before the chunk, [..., i, 1]. `log_decay` is [..., chunk, 1].
 
-    Sums, and not differences of cumulative ones, which lose digits where decay is strong. They are
-    products of matrices, since CUDA has no deterministic cumulative sum.
+    The logs are sums from j to i, not differences of cumulative sums, which lose digits where decay
+    is strong. They are products of matrices, since CUDA has no deterministic cumulative sum.
     """
     size = log_decay.shape[-2]
     lower = log_decay.new_ones(size, size).tril()
@@ -196,15 +198,15 @@ def decays(log_decay: Tensor) -> tuple[Tensor, Tensor]:
 def fused_gated_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, rate: Tensor, chunk_size: int
 ) -> Tensor:
-    """Returns what `gated_delta_rule` does of these arguments, within bf16, on a GPU.
+    """`gated_delta_rule` on a GPU, up to the rounding of bf16.
 
     The kernels take queries, keys and values in bf16 and decays in fp32. Triton times them and
     keeps the fastest, so that two processes may add in another order. Raises BadInput where
-    flash-linear-attention cannot be imported; not before, as who plans a trial may lack it.
-    With Triton 3.4 to 3.7.0 its backward raises RuntimeError on Hopper GPUs.
+    flash-linear-attention cannot be imported. With Triton 3.4 to 3.7.0 its backward raises
+    RuntimeError on Hopper GPUs.
     """
-    try:
-        from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # takes seconds
+    try:  # only here: the machine that plans a trial may lack it, and the import takes seconds
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
     except ImportError as error:
         allowed = f"needs `pip install 'pipegap[fla]'` ({error})"
         raise BadInput("model.fused_delta_rule", True, allowed) from None
@@ -216,11 +218,10 @@ def fused_gated_delta_rule(
     return out
 
 
-# Qwen3-Next: Gated DeltaNet in most layers, gated softmax attention in every n-th one, and in
-# every layer experts beside a shared one. As in Hugging Face's Qwen3NextForCausalLM.
+# The decoder, with a shared expert beside the others, as in Hugging Face's Qwen3NextForCausalLM.
 
 MIXER = ".self_attn."
-"""What follows the layer in the name of each weight of attention or of a Gated DeltaNet."""
+"""The part between the layer and the weight, in names of attention's and Gated DeltaNet's."""
 NEXT_KEYS = {
     "partial_rotary_factor": "partial_rotary_factor",
     "linear_num_key_heads": "num_key_heads",
@@ -332,8 +333,9 @@ class Qwen3Next(MixtureDecoder):
             "layer_types": layer_types(map(self._is_full, range(self.num_layers))),
             **self.shared_config(NEXT_KEYS),
         }
-        tensors, more_tokens = self._renamed(joined(weights)), (r"^mtp",)
-        return Pretrained(config, tensors, NEXT_DEFAULTS, NEXT_KEYS, self.tied_names, more_tokens)
+        tensors = self._renamed(joined(weights))
+        ignored = (r"^mtp",)  # the heads that predict further tokens
+        return Pretrained(config, tensors, NEXT_DEFAULTS, NEXT_KEYS, self.tied_names, ignored)
 
     def _is_full(self, index: int) -> bool:
         return (index + 1) % self.full_attention_every == 0
@@ -362,7 +364,7 @@ class Qwen3Next(MixtureDecoder):
         return LayerSize(matrices, vectors=2 * self.head_size, attention=q)
 
     def _delta_net_size(self) -> LayerSize:
-        """Products with each head's state: reading it by k and q, decay, writing."""
+        """`products` are those with each head's state: reading it by k and q, decay, writing."""
         d, n = self.hidden_size, self.num_value_heads
         key, value = self.num_key_heads * self.key_head_size, n * self.value_head_size
         return LayerSize(
@@ -393,10 +395,11 @@ class Qwen3Next(MixtureDecoder):
 
     def _delta_net_tensors(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         renamed = dict(parts)
+        # transformers has in_proj_qkvz and in_proj_ba, each joined head by head.
         for letters in ("qkvz", "ba"):
             matrices = [renamed.pop(f"{letter}_proj.weight") for letter in letters]
             renamed[f"in_proj_{letters}.weight"] = by_head(matrices, self.num_key_heads)
-        renamed["conv1d.weight"] = renamed["conv1d.weight"].unsqueeze(1)
+        renamed["conv1d.weight"] = renamed["conv1d.weight"].unsqueeze(1)  # as nn.Conv1d's
         return renamed
 
 

@@ -126,7 +126,7 @@ def _first_call_only_looks(groups: Sequence[Group]) -> Iterator[None]:
     """Leaves the weights unchanged at the first call, as in the paper; the library decays them."""
     decays = [group["weight_decay"] for group in groups]
     for group in groups:
-        group["weight_decay"] *= group.get("step", 0) > 0
+        group["weight_decay"] *= group.get("step", 0) > 0  # the library sets `step` as it steps
     yield
     for group, decay in zip(groups, decays, strict=True):
         group["weight_decay"] = decay
@@ -184,6 +184,7 @@ def mars(
     from pytorch_optimizer import MARS
 
     return MARS(
+        # The library itself takes weights in one dimension for vectors, the options `…_1d`.
         grouped(parameters, matrix={}, embedding={}, vector={"weight_decay": 0.0}),
         lr=lr,
         betas=(momentum, variance_decay),

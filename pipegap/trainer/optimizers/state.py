@@ -25,8 +25,6 @@ from pipegap.trainer.optimizers.routing import (
     Parameters,
 )
 
-# What a stage asks of an optimizer beside its steps: its state by weight.
-
 State = dict[str, Any]
 
 
@@ -44,7 +42,7 @@ def by_weight(optimizer: Optimizer) -> dict[nn.Parameter, State]:
 
 
 def options(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a parameter group without its parameters."""
+    """Returns a parameter group without its parameters."""
     return {key: value for key, value in group.items() if key != "params"}
 
 
@@ -54,9 +52,9 @@ def copied(nest: Any) -> Any:
 
 
 def replace_options(group: dict[str, Any], by: Mapping[str, Any]) -> None:
-    """Gives `group` the options of the other one, and no more: some optimizers add some later."""
+    """Gives `group` the options of the group `by` in place of its own, and keeps its weights."""
     weights = group["params"]
-    group.clear()
+    group.clear()  # some optimizers add options as they step, which `by` may not have
     group.update(by, params=weights)
 
 
@@ -72,7 +70,7 @@ def restore(optimizer: Optimizer, saved: Mapping[nn.Parameter, State]) -> None:
 def adopt(optimizer: Optimizer, saved: Mapping[nn.Parameter, State]) -> None:
     """Makes the optimizer go on with these very tensors, in the form that `by_weight` returns.
 
-    It is exact to the last bit; torch's own `load_state_dict` casts what is not in the weight's
+    It is exact to the last bit, while torch's own `load_state_dict` casts tensors to the weight's
     dtype.
     """
     groups = [group["params"] for group in optimizer.param_groups]
@@ -107,7 +105,7 @@ def load(optimizer: Optimizer, packed: Mapping[str, Any]) -> None:
 
 
 def _correct(loaded: State, saved: State) -> None:
-    """Gives a loaded state what torch has cast, moved or spoiled, as it was saved."""
+    """Puts saved values back where `load_state_dict` has cast, moved or spoiled them."""
     for key, value in saved.items():
         if key in loaded and _stays(key, value):
             loaded[key] = value
@@ -116,17 +114,19 @@ def _correct(loaded: State, saved: State) -> None:
 
 
 def _stays(key: str, value: Any) -> bool:
-    """Whether a value is a number, as NAdam's product of momenta. Torch would move it to the GPU,
-    where the host would wait for it; only of `step` torch knows where it belongs."""
+    """Whether a value is a tensor of one number that stays where it was saved, such as NAdam's
+    product of momenta. Torch would move it to the GPU, where the host would wait for it; torch
+    leaves only `step` where it belongs."""
     return key != "step" and isinstance(value, Tensor) and value.dim() == 0
 
 
 def _exactly(saved: Any, loaded: Any) -> Any:
     """The saved value, on the device that torch's `load_state_dict` chose for `loaded`.
 
-    Numbers stay as loaded: hooks of the optimizer may have set them. Torch spoils words.
+    Numbers stay as loaded, because hooks of the optimizer may have set them.
     """
     if not isinstance(saved, Tensor) or not isinstance(loaded, Tensor):
+        # A word comes back as str(generator): torch casts it letter by letter.
         return loaded if isinstance(loaded, Number) else saved
     return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
 
@@ -136,18 +136,18 @@ def _exactly(saved: Any, loaded: Any) -> Any:
 #
 # A stack [experts, rows, columns] is stepped matrix by matrix: each matrix as a weight of its
 # own, to the last bit. Many optimizers would silently do another thing with a stack: some flatten
-# it, some normalise it as a whole. Handed a vector with two dimensions, as a convolution has, an
-# optimizer sees its entries in one dimension: MARS would take it for a matrix. Balance biases
-# have a rule of their own.
+# it, some normalise it as a whole. A weight of kind `vector` with two dimensions or more, such as a
+# convolution's, is handed over in one dimension: MARS would take it for a matrix.
 
 PARTS = "parts"
-"""Key of the state of a weight that is seen in parts: a list with the state of each of them."""
+"""Key in the state of a weight that is stepped in parts: a list with the state of each part."""
 
 
 def optimizer_in_parts(
     make: Callable[[Parameters], Optimizer], parameters: Parameters, *, is_entrywise: bool
 ) -> Optimizer:
-    """The optimizer that `make` returns for matrices, embeddings and vectors, for all kinds.
+    """An optimizer of all kinds of weights, from `make`, which knows matrices, embeddings and
+    vectors.
 
     An optimizer that `is_entrywise` gets a whole stack as if it were a matrix.
     """
@@ -164,7 +164,7 @@ def _is_seen_in_parts(kind: Kind, weight: Tensor) -> bool:
 
 
 class OptimizerInParts(Optimizer):
-    """Has the weights of `parameters`, and steps the optimizer of `make` on matrices and vectors.
+    """Steps the weights of `parameters` by the optimizer that `make` returns, stacks in parts.
 
     Balance biases b have a rule of their own: b ← b − sign(gradient), whatever the learning rate.
     State and options are kept here, by weight, and lent to the inner optimizer for each step.
@@ -179,7 +179,7 @@ class OptimizerInParts(Optimizer):
         self._inner = make(list(self._seen_by_inner(parameters, is_entrywise)))
         weight_of = {view: weight for weight, views in self._views.items() for view in views}
         groups: list[Group] = []
-        for group in self._inner.param_groups:
+        for group in self._inner.param_groups:  # a weight once, for all its views
             weights = dict.fromkeys(weight_of.get(part, part) for part in group["params"])
             groups.append({**options(group), "params": list(weights)})
         self._others = [p for group in groups for p in group["params"] if p not in self._views]
@@ -231,14 +231,14 @@ class OptimizerInParts(Optimizer):
                 yield kind, weight
 
     def _parts(self, weight: Tensor, values: Tensor) -> Sequence[Tensor]:
-        """The matrices of a stack, or a vector in one dimension; `values` are as the weight is."""
+        """The matrices of a stack, or a vector in one dimension; `values` have `weight`'s shape."""
         return values.unbind() if weight in self._stacks else [values.reshape(-1)]
 
     def _lend(self) -> None:
-        """Gives the inner optimizer today's weights, gradients, state and options.
+        """Gives the inner optimizer the present weights, gradients, state and options.
 
-        A version of the weights may lie elsewhere than the one before it, and a restored state is
-        another object.
+        They are other objects than at the last step: each version of the weights lies in other
+        memory, and a restored state is new.
         """
         for weight, views in self._views.items():
             states = self.state[weight][PARTS] if self.state[weight] else [{} for _ in views]

@@ -131,6 +131,17 @@ def test_a_restored_correction_leaves_the_state_alone_that_it_was_given() -> Non
     assert apply(first, weight, 2.0, delay=1) == 9.0 - 2.0 - (2.0 - 1.0)
 
 
+def test_a_restored_average_is_not_the_state_that_it_came_from() -> None:
+    """Taylor's D, 0.5 · 4 + 0.5 · 16, is averaged in place."""
+    first = Taylor(T, [1], coefficient=1.0, decay=0.5)
+    first.gradient([torch.tensor([2.0])], [torch.tensor([1.0])], [0])
+    saved, second = first.state(), Taylor(T, [1], coefficient=1.0, decay=0.5)
+    second.restore(saved)
+    second.gradient([torch.tensor([4.0])], [torch.tensor([1.0])], [0])
+    assert second.state()[0]["diagonal"].item() == 10.0
+    assert saved[0]["diagonal"].item() == 4.0
+
+
 # EMA-Nesterov around any optimizer is its authors' two equations, in trials and in own loops.
 
 T_OF_EMA_NESTEROV, ONE_STAGE = 50, {"num_stages": 1, "num_microbatches": 1}

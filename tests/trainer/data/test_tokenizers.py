@@ -165,7 +165,9 @@ def test_a_model_that_makes_the_end_of_a_text_is_refused() -> None:
     tokenizer.add_special_tokens(["<unk>", "</s>"])
     encoder = Subwords(tokenizer.to_str(), "</s>")
     assert encoder.encode(["aa</s"])[0].tolist() == [6, 6, 2, 3, 4, 1]
-    with pytest.raises(BadInput, match="end_of_document=</s>: must be a token that is not made"):
+    with pytest.raises(
+        BadInput, match="end_of_document=</s>: must be a token that no text is encoded to"
+    ):
         encoder.encode(["aa</s>"])
 
 

@@ -199,7 +199,7 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     "an interval that is none": (
         "hybrid",
         says("layer_types", full_attention_interval=0),
-        "has no layer_types in its config.json, and keys of which none can be made (",
+        "has no layer_types in its config.json, nor keys that determine it (",
     ),
     "shares as they are": ("moe", says("norm_topk_prob"), "has no norm_topk_prob in its config"),
     "more experts": (
@@ -237,7 +237,7 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     "more tensors": (
         "llama",
         holds(lambda t: t.update({"score.weight": torch.ones(2, 48)})),
-        "has score.weight, which this model has not: remove from its files what",
+        "has score.weight, which this model does not have: remove it from its files",
     ),
     "an expert that is not whole": (
         "moe",
