@@ -350,6 +350,19 @@ def test_nothing_is_deleted_because_it_seems_to_be_gone(server: Bucket, tmp_path
     assert server.objects == objects
 
 
+def test_an_upload_mends_what_others_did_to_the_trial(server: Bucket, tmp_path: Path) -> None:
+    files = {"checkpoint-000100.pt": b"weights", "config.json": b"{}", "a.json": b"1"}
+    upload = attempted(tmp_path / "1", 1, 0.5, **files)
+    upload._push()
+    objects = server.objects
+    for key in objects:
+        for damage in (server.remove, lambda key: server.write(key, b"of others")):
+            if "attempt-" not in key:
+                damage(key)
+                upload._push()
+                assert server.objects == objects, key
+
+
 def test_what_was_saved_outlives_an_attempt_that_could_not_fetch_it(
     objects: SweepStore, trial: Trial, server: Bucket
 ) -> None:
