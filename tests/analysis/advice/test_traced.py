@@ -55,7 +55,7 @@ def test_costs_are_mean_times_of_each_rank_s_stages(tmp_path: Path, in_halves: b
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "[" * 100_000, '{"traceEvents": [{"ph": "X"}]}', '{"traceEvents": []}', "{}"]
+    "text", ["", "[]", '{"traceEvents": [{"ph": "X"}]}', '{"traceEvents": []}', "{}"]
 )
 def test_what_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "trace.json"
