@@ -41,7 +41,7 @@ def kept(make: Callable[[], bytes], *made_of: str) -> bytes:
     """
     path = cache_folder() / "kept" / hashlib.sha256("\0".join(made_of).encode()).hexdigest()
     with suppress(OSError):
-        digest, _, content = (path.read_bytes() if path.is_file() else b"").partition(b"\n")
+        digest, _, content = path.read_bytes().partition(b"\n")
         if digest == _digest(content):
             return content
     content = make()

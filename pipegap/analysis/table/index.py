@@ -199,8 +199,6 @@ def read_index(path: Path, names: Collection[str] | None = None) -> dict[str, En
     Empty if other code wrote the index, or not whole, or if there is none.
     """
     try:
-        if not path.is_file():  # whoever reads a pipe waits for its writer
-            return {}
         if parquet.read_schema(path).metadata.get(MADE_BY) != _made_by():
             return {}
         filters = None if names is None else [("name", "in", [*names])]

@@ -215,7 +215,7 @@ def _parsed(dtype: str, text: str) -> Any:
     else:
         try:
             value = json.loads(text)
-        except (ValueError, RecursionError):
+        except ValueError:
             value = text
     if dtype in KINDS:
         if type(value) not in KINDS[dtype] or not _is_finite(value):

@@ -34,9 +34,6 @@ from pipegap.trainer.base.errors import (
 
 Given = dict[str, str]
 
-MAX_WORD = 10_000
-"""Characters of a word."""
-
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 """Exit codes of every command."""
 UNREAD = 141
@@ -227,11 +224,9 @@ def parser(command: str, does: str, keys: str, words: str = "key=value") -> Pars
 
 
 def require_text(word: str) -> None:
-    """Raises BadInput for a word that is too long, or has control characters or no valid UTF-8."""
-    key, _, value = word.partition("=")
-    if len(word) > MAX_WORD:
-        raise BadInput(key, value, f"must have at most {MAX_WORD:,} characters")
+    """Raises BadInput for a word that has control characters or is no valid UTF-8."""
     if NO_TEXT.search(word):
+        key, _, value = word.partition("=")
         raise BadInput(key, value, "must be text without control characters, in UTF-8")
 
 

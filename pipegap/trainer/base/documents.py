@@ -11,10 +11,7 @@ from typing_extensions import override
 
 from pipegap.trainer.base.errors import short
 
-LONGEST_NUMBER = 100
-"""Digits of a whole number; a longer one is text."""
-
-INT = rf"[-+]?(0|[1-9][0-9_]{{0,{LONGEST_NUMBER - 1}}})"
+INT = r"[-+]?(0|[1-9][0-9_]*)"
 EXPONENT = r"[eE][-+]?[0-9]+"
 FLOAT = rf"[-+]?(([0-9][0-9_]*\.[0-9_]*|\.[0-9]+)({EXPONENT})?|[0-9][0-9_]*{EXPONENT})"
 NOT_FINITE = r"[-+]?\.?(?i:inf|nan)"
@@ -33,7 +30,7 @@ def read(text: str) -> Any:
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         raise NotRead(_where(error)) from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise NotRead(short(" ".join(str(error).split()))) from None
 
 

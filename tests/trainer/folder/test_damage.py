@@ -18,7 +18,6 @@ from pipegap.trainer.folder import checkpoint, lease, wellformed
 from pipegap.trainer.folder.result import read_result
 from pipegap.trainer.trial import run_trial
 from tests.support import small
-from tests.support.processes import never_waiting
 from tests.support.records import finished, state
 from tests.support.trials import Stop, rows, stop_at, untimed
 
@@ -62,12 +61,6 @@ def other_bytes(path: Path) -> Path:
 def folder_instead(path: Path) -> Path:
     path.unlink(missing_ok=True)
     path.mkdir()
-    return path
-
-
-def pipe_instead(path: Path) -> Path:
-    path.unlink()
-    os.mkfifo(path)
     return path
 
 
@@ -117,10 +110,6 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda folder: folder_instead(folder / "result.json"),
         "is a folder, where a file must be",
     ),
-    "an id that is a pipe": (
-        lambda folder: pipe_instead(folder / "trial_id"),
-        "names no trial: delete it if this is",
-    ),
 }
 
 
@@ -131,8 +120,7 @@ def test_it_is_refused_in_a_line_and_nothing_is_written(
     damage, says = REFUSED[name]
     path = damage(stopped)
     before = tree(stopped)
-    with never_waiting():
-        code, errors = resumed(stopped, capsys)
+    code, errors = resumed(stopped, capsys)
     assert (code, errors.count("\n")) == (2, 1)
     assert f"={path}: {says}" in errors
     assert tree(stopped) == before
