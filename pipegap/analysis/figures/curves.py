@@ -195,7 +195,7 @@ def _by_stages(trials: pd.DataFrame, gaps: pd.DataFrame, reader: Read) -> pd.Dat
     done = trials[trials["status"].isin(FINAL)]
     stages = done[STAGES] if STAGES in done else pd.Series(dtype=int)
     per_arm = stages.groupby(done["arm"]).transform("nunique")
-    at = product(sorted(done["optimizer"].unique()), sorted(stages[per_arm > 1].unique()))
+    at = product(done["optimizer"].unique(), sorted(stages[per_arm > 1].unique()))
     panels = []
     for optimizer, count in at:
         has_count = (stages == count) | (per_arm == 1)

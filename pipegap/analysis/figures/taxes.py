@@ -126,7 +126,7 @@ def break_even(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     taxes_here = own_taxes(gaps)
     taxes_here = taxes_here[taxes_here["arm"].isin(MAIN_ARMS)]
     panels = []
-    for optimizer, rows in taxes_here.groupby("optimizer"):
+    for optimizer, rows in taxes_here.groupby("optimizer", sort=False):
         panel = pd.concat([speed_ups(), rows.assign(kind=TAX)])
         panel = panel.assign(panel=names.optimizer(optimizer), subtitle="")
         panels.append(panel.reindex(columns=AT_PIPELINE))

@@ -55,6 +55,7 @@ def overview(title: str, trials: pd.DataFrame) -> Overview:
         "seeds": trials["seed"],
     }
     words = {name: _words(column) for name, column in values.items()}
+    words["optimizers"] = ", ".join(dict.fromkeys(values["optimizers"]))  # in the order of losses
     words["trials"] = _statuses(trials)
     return Overview(title, _brief(words), [(name, text) for name, text in words.items() if text])
 
