@@ -55,7 +55,7 @@ CAPTION = (
     "dots: means over n seeds; lines: 95 % intervals; hollow: a single seed; faint: each seed",
     "gap: final loss minus that of sync at the same seed, beside its mean, n and × what diverged",
 )
-BEST = "each optimizer at the point where sync ends lowest; sorted by the gap of the delay"
+BEST = "each optimizer at the point where sync ends lowest; the optimizer of the lowest loss first"
 HOVER = ["group", "series", "setting", "n", "mean", "low", "high", "diverged", "pairs"]
 MEASURES = {
     ACCURACY: "accuracy: more is better",

@@ -2,7 +2,7 @@
 
 import shlex
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -55,6 +55,11 @@ class StoreAnswer(NamedTuple):
     heads: Sequence[str]
     """What it is for, and what not."""
     rivals: Sequence[str]
+    runs: Sequence[str]
+    """For each rival which runs are compared, in words, where they are the same in all rows; else
+    empty, and the cells say it."""
+    seeds: str
+    """`n = 5`, where all cells have as many; else empty, and the cells say it."""
     rows: Sequence[AnswerRow]
     ranking: Sequence[str]
     """The losses of the optimizers in the same time, in a line; none where they cannot be
@@ -111,6 +116,8 @@ def answer(
         place,
         heads,
         rivals,
+        [_shared(row.cells[number]["evidence"] for row in rows) for number in range(len(rivals))],
+        _shared(f"n = {cell['n']}" for row in rows for cell in row.cells if cell["n"]),
         rows,
         [*ranking(advices_given)],
         _text(heads, advices_given, rows) if advices_given else "",
@@ -123,6 +130,12 @@ def answer(
         [*failed_lines(trials)],
         diverged,
     )
+
+
+def _shared(words: Iterable[str]) -> str:
+    """Return the words that all have which have any; empty where they differ."""
+    several = {*filter(None, words)}
+    return several.pop() if len(several) == 1 else ""
 
 
 def _text(heads: Sequence[str], advices_given: Sequence[Advice], rows: Sequence[AnswerRow]) -> str:

@@ -68,7 +68,8 @@ def _loss(name: str) -> Callable[[Cells], str]:
     return lambda row: "—" if math.isnan(row[name]) else f"{row[name]:.4f}"
 
 
-def _share(row: Cells) -> str:
+def removed_text(row: Cells) -> str:
+    """`80% [35%, 140%]`; empty for an arm that removes none."""
     ends = (row["removed_low"], row["removed_high"])
     return share_text(row["removed"], *ends) if row["removed_n"] else ""
 
@@ -88,7 +89,7 @@ TEXTS: Mapping[str, Callable[[Cells], str]] = {
     "gap [95 %]": gap_text,
     "n": _plain("n"),
     "diverged": diverged_text,
-    "gap removed [95 %]": _share,
+    "gap removed [95 %]": removed_text,
     "token tax [95 %]": tax_text,
 }
 VARYING = ("setting", "stages", "microbatches")
