@@ -100,9 +100,9 @@ def _column(trials: pd.DataFrame, name: str) -> pd.Series:
 
 def _words(column: pd.Series) -> str:
     values = sorted({*column.dropna()}, key=lambda value: (isinstance(value, str), value))
-    if len(values) > 2 and all(isinstance(value, Integral) for value in values):
-        if values[-1] - values[0] == len(values) - 1:
-            return f"{shown_value(values[0])} to {shown_value(values[-1])}"
+    are_whole = len(values) > 2 and all(isinstance(value, Integral) for value in values)
+    if are_whole and values[-1] - values[0] == len(values) - 1:
+        return f"{shown_value(values[0])} to {shown_value(values[-1])}"
     if len(values) <= LISTED:
         return ", ".join(map(shown_value, values))
     if isinstance(values[0], str):

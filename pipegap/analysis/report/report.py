@@ -252,7 +252,7 @@ def _gap_rows(gaps: pd.DataFrame) -> list[GapRow]:
                 (delay, gap_text),
                 (feedback, gap_text),
                 (feedback, removed_text),
-                (feedback or delay, tax_text),
+                (feedback or delay, lambda row: tax_text(row).rpartition(" (")[0]),
             )
         ]
         rows.append(GapRow(names.optimizer(optimizer), *texts))
