@@ -70,7 +70,8 @@ def load(
     columns = {name: _column(name, [row.get(name) for row in rows]) for name in names}
     if rows:
         columns[PATH] = _paths(rows)
-    return ranked(_with_short_arms(with_one_name(pd.DataFrame(columns))))
+    trials = _with_short_arms(with_one_name(pd.DataFrame(columns)))
+    return ranked(trials).reset_index(drop=True)
 
 
 def _with_short_arms(trials: pd.DataFrame) -> pd.DataFrame:
