@@ -13,11 +13,16 @@ from pipegap.analysis.statistics.pairs import ENOUGH_UPDATES, VARIANT, results
 from pipegap.analysis.statistics.tax import Finals, Tax
 from pipegap.analysis.table import names
 from pipegap.analysis.table.points import data_names
-from pipegap.analysis.table.tasks import Family, families, kinds, tokens_asked, updates_asked
+from pipegap.analysis.table.tasks import (
+    FEEDBACK,
+    PLAIN,
+    Family,
+    families,
+    kinds,
+    tokens_asked,
+    updates_asked,
+)
 from pipegap.trainer.base.status import FINAL, Status
-
-PLAIN, FEEDBACK = "delay", "delay_ef"
-"""Families of arms: those that differ in the coefficient of Error Feedback are one."""
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ def _answers(trials: "pd.DataFrame", optimizer: str | None, **question: Any) -> 
 
 
 def _as_text(answers: "Sequence[Advice]") -> str:
-    from pipegap.analysis.advice.advice import heading, headline
+    from pipegap.analysis.advice.advice import heading, headline, ranking
     from pipegap.analysis.advice.advise import handover, matrix
     from pipegap.analysis.table.text import hanging, terminal_width
 
@@ -141,7 +141,8 @@ def _as_text(answers: "Sequence[Advice]") -> str:
     if len(answers) == 1:
         lines = [answers[0].text(width)]
     else:
-        lines = [*heading(answers), *answers[0].limits, matrix(answers, width), ""]
+        lines = [*heading(answers), *answers[0].limits, matrix(answers, width)]
+        lines += [*ranking(answers), ""]
         lines = [hanging("\n".join([*lines, *map(headline, answers)]), width)]
     if todo := handover(answers):
         head, *code = todo.splitlines()

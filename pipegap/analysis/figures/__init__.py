@@ -7,7 +7,7 @@ from pipegap.analysis.figures.files import save
 
 MODULES = tuple(
     f"pipegap.analysis.figures.{name}"
-    for name in ("taxes", "dots", "curves", "lines", "diagnostics", "paper")
+    for name in ("dots", "taxes", "curves", "lines", "diagnostics", "paper")
 )
 """Modules that hold FIGURES, in the order of the report."""
 

@@ -140,6 +140,8 @@ STAGES = "pipeline.num_stages"
 POINTS = 100
 """A curve of training losses has about that many points: each is the mean of a hundredth of the
 run."""
+MOST_ABOVE = 4
+"""Panels beside each other, with the gaps below the losses."""
 TITLES = {
     "val_loss": ["validation loss (nats per token)"],
     "train_loss": [
@@ -195,7 +197,7 @@ def _by_stages(trials: pd.DataFrame, gaps: pd.DataFrame, reader: Read) -> pd.Dat
     done = trials[trials["status"].isin(FINAL)]
     stages = done[STAGES] if STAGES in done else pd.Series(dtype=int)
     per_arm = stages.groupby(done["arm"]).transform("nunique")
-    at = product(sorted(done["optimizer"].unique()), sorted(stages[per_arm > 1].unique()))
+    at = product(done["optimizer"].unique(), sorted(stages[per_arm > 1].unique()))
     panels = []
     for optimizer, count in at:
         has_count = (stages == count) | (per_arm == 1)
@@ -263,18 +265,22 @@ def _means_of_gaps(of_series: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_gaps(data: pd.DataFrame) -> list[Chart]:
-    """Draw two charts per panel: the loss, and the gap beside it."""
+    """Draw two charts per panel: the losses of all panels, and below them the gaps."""
     [column] = [name for name in TITLES if name in data]
     y = alt.Y(f"{column}:Q", title=TITLES[column], scale=linear(data[column]))
     x, looks = token_axis(data["tokens"]), arm_styles(data)
     values = data.dropna(subset="gap")[["gap", "low", "high"]].melt()["value"]
     symlog = far_apart(values)
     of_gap = gap_axis(alt.Y("gap:Q"), values, symlog=symlog)
-    charts: list[Chart] = []
-    for panel in panels_of(data, looks):
-        charts.append(mean_panel(panel, y, x, looks))
-        if len(paired := panel.rows.dropna(subset="gap")):
-            charts.append(_gap_panel(panel.of(paired, ", gap"), of_gap, x, looks))
+    all_panels = [*panels_of(data, looks)]
+    charts: list[Chart] = [mean_panel(panel, y, x, looks) for panel in all_panels]
+    charts += [
+        _gap_panel(panel.of(paired, ", gap"), of_gap, x, looks)
+        for panel in all_panels
+        if len(paired := panel.rows.dropna(subset="gap"))
+    ]
+    if len(charts) == 2 * len(all_panels) <= 2 * MOST_ABOVE:  # each gap stands below its loss
+        charts[0] = charts[0].properties(usermeta={"columns": len(all_panels)})
     return charts
 
 

@@ -32,6 +32,7 @@ from pipegap.analysis.table.metrics import metrics, training_losses
 from pipegap.analysis.table.names import signed
 from pipegap.analysis.table.points import remembered
 from pipegap.analysis.table.rows import Row
+from pipegap.analysis.table.tasks import in_order
 
 MEASURED = {
     "update_cosine": "cosine of delayed and fresh update",
@@ -140,7 +141,7 @@ def spike(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     """
     points = along(trials, [KEY])[[*PANEL, KEY]]
     started = spikes(trials).merge(points, left_on="point", right_index=True)
-    started = started.sort_values([*PANEL, KEY, "arm", "seed"])
+    started = in_order(started, [*PANEL, KEY, "arm", "seed"])
     arms, several = names.arms(trials), started["arm"].nunique() > 1
     started["series"] = [
         (f"{arms[arm]}, " if several else "") + f"{names.key(KEY)} = {value:g}"

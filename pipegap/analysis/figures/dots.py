@@ -55,7 +55,7 @@ CAPTION = (
     "dots: means over n seeds; lines: 95 % intervals; hollow: a single seed; faint: each seed",
     "gap: final loss minus that of sync at the same seed, beside its mean, n and × what diverged",
 )
-BEST = "each optimizer at the point where sync ends lowest; sorted by the gap of the delay"
+BEST = "each optimizer at the point where sync ends lowest; the optimizer of the lowest loss first"
 HOVER = ["group", "series", "setting", "n", "mean", "low", "high", "diverged", "pairs"]
 MEASURES = {
     ACCURACY: "accuracy: more is better",
@@ -126,11 +126,9 @@ def _rows(points: pd.DataFrame, trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.
 
 
 def optimizer_rows(data: pd.DataFrame) -> list[Chart]:
-    """Draw the gaps and the losses of `by_optimizer`, each with one row per optimizer."""
-    delay = data[(data["quantity"] == GAP) & (data["arm"] == "delay")]
-    gaps = delay.groupby("group")["mean"].first()
-    names_by_gap = [name for name in gaps.sort_values().index if pd.notna(gaps[name])]
-    return _charts(data, [*names_by_gap, *sorted({*data["group"]} - {*names_by_gap})], None)
+    """Draw the gaps and the losses of `by_optimizer`, each with one row per optimizer, in the order
+    of the data."""
+    return _charts(data, [*dict.fromkeys(data.loc[data["quantity"] == LOSS, "group"])], None)
 
 
 def value_rows(data: pd.DataFrame, title: str) -> list[Chart]:

@@ -13,6 +13,7 @@ from pipegap.analysis.figures.rows import MEAN, PANEL, along, mean_of
 from pipegap.analysis.figures.style import counted, rounded, tooltips
 from pipegap.analysis.statistics.pairs import results
 from pipegap.analysis.table import names
+from pipegap.analysis.table.tasks import in_order
 
 DOWN, ACROSS = "batch_size", "optimizer.lr"
 MAP = [*PANEL, "quantity", "arm"]
@@ -53,7 +54,7 @@ def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
         is_arm=table["arm"] != "sync",
     )
     order = [*PANEL, "is_gap", "is_arm", "arm", DOWN, ACROSS]
-    return table.sort_values(order)[COLUMNS].reset_index(drop=True)
+    return in_order(table, order)[COLUMNS].reset_index(drop=True)
 
 
 def _cells(done: pd.DataFrame, gaps: pd.DataFrame) -> Iterator[dict[str, Any]]:

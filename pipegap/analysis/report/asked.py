@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 import pandas as pd
 
-from pipegap.analysis.advice.advice import heading, headline
+from pipegap.analysis.advice.advice import heading, headline, ranking
 from pipegap.analysis.advice.advise import advices, matrix
 from pipegap.analysis.statistics.best import best
 from pipegap.analysis.table.text import hanging, terminal_width
@@ -73,6 +73,7 @@ def _advice(
         lines = [
             *heading(advices_given),
             matrix(advices_given, width),
+            *ranking(advices_given),
             *map(headline, advices_given),
         ]
         yield hanging("\n".join(lines), width)

@@ -13,6 +13,7 @@ from pipegap.analysis.statistics.downstream import downstream
 from pipegap.analysis.statistics.pairs import overhead
 from pipegap.analysis.statistics.tax import paper_losses
 from pipegap.analysis.table.answers import MEASURES
+from pipegap.analysis.table.tasks import in_order
 
 SCALE = "360m"
 """The scale of tables 1 and 2."""
@@ -126,7 +127,7 @@ def protocols(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFr
     table = plain.drop(columns=[*OF_FEEDBACK[:3]]).join(feedback_rows, on="point")
     order = ["optimizer", "rates", *TUNED]
     columns = [*OF_POINT, *OF_DELAY, *of_feedback.values(), *OF_FEEDBACK]
-    return table.sort_values(order, kind="stable", ignore_index=True)[columns]
+    return in_order(table, order).reset_index(drop=True)[columns]
 
 
 def remedies(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
@@ -143,7 +144,7 @@ def remedies(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFra
     cost_columns = cost[["optimizer", "arm", "memory ratio", "time ratio", "time n"]]
     table = _with_pairs(gaps).merge(cost_columns, on=["optimizer", "arm"], how="left")
     order = ["optimizer", "setting", "delay", "gap"]
-    return table.sort_values(order, kind="stable", ignore_index=True)[[*REMEDIES]]
+    return in_order(table, order, gaps).reset_index(drop=True)[[*REMEDIES]]
 
 
 def table4(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:

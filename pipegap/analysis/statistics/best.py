@@ -17,7 +17,7 @@ from pipegap.analysis.statistics.intervals import (
 from pipegap.analysis.statistics.pairs import VARIANT, pairs
 from pipegap.analysis.table.points import settings
 from pipegap.analysis.table.schema import BEST
-from pipegap.analysis.table.tasks import tasks
+from pipegap.analysis.table.tasks import in_order, tasks
 
 ROW = ["optimizer", "task", "arm", *VARIANT]
 CHOSEN_ROW = ["optimizer", "task", "family", *VARIANT]
@@ -44,7 +44,7 @@ def best(df: pd.DataFrame, choice: Collection[int] = ()) -> pd.DataFrame:
     seed of the point with the most seeds. Raises and warns as `pairs.pairs` does.
     """
     if df.empty:
-        return _table([])
+        return _table([], df)
     words, paired = settings(df), _paired(df)
     if choice:  # an arm stands for all of its coefficients, of which each may be a setting
         family = paired["trial_id"].map(df.set_index("trial_id")["family"])
@@ -56,7 +56,7 @@ def best(df: pd.DataFrame, choice: Collection[int] = ()) -> pd.DataFrame:
         ]
     else:
         rows = [(key, _row(_grid(group), words)) for key, group in paired.groupby(ROW)]
-    return _table([dict(zip(ROW, key, strict=True)) | row for key, row in rows])
+    return _table([dict(zip(ROW, key, strict=True)) | row for key, row in rows], df)
 
 
 def grids(df: pd.DataFrame) -> "Iterator[tuple[tuple[Any, ...], Grid]]":
@@ -72,10 +72,10 @@ def _paired(df: pd.DataFrame) -> pd.DataFrame:
     return paired.assign(task=paired["point"].map(tasks(df)))
 
 
-def _table(rows: list[dict[str, Any]]) -> pd.DataFrame:
+def _table(rows: list[dict[str, Any]], trials: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame(rows, columns=[*BEST])
     table = table.astype({name: dtype for name, (dtype, _) in BEST.items()})
-    return table.sort_values(ROW, ignore_index=True)
+    return in_order(table, ROW, trials).reset_index(drop=True)
 
 
 def _row(grid: "Grid", words: dict[str, str]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from pipegap.analysis.statistics.tax import Tax, taxes
 from pipegap.analysis.table.load import load
 from pipegap.analysis.table.points import settings
 from pipegap.analysis.table.schema import GAP, OF_ARM
+from pipegap.analysis.table.tasks import in_order
 from pipegap.trainer.base.status import Status
 
 COUNTS = ["n", "diverged", "pairs", "sync_diverged", "removed_n"]
@@ -65,7 +66,7 @@ def gaps(df: pd.DataFrame) -> pd.DataFrame:
     none, unless the optimizer was never trained with sync. Warns and raises as `pairs.pairs` does.
     """
     if df.empty:
-        return _table([])
+        return _table([], df)
     paired = pairs(df)
     tax = taxes(df, paired)
     groups = _groups(_with_plain_gap(paired))
@@ -78,7 +79,7 @@ def gaps(df: pd.DataFrame) -> pd.DataFrame:
     arms: dict[Any, Any] = df.drop_duplicates("arm").set_index("arm")[[*OF_ARM]].to_dict("index")
     for row in rows:
         row.update(setting=words[row["point"]], regime=outside[row["point"]], **arms[row["arm"]])
-    return _table(rows)
+    return _table(rows, df)
 
 
 def _without_sync(trials: pd.DataFrame) -> set[str]:
@@ -88,10 +89,11 @@ def _without_sync(trials: pd.DataFrame) -> set[str]:
     return {*other_arms.loc[~other_arms["settings_key"].isin(sync["settings_key"]), "point"]}
 
 
-def _table(rows: list[dict[str, Any]]) -> pd.DataFrame:
+def _table(rows: list[dict[str, Any]], trials: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame(rows, columns=[*GAP])
     table = table.astype({name: dtype for name, (dtype, _) in GAP.items()})
-    return table.sort_values(["optimizer", "setting", "point", "arm", *VARIANT], ignore_index=True)
+    keys = ["optimizer", "setting", "point", "arm", *VARIANT]
+    return in_order(table, keys, trials).reset_index(drop=True)
 
 
 def _with_plain_gap(paired: pd.DataFrame) -> pd.DataFrame:
@@ -241,6 +243,6 @@ def spreads(results: Path, trial_ids: Collection[str]) -> dict[str, Spread]:
             float(np.sqrt(np.average(of_optimizer["var"], weights=of_optimizer["count"] - 1))),
             int(of_optimizer["count"].sum()),
         )
-        for optimizer, of_optimizer in several.groupby("optimizer")
+        for optimizer, of_optimizer in several.groupby("optimizer", sort=False)
         if (of_optimizer["count"] - 1).sum() >= LEAST_FREEDOM
     }

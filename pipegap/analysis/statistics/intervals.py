@@ -25,7 +25,7 @@ SEEN = ((0.997, CONFIDENCE), (0.99, 0.99))
 So the interval covers 95 % of the shares that are told, where the true whole is two standard errors
 or more, and 90 % where it is nothing: tests/analysis/statistics/test_intervals.py. The width is no
 reason to leave a share untold: of the narrow intervals of weak wholes 70 to 90 % cover."""
-UNTOLD = "not enough data"
+UNTOLD = "too weak for a share"
 """What stands in the place of a share of a whole that may be 0."""
 
 

@@ -18,6 +18,7 @@ from pipegap.analysis.table.index import index_path, read_trials
 from pipegap.analysis.table.points import VERSIONS, group_of, with_one_name
 from pipegap.analysis.table.rows import Row
 from pipegap.analysis.table.schema import TRIAL
+from pipegap.analysis.table.tasks import ranked
 from pipegap.trainer.base.errors import BadInput, first_line, short
 from pipegap.trainer.base.former import YOUNGER
 from pipegap.trainer.base.status import ENDED, Status
@@ -51,7 +52,8 @@ def load(
     results: str | Path, trial_ids: Collection[str] | None = None, *, stacklevel: int = 2
 ) -> pd.DataFrame:
     """Return one row per trial in the folder `results`, in its folder `trials`, or of one trial's
-    folder; columns: `schema.TRIAL`.
+    folder, optimizer by optimizer, the one of the lowest loss first (`tasks.by_loss`); columns:
+    `schema.TRIAL`.
 
     `results` may also be a CSV that a report wrote (`trials.csv`), which has no curves.
     `trial_ids`: only those in folders of these names. Warns of damaged files: the trial counts as
@@ -68,7 +70,8 @@ def load(
     columns = {name: _column(name, [row.get(name) for row in rows]) for name in names}
     if rows:
         columns[PATH] = _paths(rows)
-    return _with_short_arms(with_one_name(pd.DataFrame(columns)))
+    trials = _with_short_arms(with_one_name(pd.DataFrame(columns)))
+    return ranked(trials).reset_index(drop=True)
 
 
 def _with_short_arms(trials: pd.DataFrame) -> pd.DataFrame:

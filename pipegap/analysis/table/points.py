@@ -137,7 +137,7 @@ def varied(trials: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """
     return {
         str(optimizer): _telling_apart(points)
-        for optimizer, points in _points(trials).groupby("optimizer")
+        for optimizer, points in _points(trials).groupby("optimizer", sort=False)
     }
 
 
@@ -151,7 +151,7 @@ def labelled(trials: pd.DataFrame) -> list[pd.DataFrame]:
     """
     has_pair = _with_pair(trials)
     tables = []
-    for _, points in _points(trials).groupby("optimizer"):
+    for _, points in _points(trials).groupby("optimizer", sort=False):
         paired = points[points.index.isin(has_pair)]
         other_points = _telling_apart(points).drop(index=paired.index)
         tables += [_called(table, points) for table in (_telling_apart(paired), other_points)]

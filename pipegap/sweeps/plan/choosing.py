@@ -4,8 +4,9 @@ Tuning trains the sync arm alone, with the sweep's first seed or with a seed tha
 at every combination of the factors on the values that the point has; the keys of `tuning.inverse`
 are divided by the factors. The combination with the lowest final validation loss wins; a diverged
 trial is worse than any other. If the best value of a key is the first or the last one of its grid,
-the grid is extended by one value at the same ratio, until the best value lies inside. Where every
-combination diverged, the grid is extended downwards. With `shared: X` only the points of the
+the grid is extended by one value at the same ratio, until the best value lies inside, or the last
+step gained less than seeds differ by, or for MAX_BEYOND values. Where every combination diverged,
+the grid is extended downwards. With `shared: X` only the points of the
 optimizer X are tuned, and the other points take the values chosen there (the paper's protocol),
 except points that set a tuned key themselves.
 
@@ -35,8 +36,14 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 MAX_EXTENSIONS = 8
-"""How many values beyond the factors of a key are tried for a point. Learning rates of optimizers
-differ by orders of magnitude, and eight doublings are two of them."""
+"""How many values beyond the factors of a key are tried for a point at which nothing completed.
+Learning rates of optimizers differ by orders of magnitude, and eight doublings are two of them."""
+MAX_BEYOND = 2
+"""How many values beyond the factors are tried once a trial completed: a round of a large model
+takes hours."""
+LEAST_GAIN = 0.005
+"""Nats per token that a step beyond the factors must gain for the next one: the standard deviation
+over seeds of a final loss of sync is 0.005 (Muon) to 0.009 (SOAP) at `tiny` (findings/main)."""
 DIGITS = 4
 """Significant digits of a proposed number: a setting is written in full on a command line."""
 
@@ -194,19 +201,26 @@ def _best(losses: Losses) -> Values | None:
 def beyond(losses: Losses, sizes: Sequence[int]) -> list[Values]:
     """Return what to try next: neighbours of the best values along one key that were not tried.
 
-    If no trial completed, the values below all others are next. Empty if there is nothing, and
-    while a trial has to run. `sizes`: the number of factors of each key.
+    A value beyond those that were tried needs an `edge_gain` of LEAST_GAIN. If no trial completed,
+    the values below all others are next. Empty if there is nothing, and while a trial has to run.
+    `sizes`: the number of factors of each key.
     """
     if None in losses.values():
         return []
-    axes = [
-        _extended(sorted({*axis}), size + MAX_EXTENSIONS)
-        for axis, size in zip(zip(*losses, strict=True), sizes, strict=True)
-    ]
     winner = _best(losses)
+    axes = [sorted({*axis}) for axis in zip(*losses, strict=True)]
     if winner is None:
-        lowest = tuple(axis[0] for axis in axes)
+        lowest = tuple(
+            _extended(axis, size + MAX_EXTENSIONS)[0]
+            for axis, size in zip(axes, sizes, strict=True)
+        )
         return [lowest] if lowest not in losses else []
+    for key, (axis, size) in enumerate(zip(axes, sizes, strict=True)):
+        completed = {values[key] for values, loss in losses.items() if loss != math.inf}
+        num_before = max(0, len(axis) - len(completed) - size + 1)  # until the first completed
+        most = size + min(num_before + MAX_BEYOND, MAX_EXTENSIONS)
+        if edge_gain(losses, winner, key) >= LEAST_GAIN:
+            axes[key] = _extended(axis, most)
     place = [axis.index(value) for axis, value in zip(axes, winner, strict=True)]
     neighbours = [
         (*winner[:key], axis[i], *winner[key + 1 :])
@@ -215,6 +229,18 @@ def beyond(losses: Losses, sizes: Sequence[int]) -> list[Values]:
         if 0 <= i < len(axis)
     ]
     return [values for values in neighbours if values not in losses]
+
+
+def edge_gain(losses: Losses, winner: Values, key: int) -> float:
+    """Return by how much the loss fell in the last step of a key to the winner, which lies at an
+    end of its values; infinite if nothing completed beside it, or it lies inside."""
+    axis = sorted({values[key] for values in losses})
+    place = axis.index(winner[key])
+    if len(axis) < 2 or 0 < place < len(axis) - 1:
+        return math.inf
+    inner = axis[1] if place == 0 else axis[-2]
+    loss, best = losses.get((*winner[:key], inner, *winner[key + 1 :])), losses[winner]
+    return math.inf if loss is None or best is None else loss - best
 
 
 def _extended(axis: list[float], most: int) -> list[float]:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pipegap.sweeps.plan.choosing import Choice, TriedSetting
+from pipegap.sweeps.plan.choosing import LEAST_GAIN, Choice, TriedSetting, edge_gain
 from pipegap.sweeps.request.expand import GridPoint
 from pipegap.sweeps.request.schema import Search, Sweep
 
@@ -128,18 +128,28 @@ def _tune_line(sweep: Sweep, choice: Choice) -> str:
         return f"{name} is left out: its sync arm diverged at every {_keys(sweep)} tried ({source})"
     setting = choice.chosen["sync"]
     words = " ".join(f"{key}={value:g}" for key, value in setting.values.items())
-    on_edge = choice.tried and _is_on_edge(setting, choice.tried)
-    note = ", on the edge of what was tried" if on_edge else ""
+    note = _edge_note(setting, choice.tried) if choice.tried else ""
     return f"{name}: {words}{note} ({source})"
 
 
-def _is_on_edge(setting: TriedSetting, tried: Sequence[TriedSetting]) -> bool:
-    """Whether a value of the setting is the smallest or largest of its key that was tried."""
-    axes = zip(*(trial_setting.values.values() for trial_setting in tried), strict=True)
-    return any(
-        value in (min(axis), max(axis))
-        for value, axis in zip(setting.values.values(), axes, strict=True)
-    )
+def _edge_note(setting: TriedSetting, tried: Sequence[TriedSetting]) -> str:
+    """Why tuning ended where a value is the smallest or largest of its key that was tried; empty if
+    each lies inside."""
+    losses = {tuple(of.values.values()): (of.losses or {}).get("sync") for of in tried}
+    winner = tuple(setting.values.values())
+    axes = zip(*losses, strict=True)
+    gains = [
+        edge_gain(losses, winner, key)
+        for key, axis in enumerate(axes)
+        if winner[key] in (min(axis), max(axis))
+    ]
+    if not gains:
+        return ""
+    if max(gains) < LEAST_GAIN:
+        why = f"the last step gained {max(gains):.4f}, less than seeds differ by ({LEAST_GAIN:g})"
+    else:
+        why = "no more values are tried"
+    return f", on the edge of what was tried: {why}"
 
 
 def _keys(sweep: Sweep) -> str:

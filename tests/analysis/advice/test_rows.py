@@ -2,13 +2,18 @@
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from pipegap.analysis import load
-from pipegap.analysis.advice.advice import sentence
-from pipegap.analysis.advice.advise import ROW, advices, verdict_rows
+from pipegap.analysis import gaps, load
+from pipegap.analysis.__main__ import main as analysis
+from pipegap.analysis.advice.advice import ranking, sentence
+from pipegap.analysis.advice.advise import ROW, advices, handover, verdict_rows
 from pipegap.analysis.advice.verdict import GO, UNDECIDED, listed
-from tests.support.synthetic_store import put, write_arms
+from pipegap.analysis.figures import BY_NAME
+from pipegap.analysis.report.report import report
+from tests.support.reports import with_figures
+from tests.support.synthetic_store import ids, put, record, write_arms
 
 
 def add_runs(store: Path, short: float, long: float) -> None:
@@ -25,7 +30,7 @@ def test_one_row_per_optimizer_and_rival(tmp_path: Path) -> None:
     write_arms(tmp_path, {"sync": [1.0, 1.1], "delay": [1.2, None]}, optimizer="muon")
     table = verdict_rows(load(tmp_path), stages=4, microbatches=8)
     assert {name: str(dtype) for name, dtype in table.dtypes.items()} == ROW
-    assert [*dict.fromkeys(table["optimizer"])] == ["muon", "adamw"], "most decided first"
+    assert [*dict.fromkeys(table["optimizer"])] == ["adamw", "muon"], "the lowest loss first"
     by_rival = table.set_index("rival")
     muon, adamw = (by_rival[by_rival["optimizer"] == name] for name in ("muon", "adamw"))
     assert [*muon.index] == [*adamw.index]
@@ -90,3 +95,57 @@ def test_one_sentence_per_optimizer(tmp_path: Path, short: float, long: float, s
     of = f"delay + Error Feedback: {size}; time simulated for 4 stages, 8 microbatches"
     assert first == f"tiny (450k parameters), wiki, 400 updates, {of}"
     assert then.startswith(said)
+
+
+BY_LOSS = {"adamw": (1.30, 1.20), "muon": (1.00, 0.92), "soap": (1.01, 0.90)}
+"""Optimizer → the loss of sync after 400 updates, and that of the delayed run after 550."""
+RANKED = ["soap", "muon", "adamw"]
+
+
+def rank_store(store: Path) -> None:
+    """All go; after 400 updates Muon ends lowest, in the time of 1F1B SOAP does."""
+    for optimizer, (sync, long) in BY_LOSS.items():
+        put(store, "sync", [sync, sync + 0.01, sync + 0.02], optimizer=optimizer)
+        put(store, "delay_ef", [sync, sync + 0.01, sync + 0.021], optimizer=optimizer)
+        losses = [long, long + 0.01, long + 0.021]
+        put(store, "delay_ef", losses, optimizer=optimizer, num_updates=550)
+
+
+def test_optimizers_stand_by_their_loss_in_the_same_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the answer, its lines of code, tables and figures: not by name, nor by the loss after as
+    many updates."""
+    rank_store(tmp_path)
+    trials = load(tmp_path)
+    answers = advices(trials.sort_values("trial_id"), stages=4, microbatches=8)
+    assert [answer.optimizer for answer in answers] == RANKED
+    line = "lowest loss in the time of 1F1B: SOAP 0.910, Muon 0.930, AdamW 1.210"
+    assert [*ranking(answers)] == [line]
+    assert handover(answers).startswith("to go with SOAP ")
+    assert [*trials["optimizer"].unique()] == RANKED
+    table = gaps(trials)
+    assert [*table["optimizer"].unique()] == RANKED
+    figure = BY_NAME["final_losses"]
+    drawn = str([chart.to_dict() for chart in figure.charts(figure.data(trials, table))])
+    assert "'sort': ['SOAP', 'Muon', 'AdamW']" in drawn
+    assert analysis(["advise", "stages=4", "microbatches=8", f"results={tmp_path}"]) == 0
+    assert line in capsys.readouterr().out
+
+
+def test_a_report_has_one_order_of_optimizers_also_where_it_compares_the_short_runs(
+    tmp_path: Path,
+) -> None:
+    store, out = tmp_path / "store", tmp_path / "out"
+    rank_store(store)
+    compared = load(store).query("num_updates == 400")["trial_id"].tolist()
+    record(store, "main", "tiny", ids(store), compared=compared)
+    with with_figures(()):
+        report(store, out, "main-tiny")
+    text = (out / "index.html").read_text()
+    for head in ('<table class="gaps">', '<table class="answer">'):
+        rows = text.partition(head)[2].partition("</table>")[0]
+        places = [rows.index(f"<th>{name}</th>") for name in ("SOAP", "Muon", "AdamW")]
+        assert places == sorted(places)
+    assert [*pd.read_csv(out / "gaps.csv")["optimizer"].unique()] == RANKED
+    assert "<b>lowest loss in the time of 1F1B: SOAP 0.910, " in text
