@@ -108,7 +108,8 @@ def report(sweep_round: Round, plan: SweepPlan) -> str:
 
     The other values that tuning tried are in tuned.csv.
     """
-    request, out = sweep_round.request, sweep_round.request.results / "reports" / plan.label
+    request = sweep_round.request
+    out = folder(request.results, plan)
     folders = [trial.folder for trial in plan.distinct]
     made_of = state(record(sweep_round, plan), folders, code_version())
     text = printed(out, made_of)
@@ -125,6 +126,11 @@ def report(sweep_round: Round, plan: SweepPlan) -> str:
     write_json(out / MADE_OF, {"state": made_of, "printed": text})
     sweep_round.store.push(out)
     return text
+
+
+def folder(results: Path, plan: SweepPlan) -> Path:
+    """Return where the report of a sweep lies."""
+    return results / "reports" / plan.label
 
 
 def state(record: Mapping[str, Any], folders: Iterable[Path], version: str | None) -> str:

@@ -200,8 +200,6 @@ def has_mark(path: Path) -> bool:
 
 LONGEST = 2**24
 """Characters of a document at most. More would not fit in the memory that a preparation takes."""
-HALF = re.compile(r"[\ud800-\udfff]")
-"""No character, but half of one, or a byte that is no UTF-8."""
 ADVICE = "data.skip_bad_rows=true leaves such rows out"
 DOCUMENTS_AT_ONCE, CHARACTERS_AT_ONCE = 1000, 2**20
 """Of a batch, but for a longer document alone."""
@@ -253,19 +251,12 @@ def _fault(row: Found, field: str) -> BadInput:
         return BadInput("data.text", field, f"must hold text, not {kind}, in {place}")
     if len(value) > LONGEST:
         return too_long(place)
-    return BadInput("data.text", field, f"must hold text in UTF-8, not {_half(value)}, in {place}")
-
-
-def _half(text: str) -> str:
-    """The first half of a character in words: a byte that is no UTF-8 was read as one."""
-    [half] = HALF.findall(text)[:1]
-    is_byte = "\udc80" <= half <= "\udcff"
-    return f"the byte 0x{ord(half) - 0xDC00:02x}" if is_byte else f"half a character ({half!r})"
+    return BadInput("data.text", field, f"must hold text in UTF-8 in {place}")
 
 
 def is_utf8(text: str) -> bool:
-    """Whether UTF-8 can write a text."""
-    return text.isascii() or not HALF.search(text)
+    """Whether UTF-8 can write a text: not if a byte of its file was no UTF-8."""
+    return text.isascii() or text == text.encode(errors="ignore").decode()
 
 
 def too_long(place: str) -> BadInput:
@@ -304,7 +295,7 @@ def _rows(paths: Iterable[Path], field: str) -> Iterator[Found]:
 
 
 def _numbered(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a file with their numbers. Bytes that are no UTF-8 are halves of characters."""
+    """The lines of a file with their numbers. Bytes that are no UTF-8 stand as surrogates."""
     with TextIOWrapper(opened(path), encoding="utf-8-sig", errors="surrogateescape") as file:
         for number, line in enumerate(iter(partial(file.readline, LONGEST + 1), ""), 1):
             if number == 1 and (line.startswith(UTF_16) or "\0" in line):  # also without its mark
@@ -351,7 +342,7 @@ def _field_of(line: str, field: str, path: Path, number: int) -> object:
     """The value of the field, or the refusal of a line that has none."""
     try:
         row = json.loads(line)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         allowed = f"must have one JSON object per line (line {number}: {error})"
         return BadInput("data.path", path, allowed)
     if not isinstance(row, dict) or field not in row:
@@ -378,7 +369,7 @@ def _column(path: Path, field: str) -> Iterator[Found]:
 
 
 def _values(column: Any) -> Iterator[object]:
-    """The values of a column; bytes of a text that are no UTF-8 are halves of characters."""
+    """The values of a column; bytes of a text that are no UTF-8 stand as surrogates."""
     try:
         yield from column.to_pylist()
     except UnicodeDecodeError:
