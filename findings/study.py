@@ -2,7 +2,7 @@
 made anew from the study's table."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -25,13 +25,6 @@ def losses(trials: pd.DataFrame) -> dict[str, pd.DataFrame]:
         str(optimizer): of.pivot_table("final_val_loss", "seed", "arm").dropna()
         for optimizer, of in done.groupby("optimizer")
     }
-
-
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A table, its heads first."""
-    heads, *other_rows = rows
-    lines = (heads, ["---"] * len(heads), *other_rows)
-    return "\n".join(f"| {' | '.join(row)} |" for row in lines)
 
 
 def write(folder: Path, result: Callable[[pd.DataFrame], str]) -> None:

@@ -15,8 +15,8 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from findings.front import filled
-from findings.study import PICTURE, losses, markdown
+from findings.front import filled, markdown
+from findings.study import PICTURE, losses
 from pipegap.analysis import load
 from pipegap.analysis.figures.figure import Chart, Figure, picture, plot, whole, with_font
 from pipegap.analysis.figures.panels import NUMBER, gap_axis, titled

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from findings.study import PICTURE, TABLE, losses, markdown, write
+from findings.front import markdown
+from findings.study import PICTURE, TABLE, losses, write
 from pipegap.analysis.statistics.pairs import mean_interval, moments
 from pipegap.analysis.table import names
 

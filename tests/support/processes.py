@@ -1,6 +1,5 @@
 """Processes of this machine, as /proc shows them."""
 
-import faulthandler
 import os
 import shutil
 import subprocess
@@ -59,18 +58,6 @@ def alive(pid: int) -> bool:
 def children(parent: int) -> list[int]:
     """Processes that `parent` started."""
     return [*map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split())]
-
-
-@contextmanager
-def never_waiting(seconds: int = 20) -> Iterator[None]:
-    """Ends this process if what it holds waits for ever, as a reader of a pipe without a writer
-    does: in a library's code no signal is handled."""
-    # Where pytest captures, sys.stderr has no file.
-    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
 
 
 # A wrong word: exit code 2, one line on stderr, and nothing is left.

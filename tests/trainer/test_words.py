@@ -29,7 +29,6 @@ BAD = {
     "seed=[1,2]": "seed=[1, 2]: must be a valid integer",
     "seed=-1": "seed=-1: must be greater than or equal to 0",
     "seed=[": "seed=[: must be one value, in quotes if need be",
-    "seed=" + "x" * 20_000: "must have at most 10,000 characters",
     "seed=${nowhere}": "seed=${nowhere}: must refer to a key with one value",
     "seed=${num_threads} num_threads=${seed}": "must refer to a key with one value",
     "resume_from=${oc.env:HOME}": "resume_from=${oc.env:HOME}: may refer to another key alone",
@@ -190,7 +189,7 @@ def test_a_config_file_with_a_wrong_value(
     assert f"pipegap trial: {key}" in refused(lambda: main(["--config", str(path)]))
 
 
-@pytest.mark.parametrize("path", [".", "/dev/zero", "nowhere.json"])
+@pytest.mark.parametrize("path", [".", "nowhere.json"])
 def test_what_is_no_config_file(path: str, refused: Refused) -> None:
     error = refused(lambda: main(["--config", path]))
     assert error.startswith(f"pipegap trial: --config={path}")

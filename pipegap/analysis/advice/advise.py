@@ -8,14 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from pipegap.analysis.advice.evidence import (
-    FEEDBACK,
-    PLAIN,
-    Evidence,
-    Gap,
-    evidence,
-    nearest_length,
-)
+from pipegap.analysis.advice.evidence import Evidence, Gap, evidence, nearest_length
 from pipegap.analysis.advice.speed import equal_stages, fastest
 from pipegap.analysis.advice.timing import Timing, timing
 from pipegap.analysis.advice.verdict import (
@@ -34,6 +27,7 @@ from pipegap.analysis.advice.verdict import (
 )
 from pipegap.analysis.statistics.gaps import gaps
 from pipegap.analysis.table import names
+from pipegap.analysis.table.points import FEEDBACK, PLAIN, by_loss
 from pipegap.analysis.table.text import fitted
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.store.records import Record
@@ -281,19 +275,15 @@ with schedule.drained(): evaluate(); save()  # between batches, wherever you do 
 
 
 def advices(trials: pd.DataFrame, **question: Any) -> list[Advice]:
-    """Return the advice for each optimizer that was trained with a delay, `most_decided` first.
+    """Return the advice for each optimizer that was trained with a delay, the one of the lowest
+    loss first (`tasks.by_loss`).
 
     `trials`: `load`'s table; `question`: the other arguments of `advise`, which says what is
     raised.
     """
     delayed = trials.loc[trials["family"].isin([PLAIN, FEEDBACK]), "optimizer"]
-    optimizers = sorted({*delayed.dropna()})
-    return most_decided(advise(trials, optimizer=name, **question) for name in optimizers)
-
-
-def most_decided(answers: Iterable[Advice]) -> list[Advice]:
-    """Sort by the number of rivals that a verdict is known against, most first, else as given."""
-    return sorted(answers, key=lambda advice: -advice.num_decided)
+    optimizers = [name for name in by_loss(trials) if name in {*delayed}]
+    return [advise(trials, optimizer=name, **question) for name in optimizers]
 
 
 def rows(answers: Iterable[Advice]) -> pd.DataFrame:

@@ -23,6 +23,8 @@ from pipegap.analysis.statistics.pairs import (
 from pipegap.analysis.statistics.tax import Finals, StandIn, Tax, no_higher, no_lower
 from pipegap.analysis.table import names
 from pipegap.analysis.table.points import (
+    FEEDBACK,
+    PLAIN,
     Family,
     data_names,
     families,
@@ -33,9 +35,6 @@ from pipegap.analysis.table.points import (
 from pipegap.trainer.base.errors import FINAL, Status
 
 # Gaps at the best setting of sync, for each training length.
-
-PLAIN, FEEDBACK = "delay", "delay_ef"
-"""Families of arms: those that differ in the coefficient of Error Feedback are one."""
 
 
 @dataclass(frozen=True)
@@ -297,6 +296,8 @@ class SameTime:
     """Seeds at which both sides have these runs, and neither diverged."""
     gap: float
     """Loss of the delayed run minus that of sync, mean over n seeds; NaN without any."""
+    loss: float
+    """Loss of the delayed run, mean over these seeds."""
     spread: float
     """Standard deviation that a 95 % interval of this width is made with: that of the n
     differences, wider where several arms or settings might have been compared."""
@@ -482,14 +483,17 @@ def _compared(
     train longer what they saw to be best.
     """
     delayed_arms = [*runs.delayed]
-    gaps = np.array(
+    sync_losses = evidence.finals["sync"]
+    arms_of_seeds = {seed: _best_without(evidence, delayed_arms, {seed}) for seed in sync_losses}
+    losses = np.array(
         [
-            runs.delayed[arm].loss(evidence.finals[arm].get(seed, {})) - runs.sync.loss(losses)
-            for seed, losses in evidence.finals["sync"].items()
-            for arm in [_best_without(evidence, delayed_arms, {seed})]
+            runs.delayed[arm].loss(evidence.finals[arm].get(seed, {}))
+            for seed, arm in arms_of_seeds.items()
         ]
     )
-    finite_gaps = gaps[np.isfinite(gaps)]
+    gaps = losses - np.array([runs.sync.loss(of_seed) for of_seed in sync_losses.values()])
+    is_finite = np.isfinite(gaps)
+    finite_gaps = gaps[is_finite]
     mean, spread, interval = _mean(finite_gaps, len(arms) > 1, evidence.num_settings)
     stand = runs.delayed[delayed_arms[0]]  # all of these arms are equally near
     return SameTime(
@@ -502,6 +506,7 @@ def _compared(
         excess=_excess(stand, runs.sync, speed_up),
         n=len(finite_gaps),
         gap=mean,
+        loss=float(losses[is_finite].mean()) if is_finite.any() else np.nan,
         spread=spread,
         interval=interval,
         diverged=int(np.isposinf(gaps).sum()),

@@ -244,7 +244,7 @@ def traced_costs(path: Path, num_stages: int, num_microbatches: int) -> Costs:
         costs = _ours(events[0]) if is_ours else _profiled(events, num_microbatches)
         if not all(costs.work):
             raise ValueError
-    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
         what = "must be the trace.json of a true pipeline's trial, or a folder of traces of steps"
         raise BadInput("trace", path, f"{what} by torch's profiler, one per rank") from None
     if len(costs.forward) != num_stages:

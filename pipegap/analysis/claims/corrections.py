@@ -51,6 +51,7 @@ from pipegap.analysis.statistics.diagnostics import (
 from pipegap.analysis.statistics.pairs import CONFIDENCE, Values, mean_intervals
 from pipegap.analysis.table import names
 from pipegap.analysis.table.metrics import ACCURACY, BITS, CHANCE
+from pipegap.analysis.table.points import in_order
 from pipegap.trainer.base.errors import Status
 
 # Claims about what is done about a delay: Error Feedback, Taylor compensation, feedback on
@@ -230,7 +231,7 @@ def spike(trials: pd.DataFrame, heights: pd.DataFrame) -> list[Comparison]:
     rule = Above((Contrast("the height", (1.0,)),))
     return [
         Comparison(words(*key), [row("height", group, "height")], rule, key[0] in PAPER)
-        for key, group in heights.groupby(ARM)
+        for key, group in in_order(heights, ARM).groupby(ARM, sort=False)
     ]
 
 
@@ -238,7 +239,7 @@ def spike_by_decay(trials: pd.DataFrame, heights: pd.DataFrame) -> list[Comparis
     """Does its height depend on β2?"""
     key, rule = "optimizer.variance_decay", Either("change of the height")
     compared = []
-    for optimizer, group in with_key(trials, heights, key).groupby("optimizer"):
+    for optimizer, group in with_key(trials, heights, key).groupby("optimizer", sort=False):
         decays = sorted({*group[key].dropna()})
         if len(decays) > 1:
             rows = [
@@ -273,7 +274,8 @@ def _cooldown(trials: pd.DataFrame) -> list[Comparison]:
 def _lower(gaps: pd.DataFrame, changed: pd.DataFrame) -> list[Comparison]:
     """For each arm, that its gap is below that of the arm `without`, at the same point."""
     compared = []
-    for (*key, base, point), rows in changed.groupby([*ARM, "without", "point"]):
+    keys = [*ARM, "without", "point"]
+    for (*key, base, point), rows in in_order(changed, keys).groupby(keys, sort=False):
         plain = gaps[(gaps["point"] == point) & (gaps["arm"] == base)]
         two = Column(str(key[-1]), rows), Column(str(base), plain)
         compared.append(more(words(*key), *two))

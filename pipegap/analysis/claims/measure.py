@@ -32,7 +32,7 @@ from pipegap.analysis.statistics.pairs import (
     pairs,
     share_interval,
 )
-from pipegap.analysis.table.points import remembered, settings
+from pipegap.analysis.table.points import in_order, remembered, settings
 from pipegap.analysis.table.schema import OF_ARM
 from pipegap.trainer.base.errors import Status
 
@@ -210,7 +210,9 @@ def measured(trials: pd.DataFrame) -> pd.DataFrame:
     value = rows["gap"].astype(float).mask(rows["status"] == Status.DIVERGED, np.inf)
     rows = rows.assign(value=value, setting=rows["point"].map(settings(trials)))
     arms = trials.drop_duplicates("arm")[["arm", *(c for c in OF_ARM if c != "base_arm")]]
-    return rows[value.notna()].sort_values([*VARIANT, "seed"]).merge(arms, on="arm")
+    return in_order(rows[value.notna()], ["optimizer", *VARIANT, "seed"], trials).merge(
+        arms, on="arm"
+    )
 
 
 def with_key(trials: pd.DataFrame, rows: pd.DataFrame, key: str) -> pd.DataFrame:
@@ -222,7 +224,8 @@ def with_key(trials: pd.DataFrame, rows: pd.DataFrame, key: str) -> pd.DataFrame
 
 def of_points(rows: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
     """For each optimizer and point: the optimizer, both in words, and the rows."""
-    for (optimizer, setting, _), group in rows.groupby(["optimizer", "setting", "point"]):
+    keys = ["optimizer", "setting", "point"]
+    for (optimizer, setting, _), group in in_order(rows, keys).groupby(keys, sort=False):
         yield str(optimizer), words(optimizer, setting), group
 
 
@@ -255,7 +258,7 @@ def at_longest_horizon(trials: pd.DataFrame) -> list[Comparison]:
     gaps = measured(trials)
     tokens = gaps["point"].map(trials.groupby("point")["tokens"].max())  # a diverged run has fewer
     compared = []
-    for optimizer, rows in gaps.assign(tokens=tokens).groupby("optimizer"):
+    for optimizer, rows in gaps.assign(tokens=tokens).groupby("optimizer", sort=False):
         longest = rows[rows["tokens"] == rows["tokens"].max()]
         if {"delay", "delay_ef"} <= {*longest["arm"]}:
             rule = removes(1 - SAME)

@@ -41,6 +41,7 @@ from pipegap.analysis.claims.rule import (
 )
 from pipegap.analysis.statistics.gaps import MEMORIES, TOLERANCE, Grid, grids
 from pipegap.analysis.statistics.pairs import CONFIDENCE, Values, held_out_gaps, interval_of_best
+from pipegap.analysis.table.points import in_order
 
 # Claims about what a delay costs each optimizer, and what Error Feedback removes of that.
 
@@ -229,7 +230,7 @@ def _momentum(trials: pd.DataFrame) -> list[Comparison]:
     updates = delay["point"].map(trials.groupby("point")["num_updates"].max())
     long = delay[updates * (1 - delay[key]) >= MEMORIES - TOLERANCE]
     compared = []
-    for optimizer, rows in delay.groupby("optimizer"):
+    for optimizer, rows in delay.groupby("optimizer", sort=False):
         if rows[key].nunique() > 1:
             columns = ends(long[long["optimizer"] == optimizer], key)
             compared.append(_falls(str(optimizer), columns, rows))
@@ -271,13 +272,14 @@ def _grows(trials: pd.DataFrame, arm: str, key: str) -> list[Comparison]:
     """For each optimizer, that the gap of the arm is larger at the largest value of the key."""
     gaps = measured(trials)
     gaps = gaps if key in gaps else with_key(trials, gaps, key)  # stages are the arm's own column
-    by_optimizer = gaps[gaps["arm"] == arm].groupby("optimizer")
+    by_optimizer = gaps[gaps["arm"] == arm].groupby("optimizer", sort=False)
     columns = [(str(name), ends(rows, key)) for name, rows in by_optimizer]
     return [more(name, *two) for name, two in columns if len(two) == 2]
 
 
 RATE = "optimizer.lr"
 PAIR = ("muon", "adamw")
+MODEL = ["model", "optimizer"]
 
 
 def _muon_is_robust(trials: pd.DataFrame) -> list[Comparison]:
@@ -296,7 +298,7 @@ def _feedback_helps(trials: pd.DataFrame) -> list[Comparison]:
     rows = with_key(trials, measured(trials), "model")
     return [
         share_removed(words(model, optimizer), group, removes(0.0), optimizer)
-        for (model, optimizer), group in rows.groupby(["model", "optimizer"])
+        for (model, optimizer), group in in_order(rows, MODEL).groupby(MODEL, sort=False)
         if "delay_ef" in {*group["arm"]}
     ]
 

@@ -336,7 +336,7 @@ class Verdict(NamedTuple):
         if self.audit is None:
             return ""
         if self.outcome != Outcome.UNDECIDED:
-            return f"decides {self.audit.decided_if_placebo} of stores without an effect"
+            return f"false alarm rate {self.audit.decided_if_placebo}"
         seeds = self.audit.seeds or f"more than {MOST_SEEDS}"
         of_parts = ", for its parts that have data" if self.audit.num_left_out else ""
         return f"{seeds} seeds would decide it with a probability of {POWER:.0%}{of_parts}"

@@ -134,14 +134,15 @@ def _answers(trials: "pd.DataFrame", optimizer: str | None, **question: Any) -> 
 
 def _as_text(answers: "Sequence[Advice]") -> str:
     from pipegap.analysis.advice.advise import handover, matrix
-    from pipegap.analysis.advice.verdict import heading, headline
+    from pipegap.analysis.advice.verdict import heading, headline, ranking
     from pipegap.analysis.table.text import hanging, terminal_width
 
     width = terminal_width()
     if len(answers) == 1:
         lines = [answers[0].text(width)]
     else:
-        lines = [*heading(answers), *answers[0].limits, matrix(answers, width), ""]
+        lines = [*heading(answers), *answers[0].limits, matrix(answers, width)]
+        lines += [*ranking(answers), ""]
         lines = [hanging("\n".join([*lines, *map(headline, answers)]), width)]
     if todo := handover(answers):
         head, *code = todo.splitlines()

@@ -5,7 +5,8 @@ from importlib import import_module
 from pipegap.analysis.figures.figure import Figure, Plot, panels, plot, save
 
 MODULES = tuple(
-    f"pipegap.analysis.figures.{name}" for name in ("taxes", "dots", "curves", "lines", "paper")
+    f"pipegap.analysis.figures.{name}"
+    for name in ("dots", "taxes", "curves", "lines", "diagnostics", "paper")
 )
 """Modules that hold FIGURES, in the order of the report."""
 

@@ -41,7 +41,7 @@ from pipegap.analysis.statistics.pairs import mean_intervals, pairs
 from pipegap.analysis.table import names
 from pipegap.analysis.table.metrics import metrics, training_losses, validation_losses
 from pipegap.analysis.table.names import signed
-from pipegap.analysis.table.points import remembered, updates_asked
+from pipegap.analysis.table.points import in_order, remembered, updates_asked
 from pipegap.analysis.table.rows import Row
 from pipegap.trainer.base.errors import FINAL, Status
 
@@ -160,6 +160,8 @@ STAGES = "pipeline.num_stages"
 POINTS = 100
 """A curve of training losses has about that many points: each is the mean of a hundredth of the
 run."""
+MOST_ABOVE = 4
+"""Panels beside each other, with the gaps below the losses."""
 TITLES = {
     "val_loss": ["validation loss (nats per token)"],
     "train_loss": [
@@ -216,7 +218,7 @@ def _by_stages(trials: pd.DataFrame, gaps: pd.DataFrame, reader: Read) -> pd.Dat
     stages = done[STAGES] if STAGES in done else pd.Series(dtype=int)
     per_arm = stages.groupby(done["arm"]).transform("nunique")
     # An arm that ran at one P alone, such as sync, makes no panel and stands in all of them.
-    at = product(sorted(done["optimizer"].unique()), sorted(stages[per_arm > 1].unique()))
+    at = product(done["optimizer"].unique(), sorted(stages[per_arm > 1].unique()))
     panels = []
     for optimizer, count in at:
         has_count = (stages == count) | (per_arm == 1)
@@ -285,18 +287,22 @@ def _means_of_gaps(of_series: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_gaps(data: pd.DataFrame) -> list[Chart]:
-    """Draw two charts per panel: the loss, and the gap beside it."""
+    """Draw two charts per panel: the losses of all panels, and below them the gaps."""
     [column] = [name for name in TITLES if name in data]
     y = alt.Y(f"{column}:Q", title=TITLES[column], scale=linear(data[column]))
     x, looks = token_axis(data["tokens"]), arm_styles(data)
     values = data.dropna(subset="gap")[["gap", "low", "high"]].melt()["value"]
     symlog = far_apart(values)
     of_gap = gap_axis(alt.Y("gap:Q"), values, symlog=symlog)
-    charts: list[Chart] = []
-    for panel in panels_of(data, looks):
-        charts.append(mean_panel(panel, y, x, looks))
-        if len(paired := panel.rows.dropna(subset="gap")):
-            charts.append(_gap_panel(panel.of(paired, ", gap"), of_gap, x, looks))
+    all_panels = [*panels_of(data, looks)]
+    charts: list[Chart] = [mean_panel(panel, y, x, looks) for panel in all_panels]
+    charts += [
+        _gap_panel(panel.of(paired, ", gap"), of_gap, x, looks)
+        for panel in all_panels
+        if len(paired := panel.rows.dropna(subset="gap"))
+    ]
+    if len(charts) == 2 * len(all_panels) <= 2 * MOST_ABOVE:  # each gap stands below its loss
+        charts[0] = charts[0].properties(usermeta={"columns": len(all_panels)})
     return charts
 
 
@@ -438,7 +444,7 @@ def spike(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     """
     points = along(trials, [KEY])[[*PANEL, KEY]]
     started = spikes(trials).merge(points, left_on="point", right_index=True)
-    started = started.sort_values([*PANEL, KEY, "arm", "seed"])
+    started = in_order(started, [*PANEL, KEY, "arm", "seed"])
     arms, several = names.arms(trials), started["arm"].nunique() > 1
     started["series"] = [
         (f"{arms[arm]}, " if several else "") + f"{names.key(KEY)} = {value:g}"

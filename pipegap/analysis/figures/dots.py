@@ -52,7 +52,7 @@ from pipegap.analysis.table import names
 from pipegap.analysis.table.metrics import ACCURACY, BITS
 from pipegap.analysis.table.metrics import title as task_title
 from pipegap.analysis.table.names import signed
-from pipegap.analysis.table.points import updates_asked
+from pipegap.analysis.table.points import in_order, updates_asked
 
 # Numbers of every arm beside each other, one dot per arm: final losses and gaps, with one row per
 # optimizer or value of a key, and downstream scores beside those of sync, with one row per task.
@@ -66,7 +66,7 @@ CAPTION = (
     "dots: means over n seeds; lines: 95 % intervals; hollow: a single seed; faint: each seed",
     "gap: final loss minus that of sync at the same seed, beside its mean, n and × what diverged",
 )
-BEST = "each optimizer at the point where sync ends lowest; sorted by the gap of the delay"
+BEST = "each optimizer at the point where sync ends lowest; the optimizer of the lowest loss first"
 HOVER = ["group", "series", "setting", "n", "mean", "low", "high", "diverged", "pairs"]
 MEASURES = {
     ACCURACY: "accuracy: more is better",
@@ -139,12 +139,9 @@ def _rows(points: pd.DataFrame, trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.
 
 
 def optimizer_rows(data: pd.DataFrame) -> list[Chart]:
-    """Draw the gaps and the losses of `by_optimizer`, each with one row per optimizer."""
-    delay = data[(data["quantity"] == GAP) & (data["arm"] == "delay")]
-    gaps = delay.groupby("group")["mean"].first()
-    # An optimizer whose delay diverged at every seed has no mean, and comes last.
-    names_by_gap = [name for name in gaps.sort_values().index if pd.notna(gaps[name])]
-    return _charts(data, [*names_by_gap, *sorted({*data["group"]} - {*names_by_gap})], None)
+    """Draw the gaps and the losses of `by_optimizer`, each with one row per optimizer, in the order
+    of the data."""
+    return _charts(data, [*dict.fromkeys(data.loc[data["quantity"] == LOSS, "group"])], None)
 
 
 def value_rows(data: pd.DataFrame, title: str) -> list[Chart]:
@@ -376,7 +373,7 @@ def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
         is_arm=table["arm"] != "sync",
     )
     order = [*PANEL, "is_gap", "is_arm", "arm", DOWN, ACROSS]
-    return table.sort_values(order)[MAP_COLUMNS].reset_index(drop=True)
+    return in_order(table, order)[MAP_COLUMNS].reset_index(drop=True)
 
 
 def _cells(done: pd.DataFrame, gaps: pd.DataFrame) -> Iterator[dict[str, Any]]:

@@ -98,9 +98,10 @@ _T = TypeVar("_T")
 def plot(figure: Figure, data: pd.DataFrame) -> Plot:
     """Draw a figure once for its files and the page, since altair is slow.
 
-    Of more points of seeds about MOST_POINTS are drawn, and the caption says so. If there are more
-    panels than MOST_PANELS, they are small, and the caption names their axes. A chart whose
-    `usermeta` has a `caption` replaces that of the figure. Raises BadInput for data without a row.
+    Of many seeds MOST_POINTS or a few more are drawn, and many panels are small, with their axes
+    named in the caption, which says so. A chart whose `usermeta` has a `caption` needs other words
+    than those of its figure; `columns` of the first chart are those of this data. Raises
+    BadInput for data without a row.
     """
     if data.empty:
         raise BadInput("figure", figure.name, "must have a row of data: nothing is to be shown")
@@ -108,7 +109,9 @@ def plot(figure: Figure, data: pd.DataFrame) -> Plot:
     with alt.data_transformers.enable("default", max_rows=None):
         charts = figure.charts(data)
         specs = [chart.to_dict(validate=False) for chart in charts[:MOST_SMALL]]
-    words = [spec.pop("usermeta", {}).get("caption", figure.caption) for spec in specs]
+    meta = [spec.pop("usermeta", {}) for spec in specs]
+    figure = figure._replace(columns=meta[0].get("columns", figure.columns))
+    words = [of_chart.get("caption", figure.caption) for of_chart in meta]
     caption = [*dict.fromkeys(line for lines in words for line in lines), *thin(specs)]
     if len(charts) > len(specs):
         caption.append(f"the first {len(specs)} of {len(charts)} panels: the CSV has all")
@@ -214,8 +217,11 @@ def beside(drawn: Plot, columns: int, *, line: int) -> Spec:
         "concat": [
             {name: part for name, part in panel.items() if name not in OF_WHOLE} for panel in specs
         ],
-        # Each panel has its own legend, which counts that panel's trials.
-        "resolve": {"scale": dict.fromkeys(("color", "strokeDash", "shape"), "independent")},
+        # Each panel has its own legend, which counts that panel's trials, and its own order of
+        # arms: a shared one would be by name.
+        "resolve": {
+            "scale": dict.fromkeys(("color", "strokeDash", "shape", "yOffset"), "independent")
+        },
         "datasets": {name: rows for panel in specs for name, rows in panel["datasets"].items()},
     }
 
@@ -265,7 +271,7 @@ def kept(make: Callable[[], bytes], *made_of: str) -> bytes:
     """
     path = cache_folder() / "kept" / hashlib.sha256("\0".join(made_of).encode()).hexdigest()
     with suppress(OSError):
-        digest, _, content = (path.read_bytes() if path.is_file() else b"").partition(b"\n")
+        digest, _, content = path.read_bytes().partition(b"\n")
         if digest == _digest(content):
             return content
     content = make()

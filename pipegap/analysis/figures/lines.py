@@ -46,7 +46,7 @@ from pipegap.analysis.figures.style import (
     tooltips,
 )
 from pipegap.analysis.table import names
-from pipegap.analysis.table.points import varied
+from pipegap.analysis.table.points import in_order, varied
 
 CORRECTION = ["method", "family", "coefficient"]
 OF_LOSSES = [*PANEL, "key", "value", *SERIES, "size", "loss", "gap", *OF_SEED, *MEAN]
@@ -99,8 +99,8 @@ def gaps_by_coefficient(
 
 def _panels_of_methods(paired: pd.DataFrame, trials: pd.DataFrame) -> Iterator[pd.DataFrame]:
     settings, families = names.settings(trials), names.families(trials)
-    with_value = paired.dropna(subset="value")
-    for key, group in with_value.groupby(["optimizer", "point", "method"]):
+    with_value, keys = paired.dropna(subset="value"), ["optimizer", "point", "method"]
+    for key, group in in_order(with_value, keys).groupby(keys, sort=False):
         optimizer, point, method = map(str, key)
         if group["value"].nunique() > 1:
             corrected = group.assign(series=with_variant(group, group["family"].map(families)))
@@ -136,7 +136,7 @@ def gaps_by_delay(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
         subtitle=paired["point"].map(names.settings(trials)),
     )
     delays = late.groupby(["point", "series"])["value"].transform("nunique")
-    return _joined([late[delays > 1].sort_values([*PANEL, *IN_PANEL])])
+    return _joined([in_order(late[delays > 1], [*PANEL, *IN_PANEL])])
 
 
 def optimizers_by_momentum(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
@@ -190,7 +190,7 @@ def _losses(rows: pd.DataFrame, trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.
     # An empty part would change dtypes. MEAN of a row is that of its loss, or else of its gap.
     parts = [part.reindex(columns=OF_LOSSES) for part in (losses, of_gaps) if len(part)]
     table = pd.concat([part.astype({"loss": float, "gap": float}) for part in parts])
-    return table.sort_values([*KEYS, "seed"], kind="stable", ignore_index=True)
+    return in_order(table, [*KEYS, "seed"]).reset_index(drop=True)
 
 
 CAPTION = (

@@ -10,7 +10,7 @@ from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
 from pipegap.analysis.statistics.pairs import SAME_ARM, VARIANT, mean_interval, pairs, results
 from pipegap.analysis.table import names
-from pipegap.analysis.table.points import group_of, remembered, varied
+from pipegap.analysis.table.points import group_of, in_order, remembered, varied
 from pipegap.trainer.base.errors import Status
 
 # What the tables of figures share: columns, names of panels, means, paired seeds, and points: the
@@ -92,8 +92,10 @@ def best_points(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     """
     done = results(trials)
     done["has_pair"] = done["point"].isin(gaps.loc[gaps["pairs"] > 0, "point"])
-    # `dropna=False`: the data of a recorded loop has no hash.
-    best_rows = [_best(group) for _, group in done.groupby(COMPARABLE, dropna=False)]
+    best_rows = [  # `dropna=False`: the data of a recorded loop has no hash
+        _best(group)
+        for _, group in in_order(done, COMPARABLE).groupby(COMPARABLE, dropna=False, sort=False)
+    ]
     if not best_rows:
         return done.assign(panel="", subtitle="", series="")
     points = pd.concat(best_rows)
@@ -150,7 +152,7 @@ def results_along(trials: pd.DataFrame, keys: Sequence[str], part_of: str = "") 
     The rows are sorted by panel and `keys`.
     """
     points = along(trials, keys, part_of)[[*PANEL, *keys]]
-    points = points.sort_values([*PANEL, *keys], kind="stable")
+    points = in_order(points, [*PANEL, *keys])
     done = results(trials).drop(columns=[*keys], errors="ignore")
     rows = points.merge(done, left_index=True, right_on="point").reset_index(drop=True)
     return rows.assign(series=with_variant(rows, rows["arm"].map(names.arms(trials))))

@@ -226,8 +226,9 @@ def _by_number(name: str) -> tuple[str, list[float]]:
 
 
 def optimizer_styles(rows: pd.DataFrame) -> dict[str, Style]:
-    """Return styles of series that are optimizers, by name: a colour and a shape, solid lines."""
-    names = rows.drop_duplicates("series").set_index("series")["optimizer"].sort_index()
+    """Return styles of series that are optimizers, in the order of the rows: a colour and a shape,
+    solid lines."""
+    names = rows.drop_duplicates("series").set_index("series")["optimizer"]
     other_names = sorted({*names} - {*OPTIMIZERS})
     looks = map(Style, cycle(OTHER_OPTIMIZERS), cycle([SOLID]), cycle(SHAPES))
     styles = {**OPTIMIZERS, **dict(zip(other_names, looks, strict=False))}

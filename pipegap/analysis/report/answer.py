@@ -2,20 +2,29 @@
 
 import shlex
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import pandas as pd
 
-from pipegap.analysis.advice.advise import advices, handover, matrix, most_decided
-from pipegap.analysis.advice.verdict import Advice, cost, heading, headline, listed, sentence
+from pipegap.analysis.advice.advise import advices, handover, matrix
+from pipegap.analysis.advice.verdict import (
+    Advice,
+    cost,
+    heading,
+    headline,
+    listed,
+    ranking,
+    sentence,
+)
 from pipegap.analysis.report.facts import command
 from pipegap.analysis.statistics.gaps import best
 from pipegap.analysis.statistics.pairs import ends_text
 from pipegap.analysis.statistics.text import failed_lines
 from pipegap.analysis.table import names
+from pipegap.analysis.table.points import by_loss
 from pipegap.analysis.table.text import hanging, terminal_width
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.folder.wellformed import LIST_FAILED
@@ -57,7 +66,15 @@ class StoreAnswer(NamedTuple):
     heads: Sequence[str]
     """What it is for, and what not."""
     rivals: Sequence[str]
+    runs: Sequence[str]
+    """For each rival which runs are compared, in words, where they are the same in all rows; else
+    empty, and the cells say it."""
+    seeds: str
+    """`n = 5`, where all cells have as many; else empty, and the cells say it."""
     rows: Sequence[AnswerRow]
+    ranking: Sequence[str]
+    """The losses of the optimizers in the same time, in a line; none where they cannot be
+    compared."""
     text: str
     """The table of the verdicts and the sentences, to be printed."""
     handover: str
@@ -110,7 +127,10 @@ def answer(
         place,
         heads,
         rivals,
+        [_shared(row.cells[number]["evidence"] for row in rows) for number in range(len(rivals))],
+        _shared(f"n = {cell['n']}" for row in rows for cell in row.cells if cell["n"]),
         rows,
+        [*ranking(advices_given)],
         _text(heads, advices_given, rows) if advices_given else "",
         handover(advices_given),
         shlex.join(["pipegap", "advise", *words, store]),
@@ -123,20 +143,30 @@ def answer(
     )
 
 
+def _shared(words: Iterable[str]) -> str:
+    """Return the words that all have which have any; empty where they differ."""
+    several = {*filter(None, words)}
+    return several.pop() if len(several) == 1 else ""
+
+
 def _text(heads: Sequence[str], advices_given: Sequence[Advice], rows: Sequence[AnswerRow]) -> str:
     sentences, width = [row.sentence for row in rows], terminal_width()
-    return hanging("\n".join([*heads, matrix(advices_given, width), *sentences]), width)
+    return hanging(
+        "\n".join([*heads, matrix(advices_given, width), *ranking(advices_given), *sentences]),
+        width,
+    )
 
 
 def _advices(trials: pd.DataFrame, records: Sequence[Record]) -> list[Advice]:
-    """Return the advice for each optimizer of which there can be any, `most_decided` first."""
+    """Return the advice for each optimizer of which there can be any, by loss."""
     advices_given: list[Advice] = []
-    for _, of_optimizer in trials.groupby("optimizer"):
+    for optimizer in by_loss(trials):
+        of_optimizer = trials[trials["optimizer"] == optimizer]
         # A remark of the report says each warning, and why trials cannot be compared.
         with warnings.catch_warnings(action="ignore", category=UserWarning), suppress(BadInput):
             shape = {"stages": STAGES, "microbatches": MICROBATCHES}
             advices_given += advices(of_optimizer, **shape, records=records)
-    return most_decided(advices_given)
+    return advices_given
 
 
 def _row(advice: Advice, store: str) -> AnswerRow:
@@ -253,6 +283,7 @@ def _advice(
         lines = [
             *heading(advices_given),
             matrix(advices_given, width),
+            *ranking(advices_given),
             *map(headline, advices_given),
         ]
         yield hanging("\n".join(lines), width)

@@ -28,7 +28,7 @@ from pipegap.analysis.statistics.gaps import gaps
 from pipegap.analysis.statistics.pairs import side_by_side
 from pipegap.analysis.statistics.text import notes
 from pipegap.analysis.table import names
-from pipegap.analysis.table.points import BESIDE
+from pipegap.analysis.table.points import BESIDE, by_loss, ranked
 from pipegap.trainer.base.children import Worker
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.store.records import Record
@@ -133,19 +133,20 @@ class StoreViews:
     store: pd.DataFrame
     records: Sequence[Record]
     """What each sweep asked for."""
-    _known: dict[frozenset[str], StoreView] = field(default_factory=dict)
+    _views: dict[tuple[frozenset[str], tuple[str, ...]], StoreView] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # A view has a part of the trials; whatever ran beside them in the store shared a machine.
         self.store = self.store.assign(**{BESIDE: side_by_side(self.store)})
 
-    def of(self, trial_ids: frozenset[str]) -> StoreView:
-        """Return the view of the trials that the store has of these."""
+    def of(self, trial_ids: frozenset[str], order: tuple[str, ...] = ()) -> StoreView:
+        """Return the view of the trials that the store has of these, its optimizers in `order`."""
         ids_here = trial_ids & self._ids
-        if ids_here not in self._known:
+        if (key := (ids_here, order)) not in self._views:
             trials = self.store[self.store["trial_id"].isin(ids_here)]
-            self._known[ids_here] = StoreView(trials, gaps(trials))
-        return self._known[ids_here]
+            trials = ranked(trials, order) if order else trials
+            self._views[key] = StoreView(trials, gaps(trials))
+        return self._views[key]
 
     def whole(self) -> StoreView:
         """Return the view of the whole store."""
@@ -185,18 +186,28 @@ class Scope:
 
     def of_records(self, records: Sequence[Record]) -> StoreView:
         """Return the trials that these sweeps compare."""
-        return self.views.of(_compared(records))
+        return self.views.of(_compared(records), self.order)
 
     def whole(self) -> StoreView:
         """Return all trials of the scope."""
-        return self.views.of(self.trial_ids)
+        return self.views.of(self.trial_ids, self.order)
 
     def asked_for(self) -> StoreView:
         """Return all trials of the scope, and the others that its sweeps asked for.
 
         Among these are the longer runs that no table compares and that tell a tax.
         """
-        return self.views.of(self.trial_ids.union(*(record.trials for record in self.records)))
+        return self.views.of(self._asked_ids, self.order)
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """The optimizers by the losses of all its trials: one order for each of its views."""
+        store = self.views.store
+        return tuple(by_loss(store[store["trial_id"].isin(self._asked_ids)]))
+
+    @property
+    def _asked_ids(self) -> frozenset[str]:
+        return self.trial_ids.union(*(record.trials for record in self.records))
 
     def remarks(self) -> Iterator[str]:
         """Yield remarks on each sweep by itself: it does not need the arms and seeds of others."""

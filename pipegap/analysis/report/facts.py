@@ -68,6 +68,7 @@ def overview(title: str, trials: pd.DataFrame) -> Overview:
         "seeds": trials["seed"],
     }
     words = {name: _words(column) for name, column in values.items()}
+    words["optimizers"] = ", ".join(dict.fromkeys(values["optimizers"]))  # in the order of losses
     words["trials"] = _statuses(trials)
     return Overview(title, _brief(words), [(name, text) for name, text in words.items() if text])
 
@@ -79,7 +80,7 @@ def _brief(words: Mapping[str, str]) -> list[tuple[str, str]]:
     lines = {
         "model": [words["model"], parameters],
         "data": [words["data"]],
-        "training": [updates, f"seeds {words['seeds']}", words["trials"]],
+        "training": [updates, f"seeds {words['seeds']}; {words['trials']}"],
     }
     return [(name, ", ".join(filter(None, parts))) for name, parts in lines.items()]
 
@@ -112,6 +113,9 @@ def _column(trials: pd.DataFrame, name: str) -> pd.Series:
 
 def _words(column: pd.Series) -> str:
     values = sorted({*column.dropna()}, key=lambda value: (isinstance(value, str), value))
+    are_whole = len(values) > 2 and all(isinstance(value, Integral) for value in values)
+    if are_whole and values[-1] - values[0] == len(values) - 1:
+        return f"{shown_value(values[0])} to {shown_value(values[-1])}"
     if len(values) <= LISTED:
         return ", ".join(map(shown_value, values))
     if isinstance(values[0], str):

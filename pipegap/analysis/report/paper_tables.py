@@ -17,6 +17,7 @@ from pipegap.analysis.statistics.gaps import DECAYED, INACTIVE, MEAN_FACTOR, SHO
 from pipegap.analysis.statistics.pairs import ENOUGH_UPDATES, overhead
 from pipegap.analysis.statistics.tax import paper_losses, reported_taxes
 from pipegap.analysis.table.metrics import MEASURES
+from pipegap.analysis.table.points import in_order
 
 # The data of the paper's tables, and the paper's own numbers (arXiv 2606.30634).
 #
@@ -134,7 +135,7 @@ def protocols(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFr
     table = plain.drop(columns=[*OF_FEEDBACK[:3]]).join(feedback_rows, on="point")
     order = ["optimizer", "rates", *TUNED]
     columns = [*OF_POINT, *OF_DELAY, *of_feedback.values(), *OF_FEEDBACK]
-    return table.sort_values(order, kind="stable", ignore_index=True)[columns]
+    return in_order(table, order).reset_index(drop=True)[columns]
 
 
 def remedies(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
@@ -151,7 +152,7 @@ def remedies(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFra
     cost_columns = cost[["optimizer", "arm", "memory ratio", "time ratio", "time n"]]
     table = _with_pairs(gaps).merge(cost_columns, on=["optimizer", "arm"], how="left")
     order = ["optimizer", "setting", "delay", "gap"]
-    return table.sort_values(order, kind="stable", ignore_index=True)[[*REMEDIES]]
+    return in_order(table, order, gaps).reset_index(drop=True)[[*REMEDIES]]
 
 
 def table4(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:

@@ -343,7 +343,7 @@ def task_scores(trials: pd.DataFrame) -> list[TaskScores]:
     }
     return [
         TaskScores(*map(_plain, key), *of_task)
-        for key, rows in completed_pairs.groupby(SAME_ARM)
+        for key, rows in completed_pairs.groupby(SAME_ARM, sort=False)
         for of_task in _tasks(rows, answers_by_trial)
     ]
 

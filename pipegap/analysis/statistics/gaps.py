@@ -25,7 +25,7 @@ from pipegap.analysis.statistics.pairs import (
 )
 from pipegap.analysis.statistics.tax import Tax, taxes
 from pipegap.analysis.table.load import load
-from pipegap.analysis.table.points import settings, tasks
+from pipegap.analysis.table.points import in_order, settings, tasks
 from pipegap.analysis.table.schema import BEST, GAP, OF_ARM
 from pipegap.trainer.base.errors import Status
 
@@ -75,7 +75,7 @@ def gaps(df: pd.DataFrame) -> pd.DataFrame:
     none, unless the optimizer was never trained with sync. Warns and raises as `pairs.pairs` does.
     """
     if df.empty:
-        return _table([])
+        return _table([], df)
     paired = pairs(df)
     tax = taxes(df, paired)
     groups = _groups(_with_plain_gap(paired))
@@ -88,7 +88,7 @@ def gaps(df: pd.DataFrame) -> pd.DataFrame:
     arms: dict[Any, Any] = df.drop_duplicates("arm").set_index("arm")[[*OF_ARM]].to_dict("index")
     for row in rows:
         row.update(setting=words[row["point"]], regime=outside[row["point"]], **arms[row["arm"]])
-    return _table(rows)
+    return _table(rows, df)
 
 
 def _without_sync(trials: pd.DataFrame) -> set[str]:
@@ -98,10 +98,11 @@ def _without_sync(trials: pd.DataFrame) -> set[str]:
     return {*other_arms.loc[~other_arms["settings_key"].isin(sync["settings_key"]), "point"]}
 
 
-def _table(rows: list[dict[str, Any]]) -> pd.DataFrame:
+def _table(rows: list[dict[str, Any]], trials: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame(rows, columns=[*GAP])
     table = table.astype({name: dtype for name, (dtype, _) in GAP.items()})
-    return table.sort_values(["optimizer", "setting", "point", "arm", *VARIANT], ignore_index=True)
+    keys = ["optimizer", "setting", "point", "arm", *VARIANT]
+    return in_order(table, keys, trials).reset_index(drop=True)
 
 
 def _with_plain_gap(paired: pd.DataFrame) -> pd.DataFrame:
@@ -253,7 +254,7 @@ def spreads(results: Path, trial_ids: Collection[str]) -> dict[str, Spread]:
             float(np.sqrt(np.average(of_optimizer["var"], weights=of_optimizer["count"] - 1))),
             int(of_optimizer["count"].sum()),
         )
-        for optimizer, of_optimizer in several.groupby("optimizer")
+        for optimizer, of_optimizer in several.groupby("optimizer", sort=False)
         if (of_optimizer["count"] - 1).sum() >= LEAST_FREEDOM
     }
 
@@ -285,7 +286,7 @@ def best(df: pd.DataFrame, choice: Collection[int] = ()) -> pd.DataFrame:
     every seed of the point with the most seeds. Raises and warns as `pairs.pairs` does.
     """
     if df.empty:
-        return _best_table([])
+        return _best_table([], df)
     words, paired = settings(df), _paired(df)
     if choice:  # an arm stands for all of its coefficients, of which each may be a setting
         family = paired["trial_id"].map(df.set_index("trial_id")["family"])
@@ -297,7 +298,7 @@ def best(df: pd.DataFrame, choice: Collection[int] = ()) -> pd.DataFrame:
         ]
     else:
         rows = [(key, _best_row(_grid(group), words)) for key, group in paired.groupby(ROW)]
-    return _best_table([dict(zip(ROW, key, strict=True)) | row for key, row in rows])
+    return _best_table([dict(zip(ROW, key, strict=True)) | row for key, row in rows], df)
 
 
 def grids(df: pd.DataFrame) -> "Iterator[tuple[tuple[Any, ...], Grid]]":
@@ -313,10 +314,10 @@ def _paired(df: pd.DataFrame) -> pd.DataFrame:
     return paired.assign(task=paired["point"].map(tasks(df)))
 
 
-def _best_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
+def _best_table(rows: list[dict[str, Any]], trials: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame(rows, columns=[*BEST])
     table = table.astype({name: dtype for name, (dtype, _) in BEST.items()})
-    return table.sort_values(ROW, ignore_index=True)
+    return in_order(table, ROW, trials).reset_index(drop=True)
 
 
 def _best_row(grid: "Grid", words: dict[str, str]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import optimize, stats
 
-from pipegap.analysis.table.points import ARM_GROUPS, BESIDE, VERSIONS, group_of
+from pipegap.analysis.table.points import ARM_GROUPS, BESIDE, VERSIONS, group_of, in_order
 from pipegap.analysis.table.rows import SOURCE
 from pipegap.trainer.base.errors import FINAL, BadInput, Status
 
@@ -29,11 +29,11 @@ POWER = 0.8
 """The probability with which what is called detectable is detected."""
 UNKNOWN: Interval = (np.nan, np.nan)
 SEEN = ((0.997, CONFIDENCE), (0.99, 0.99))
-"""Of a share: the confidence with which the whole is not 0, and the confidence of the share's
-interval. So the interval covers 95 % of the shares that are shown, where the true whole is two
-standard errors or more, and 90 % where it is nothing: tests/analysis/statistics/test_best.py. The
-width is no reason to hide a share: of the narrow intervals of weak wholes 70 to 90 % cover."""
-UNTOLD = "not enough data"
+"""Of a share: with which confidence the whole is not 0, and the confidence of the share's interval.
+So the interval covers 95 % of the shares that are told, where the true whole is two standard errors
+or more, and 90 % where it is nothing: tests/analysis/statistics/test_best.py. The width is no
+reason to leave a share untold: of the narrow intervals of weak wholes 70 to 90 % cover."""
+UNTOLD = "too weak for a share"
 """What stands in the place of a share of a whole that may be 0."""
 
 
@@ -276,7 +276,8 @@ def results(trials: pd.DataFrame) -> pd.DataFrame:
     num_mixed = int((makers.nunique() > 1).any(axis=1).sum()) if len(repeated) else 0
     if num_mixed:
         _warn(f"{num_mixed} trials were run by several versions of the code: the newest count")
-    newest = newest_last.drop_duplicates(SAME_TRIAL, keep="last").sort_values(SAME_TRIAL)
+    newest = newest_last.drop_duplicates(SAME_TRIAL, keep="last")
+    newest = in_order(newest, SAME_TRIAL, done)
     return done.loc[newest.index]
 
 
@@ -332,7 +333,7 @@ def pairs(trials: pd.DataFrame) -> pd.DataFrame:
     best = paired.sort_values(order, kind="stable").drop_duplicates(SAME_TRIAL)
     _warn_of_mixed(best[best["status_sync"].notna()])
     best["gap"] = best["final_val_loss"] - best["final_val_loss_sync"]
-    return best.drop(columns="foreign").sort_values(SAME_TRIAL, ignore_index=True)
+    return in_order(best.drop(columns="foreign"), SAME_TRIAL, done).reset_index(drop=True)
 
 
 def overhead(trials: pd.DataFrame, arms: Collection[str] = COMPARED) -> pd.DataFrame:
@@ -358,14 +359,14 @@ def overhead(trials: pd.DataFrame, arms: Collection[str] = COMPARED) -> pd.DataF
     paired = costs.merge(sync, on=SAME_COST, how="left", suffixes=("", "_sync"))
     for name in MEASURED.values():
         paired[f"{name} ratio"] = paired[name] / paired[f"{name}_sync"]
-    groups = paired.groupby(["optimizer", *WHERE, "arm"], dropna=False)
+    groups = paired.groupby(keys := ["optimizer", *WHERE, "arm"], dropna=False)
     columns_shown = [
         name for measured in MEASURED.values() for name in (measured, f"{measured} ratio")
     ]
     table = groups[columns_shown].median()
     table["n"] = groups.size()
     table["speed n"] = groups["speed"].count()
-    return table.reset_index()
+    return in_order(table.reset_index(), keys, done).reset_index(drop=True)
 
 
 def side_by_side(trials: pd.DataFrame) -> pd.Series:

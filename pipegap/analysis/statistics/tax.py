@@ -39,7 +39,7 @@ from pipegap.analysis.statistics.pairs import (
     ratio_interval,
     results,
 )
-from pipegap.analysis.table.points import families, families_by_decay, updates_asked
+from pipegap.analysis.table.points import families, families_by_decay, in_order, updates_asked
 
 ByLength = Mapping[int, float]
 """Final losses by the number of updates of the run."""
@@ -344,7 +344,7 @@ def best_taxes(gaps: pd.DataFrame) -> pd.DataFrame:
     97 % of the intervals at the best one cover its tax (simulated)."""
     rows_with_tax = gaps[gaps["tax_n"] > 0].sort_values("loss_sync", kind="stable")
     best = rows_with_tax.drop_duplicates(["optimizer", "arm"])
-    return best.sort_values(["optimizer", "arm"], ignore_index=True)
+    return in_order(best, ["optimizer", "arm"], gaps).reset_index(drop=True)
 
 
 @cache

@@ -24,7 +24,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from pipegap.analysis.table import points, rows, schema
-from pipegap.analysis.table.points import VERSIONS, group_of, with_one_name
+from pipegap.analysis.table.points import VERSIONS, group_of, ranked, with_one_name
 from pipegap.analysis.table.rows import Row, row
 from pipegap.analysis.table.schema import TRIAL
 from pipegap.trainer.base import build, former
@@ -214,8 +214,6 @@ def read_index(path: Path, names: Collection[str] | None = None) -> dict[str, En
     Empty if other code wrote the index, or not whole, or if there is none.
     """
     try:
-        if not path.is_file():  # to read a pipe may never end
-            return {}
         if parquet.read_schema(path).metadata.get(MADE_BY) != _made_by():
             return {}
         filters = None if names is None else [("name", "in", [*names])]
@@ -287,7 +285,8 @@ def load(
     results: str | Path, trial_ids: Collection[str] | None = None, *, stacklevel: int = 2
 ) -> pd.DataFrame:
     """Return one row per trial in the folder `results`, in its folder `trials`, or of one trial's
-    folder; columns: `schema.TRIAL`.
+    folder, optimizer by optimizer, the one of the lowest loss first (`tasks.by_loss`); columns:
+    `schema.TRIAL`.
 
     `results` may also be a CSV that a report wrote (`trials.csv`), which has no curves.
     `trial_ids`: only trials in folders of these names are returned. Warns of damaged files: the
@@ -306,7 +305,8 @@ def load(
     columns = {name: _column(name, [row.get(name) for row in rows]) for name in names}
     if rows:
         columns[PATH] = _paths(rows)
-    return _with_short_arms(with_one_name(pd.DataFrame(columns)))
+    trials = _with_short_arms(with_one_name(pd.DataFrame(columns)))
+    return ranked(trials).reset_index(drop=True)
 
 
 def _with_short_arms(trials: pd.DataFrame) -> pd.DataFrame:
@@ -453,7 +453,7 @@ def _parsed(dtype: str, text: str) -> Any:
     else:
         try:
             value = json.loads(text)
-        except (ValueError, RecursionError):
+        except ValueError:
             value = text
     if dtype in KINDS:
         if type(value) not in KINDS[dtype] or not _is_finite(value):

@@ -5,11 +5,12 @@ is what tuning leaves alone.
 import hashlib
 import json
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, wraps
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import pandas as pd
 
 from pipegap.analysis.table.schema import TRIAL
@@ -140,7 +141,7 @@ def varied(trials: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """
     return {
         str(optimizer): _telling_apart(points)
-        for optimizer, points in _points(trials).groupby("optimizer")
+        for optimizer, points in _points(trials).groupby("optimizer", sort=False)
     }
 
 
@@ -154,7 +155,7 @@ def labelled(trials: pd.DataFrame) -> list[pd.DataFrame]:
     """
     has_pair = _with_pair(trials)
     tables = []
-    for _, points in _points(trials).groupby("optimizer"):
+    for _, points in _points(trials).groupby("optimizer", sort=False):
         paired = points[points.index.isin(has_pair)]
         other_points = _telling_apart(points).drop(index=paired.index)
         tables += [_called(table, points) for table in (_telling_apart(paired), other_points)]
@@ -290,7 +291,8 @@ def _is_plain(text: str) -> bool:
     return is_whole and text not in ("None", "True", "False") and not {",", '"'} & {*text}
 
 
-# The task of a point: the settings that tuning leaves alone, and how long it trains.
+# The task of a point: the settings that tuning leaves alone, and how long it trains; and the
+# order of optimizers by their losses at one task.
 
 TUNED = (
     *("optimizer", "lr_schedule", "batch_size", "clip_norm", "clip_scope"),
@@ -302,6 +304,67 @@ LENGTH = ("num_updates", "tokens_per_parameter")
 DECAY = "optimizer.weight_decay"
 NO_KEYS = ("data_hash", "point")
 """Columns that may tell points apart, and are no keys of the config."""
+
+
+PLAIN, FEEDBACK = "delay", "delay_ef"
+"""Families of arms: those that differ in the coefficient of Error Feedback are one."""
+IN_ORDER = ("optimizer", "panel")
+"""Columns that tables sort by the order in which their values appear, and not by name."""
+
+
+def by_loss(trials: pd.DataFrame) -> list[str]:
+    """Return the optimizers of these trials, the one of the lowest final loss first.
+
+    Losses of different models, data or numbers of tokens cannot be compared: those count that most
+    optimizers have, of these the ones of the most work. At the longest runs these are the losses of
+    delayed runs in the time of 1F1B, where a sweep trained such runs. An optimizer's loss is the
+    lowest mean of a delayed arm (of any arm where nothing was delayed) among its settings with the
+    most seeds; one seed that diverged makes it infinite. Optimizers without a loss come last, and
+    equal ones stand by name.
+    """
+    optimizers = sorted({*trials["optimizer"].dropna()})
+    done = trials[trials["status"].isin(FINAL)]
+    delayed = done[done["family"].isin([PLAIN, FEEDBACK])]
+    done = done if delayed.empty else delayed
+    if len(optimizers) < 2 or done.empty:
+        return optimizers
+    tokens = tokens_asked(done)
+    table = pd.DataFrame(
+        {
+            **{name: done[name] for name in ("optimizer", "point", "arm")},
+            "task": [*zip(done["num_parameters"], done["data_hash"], tokens, strict=True)],
+            "work": (done["num_parameters"] * tokens).astype(float),
+            "loss": done["final_val_loss"].astype(float).fillna(np.inf),
+        }
+    )
+    of_tasks = table.groupby("task").agg(num=("optimizer", "nunique"), work=("work", "max"))
+    task = of_tasks.sort_values(["num", "work"]).index[-1]
+    of_arms = table[table["task"] == task].groupby(["optimizer", "point", "arm"])["loss"]
+    means = of_arms.agg(["mean", "size"]).reset_index()
+    means = means[means["size"] == means.groupby("optimizer")["size"].transform("max")]
+    losses = means.groupby("optimizer")["mean"].min().to_dict()
+    return sorted(optimizers, key=lambda name: losses.get(name, np.inf))
+
+
+def ranked(trials: pd.DataFrame, order: Sequence[str] = ()) -> pd.DataFrame:
+    """Return the rows optimizer by optimizer in an order, by default that of `by_loss`: what is
+    made of a table of trials keeps the order of its rows."""
+    order = order or by_loss(trials)
+    return trials.sort_values("optimizer", kind="stable", key=lambda names: names.map(order.index))
+
+
+def in_order(
+    table: pd.DataFrame, keys: Sequence[str], of: pd.DataFrame | None = None
+) -> pd.DataFrame:
+    """Return the rows sorted by `keys`: of the columns IN_ORDER the value comes first that appears
+    first in the table `of`, by default in this one."""
+    of = table if of is None else of
+    orders = {name: [*of[name].unique()] for name in IN_ORDER if name in keys}
+
+    def rank(column: pd.Series) -> pd.Series:
+        return column.map(orders[column.name].index) if column.name in orders else column
+
+    return table.sort_values([*keys], kind="stable", key=rank)
 
 
 def updates_asked(trials: pd.DataFrame) -> pd.Series:

@@ -14,6 +14,7 @@ import pandas as pd
 from pandas.api import types
 
 from pipegap.analysis.table.load import load
+from pipegap.analysis.table.points import in_order
 from pipegap.analysis.table.rows import Row
 from pipegap.analysis.table.text import fitted, terminal_width
 from pipegap.trainer.base.cli import number
@@ -60,7 +61,8 @@ class Selection:
 
 
 def select(results: Path, conditions: Mapping[str, str]) -> Selection:
-    """Return the trials of a store that fulfil every condition, a value by the name of a column.
+    """Return the trials of a store that fulfil every condition, a value by the name of a column, by
+    optimizer, arm and seed.
 
     Numbers are compared as numbers, words may hold * and ?, several values are separated by commas,
     `none` stands for what is missing. Warns as `load` does; raises BadInput for a column or status
@@ -68,6 +70,7 @@ def select(results: Path, conditions: Mapping[str, str]) -> Selection:
     """
     trials = _now(load(results))
     selected = fulfilling(trials, conditions)
+    selected = in_order(selected, ["optimizer", "arm", "seed"])
     return Selection(selected, "" if len(selected) else _why_empty(trials, conditions))
 
 

@@ -196,8 +196,6 @@ class Notices(Ends):
 
     def _note(self, keys: Mapping[str, str]) -> None:
         """Write down what was delivered."""
-        if self._path.exists() and not self._path.is_file():
-            return  # `_told` has warned of it
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:
@@ -252,8 +250,6 @@ def _told(path: Path) -> set[str]:
     """
     keys = set[str]()
     try:
-        if path.exists() and not path.is_file():  # to read a pipe may never end
-            raise OSError(f"{path} is no file")
         content = path.read_bytes().decode(errors="replace")
     except FileNotFoundError:
         return keys
@@ -261,7 +257,7 @@ def _told(path: Path) -> set[str]:
         warnings.warn(f"notices: {error}: what was told is told again", stacklevel=1)
         return keys
     for line in content.splitlines():
-        with suppress(ValueError, RecursionError):
+        with suppress(ValueError):
             key = json.loads(line)
             keys |= {key} if isinstance(key, str) else set()
     return keys

@@ -80,16 +80,20 @@ def _say_what_is_left(sweep_round: Round) -> int:
 
 
 def _end(sweep_round: Round, plan: SweepPlan) -> int:
-    """Prints what became of a sweep, its report and its advice; returns an exit code."""
-    if len(sweep_round.sweeps) > 1:
-        print(f"\nsweep {plan.label}")
+    """Prints what became of a sweep, its report and its advice, or of one among several a line that
+    names its page; returns an exit code."""
     todo = [trial for trial in plan.distinct if sweep_round.snapshot.finished(trial) is None]
     failed_trials = [
         (trial.name, row)
         for trial in todo
         if (row := sweep_round.snapshot.failure(trial)) is not None
     ]
-    print(sweep_record.report(sweep_round, plan))
+    text = sweep_record.report(sweep_round, plan)
+    if len(sweep_round.sweeps) > 1:
+        page = sweep_record.folder(sweep_round.request.results, plan) / "index.html"
+        num_done = len(plan.distinct) - len(todo)
+        text = f"sweep {plan.label}: {num_done} of {len(plan.distinct)} trials done: {page}"
+    print(text)
     for line in failures(failed_trials, len(plan.distinct)):
         print(line)
     if failed_trials:

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 # `tuning.inverse` are divided by the factors. The combination with the lowest final validation
 # loss wins; a diverged trial is worse than any other. If the best value of a key is the first or
 # the last one of its grid, the grid is extended by one value at the same ratio, until the best
-# value lies inside. Where every combination diverged, the grid is extended downwards. With
-# `shared: X` only the points of the optimizer X are tuned, and the other points take the values
-# chosen there (the paper's protocol), except points that set a tuned key themselves.
+# value lies inside, or the last step gained less than seeds differ by, or for MAX_BEYOND values.
+# Where every combination diverged, the grid is extended downwards. With `shared: X` only the
+# points of the optimizer X are tuned, and the other points take the values chosen there (the
+# paper's protocol), except points that set a tuned key themselves.
 #
 # A search has a sampler and a budget. Every arm trains each setting that the sampler proposes, at
 # the seeds reserved for choosing, so that every pair is complete: Optuna gets the mean final loss
@@ -39,8 +40,14 @@ if TYPE_CHECKING:
 # resumes.
 
 MAX_EXTENSIONS = 8
-"""How many values beyond the factors of a key are tried for a point. Learning rates of optimizers
-differ by orders of magnitude, and eight doublings are two of them."""
+"""How many values beyond the factors of a key are tried for a point at which nothing completed.
+Learning rates of optimizers differ by orders of magnitude, and eight doublings are two of them."""
+MAX_BEYOND = 2
+"""How many values beyond the factors are tried once a trial completed: a round of a large model
+takes hours."""
+LEAST_GAIN = 0.005
+"""Nats per token that a step beyond the factors must gain for the next one: the standard deviation
+over seeds of a final loss of sync is 0.005 (Muon) to 0.009 (SOAP) at `tiny` (findings/main)."""
 DIGITS = 4
 """Significant digits of a proposed number: a setting is written in full on a command line."""
 
@@ -203,19 +210,26 @@ def _best(losses: Losses) -> Values | None:
 def beyond(losses: Losses, sizes: Sequence[int]) -> list[Values]:
     """Return what to try next: neighbours of the best values along one key that were not tried.
 
-    If no trial completed, the values below all others are next. Empty if there is nothing, and
-    while a trial has to run. `sizes`: the number of factors of each key.
+    A value beyond those that were tried needs an `edge_gain` of LEAST_GAIN. If no trial completed,
+    the values below all others are next. Empty if there is nothing, and while a trial has to run.
+    `sizes`: the number of factors of each key.
     """
     if None in losses.values():
         return []
-    axes = [  # `zip(*losses)` transposes tuples of values into the values of each key
-        _extended(sorted({*axis}), size + MAX_EXTENSIONS)
-        for axis, size in zip(zip(*losses, strict=True), sizes, strict=True)
-    ]
     winner = _best(losses)
+    axes = [sorted({*axis}) for axis in zip(*losses, strict=True)]
     if winner is None:
-        lowest = tuple(axis[0] for axis in axes)
+        lowest = tuple(
+            _extended(axis, size + MAX_EXTENSIONS)[0]
+            for axis, size in zip(axes, sizes, strict=True)
+        )
         return [lowest] if lowest not in losses else []
+    for key, (axis, size) in enumerate(zip(axes, sizes, strict=True)):
+        completed = {values[key] for values, loss in losses.items() if loss != math.inf}
+        num_before = max(0, len(axis) - len(completed) - size + 1)  # until the first completed
+        most = size + min(num_before + MAX_BEYOND, MAX_EXTENSIONS)
+        if edge_gain(losses, winner, key) >= LEAST_GAIN:
+            axes[key] = _extended(axis, most)
     place = [axis.index(value) for axis, value in zip(axes, winner, strict=True)]
     neighbours = [
         (*winner[:key], axis[i], *winner[key + 1 :])
@@ -224,6 +238,18 @@ def beyond(losses: Losses, sizes: Sequence[int]) -> list[Values]:
         if 0 <= i < len(axis)
     ]
     return [values for values in neighbours if values not in losses]
+
+
+def edge_gain(losses: Losses, winner: Values, key: int) -> float:
+    """Return by how much the loss fell in the last step of a key to the winner, which lies at an
+    end of its values; infinite if nothing completed beside it, or it lies inside."""
+    axis = sorted({values[key] for values in losses})
+    place = axis.index(winner[key])
+    if len(axis) < 2 or 0 < place < len(axis) - 1:
+        return math.inf
+    inner = axis[1] if place == 0 else axis[-2]
+    loss, best = losses.get((*winner[:key], inner, *winner[key + 1 :])), losses[winner]
+    return math.inf if loss is None or best is None else loss - best
 
 
 def _extended(axis: list[float], most: int) -> list[float]:
@@ -498,18 +524,28 @@ def _tune_line(sweep: Sweep, choice: Choice) -> str:
         return f"{name} is left out: its sync arm diverged at every {_keys(sweep)} tried ({source})"
     setting = choice.best_of_arms["sync"]
     words = " ".join(f"{key}={value:g}" for key, value in setting.values.items())
-    on_edge = choice.tried and _is_on_edge(setting, choice.tried)
-    note = ", on the edge of what was tried" if on_edge else ""
+    note = _edge_note(setting, choice.tried) if choice.tried else ""
     return f"{name}: {words}{note} ({source})"
 
 
-def _is_on_edge(setting: TriedSetting, tried: Sequence[TriedSetting]) -> bool:
-    """Whether a value of the setting is the smallest or largest of its key that was tried."""
-    axes = zip(*(trial_setting.values.values() for trial_setting in tried), strict=True)
-    return any(
-        value in (min(axis), max(axis))
-        for value, axis in zip(setting.values.values(), axes, strict=True)
-    )
+def _edge_note(setting: TriedSetting, tried: Sequence[TriedSetting]) -> str:
+    """Why tuning ended where a value is the smallest or largest of its key that was tried; empty if
+    each lies inside."""
+    losses = {tuple(of.values.values()): (of.losses or {}).get("sync") for of in tried}
+    winner = tuple(setting.values.values())
+    axes = zip(*losses, strict=True)
+    gains = [
+        edge_gain(losses, winner, key)
+        for key, axis in enumerate(axes)
+        if winner[key] in (min(axis), max(axis))
+    ]
+    if not gains:
+        return ""
+    if max(gains) < LEAST_GAIN:
+        why = f"the last step gained {max(gains):.4f}, less than seeds differ by ({LEAST_GAIN:g})"
+    else:
+        why = "no more values are tried"
+    return f", on the edge of what was tried: {why}"
 
 
 def _keys(sweep: Sweep) -> str:

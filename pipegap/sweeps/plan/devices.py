@@ -151,10 +151,9 @@ def measured() -> Rates:
     """
     path = _rates_file()
     with suppress(OSError, ValueError):
-        if path.is_file():  # to read a pipe may never end
-            rates = RATES.validate_json(path.read_bytes())
-            if {*rates.products} == {*get_args(Dtype)} and date.fromisoformat(rates.day):
-                return rates
+        rates = RATES.validate_json(path.read_bytes())
+        if {*rates.products} == {*get_args(Dtype)} and date.fromisoformat(rates.day):
+            return rates
     rates = measure()._replace(day=date.today().isoformat())
     with suppress(OSError):  # the next process measures again
         path.parent.mkdir(parents=True, exist_ok=True)

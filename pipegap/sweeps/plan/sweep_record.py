@@ -108,7 +108,8 @@ def report(sweep_round: Round, plan: SweepPlan) -> str:
 
     The other values that tuning or a search tried are in tuned.csv or searched.csv.
     """
-    request, out = sweep_round.request, sweep_round.request.results / "reports" / plan.label
+    request = sweep_round.request
+    out = folder(request.results, plan)
     folders = [trial.folder for trial in plan.distinct]
     made_of = state(record(sweep_round, plan), folders, code_version())
     # A report takes long: it is made again only if something that it is made of has changed.
@@ -126,6 +127,11 @@ def report(sweep_round: Round, plan: SweepPlan) -> str:
     write_json(out / MADE_OF, {"state": made_of, "printed": text})  # last: the report is whole
     sweep_round.store.push(out)
     return text
+
+
+def folder(results: Path, plan: SweepPlan) -> Path:
+    """Return where the report of a sweep lies."""
+    return results / "reports" / plan.label
 
 
 def state(record: Mapping[str, Any], folders: Iterable[Path], version: str | None) -> str:

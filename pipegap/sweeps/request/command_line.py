@@ -25,7 +25,7 @@ from pipegap.sweeps.request.schema import (
 )
 from pipegap.sweeps.tracking import tracker
 from pipegap.sweeps.tracking.tracker import Tracking
-from pipegap.trainer.base.cli import MAX_WORD, number, split_word, take_choice, take_flag
+from pipegap.trainer.base.cli import number, split_word, take_choice, take_flag
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.ranges import MAX_COUNT
 from pipegap.trainer.store.opened import local_folder
@@ -167,14 +167,13 @@ def _begin_anew(words: Sequence[str], url: str) -> NoReturn:
 
 
 def _is_url(text: str) -> bool:
-    """Return whether the text is a URL of http or https whose host may exist."""
+    """Whether a host is named by http or https."""
     try:
         parts = urlsplit(text)
-        (parts.hostname or "").encode("idna")  # raises UnicodeError, which is a ValueError
-        _ = parts.port  # raises ValueError for what is no number up to 65535
+        _ = parts.port  # it raises ValueError for what is no number of a port
     except ValueError:
         return False
-    is_text = text.isascii() and text.isprintable() and " " not in text and len(text) <= MAX_WORD
+    is_text = text.isascii() and text.isprintable() and " " not in text
     return is_text and parts.scheme in ("http", "https") and bool(parts.hostname)
 
 

@@ -130,8 +130,6 @@ def _read(group: str, name: str, paths: str = "") -> dict[str, Any]:
         raise one_of(group, name, known(group), paths)
     path = Path(name) if paths and is_path(name) else _named(group, name)
     try:
-        if not path.is_file():  # to read a pipe or a device may never end
-            raise FileNotFoundError("there is none")
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(group, name, f"must be a YAML file that can be read ({error})") from None

@@ -364,7 +364,7 @@ def progress(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """The record in `folder` of a preparation with these settings; empty if there is none."""
     path = folder / PROGRESS
     with suppress(OSError, ValueError, LookupError, TypeError):
-        record: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        record: dict[str, Any] = json.loads(path.read_text("utf-8"))
         if record["asked"] == settings and {"state", "train", "validation"} <= record.keys():
             return record
     return {}

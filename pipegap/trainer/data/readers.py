@@ -203,8 +203,6 @@ def has_mark(path: Path) -> bool:
 
 LONGEST = 2**24
 """Characters of a document at most. More would not fit in the memory that a preparation takes."""
-HALF = re.compile(r"[\ud800-\udfff]")
-"""Half a character of UTF-16, or, by `surrogateescape`, a byte that is no UTF-8."""
 ADVICE = "data.skip_bad_rows=true leaves such rows out"
 DOCUMENTS_AT_ONCE, CHARACTERS_AT_ONCE = 1000, 2**20
 """The numbers at which a batch ends; its last document may take it beyond."""
@@ -257,19 +255,12 @@ def _fault(row: Found, field: str) -> BadInput:
         return BadInput("data.text", field, f"must hold text, not {kind}, in {place}")
     if len(value) > LONGEST:
         return too_long(place)
-    return BadInput("data.text", field, f"must hold text in UTF-8, not {_half(value)}, in {place}")
-
-
-def _half(text: str) -> str:
-    """The first match of HALF in a text, in words."""
-    [half] = HALF.findall(text)[:1]
-    is_byte = "\udc80" <= half <= "\udcff"  # `surrogateescape` reads byte b as 0xDC00 + b
-    return f"the byte 0x{ord(half) - 0xDC00:02x}" if is_byte else f"half a character ({half!r})"
+    return BadInput("data.text", field, f"must hold text in UTF-8 in {place}")
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a text can be encoded in UTF-8."""
-    return text.isascii() or not HALF.search(text)
+    """Whether UTF-8 can write a text: not if a byte of its file was no UTF-8."""
+    return text.isascii() or text == text.encode(errors="ignore").decode()
 
 
 def too_long(place: str) -> BadInput:
@@ -308,7 +299,7 @@ def _rows(paths: Iterable[Path], field: str) -> Iterator[Found]:
 
 
 def _numbered(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a file with their numbers; bytes that are no UTF-8 become HALF."""
+    """The lines of a file with their numbers. Bytes that are no UTF-8 stand as surrogates."""
     with TextIOWrapper(opened(path), encoding="utf-8-sig", errors="surrogateescape") as file:
         # Not `for line in file`: a line without an end would fill the memory.
         for number, line in enumerate(iter(partial(file.readline, LONGEST + 1), ""), 1):
@@ -356,7 +347,7 @@ def _field_of(line: str, field: str, path: Path, number: int) -> object:
     """The value of the field, or the refusal of a line that has none."""
     try:
         row = json.loads(line)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         allowed = f"must have one JSON object per line (line {number}: {error})"
         return BadInput("data.path", path, allowed)
     if not isinstance(row, dict) or field not in row:
@@ -383,7 +374,7 @@ def _column(path: Path, field: str) -> Iterator[Found]:
 
 
 def _values(column: Any) -> Iterator[object]:
-    """The values of a column; bytes of a text that are no UTF-8 become HALF."""
+    """The values of a column; bytes of a text that are no UTF-8 stand as surrogates."""
     try:
         yield from column.to_pylist()  # all or none: it raises before it yields
     except UnicodeDecodeError:

@@ -59,12 +59,11 @@ def damage(path: Path, error: Damaged | OSError) -> Damaged:
 
 
 def content(path: Path) -> bytes:
-    """The bytes of a file. Raises FileNotFoundError, or Damaged for a folder or pipe in its
-    place."""
-    if not path.is_file() and path.exists():  # whoever reads a pipe waits for its writer
-        what = "a folder" if path.is_dir() else "a pipe or a device"
-        raise Damaged(path, f"is {what}, where a file must be")
-    return path.read_bytes()
+    """The bytes of a file. Raises FileNotFoundError, or Damaged for a folder in its place."""
+    try:
+        return path.read_bytes()
+    except IsADirectoryError:
+        raise Damaged(path, "is a folder, where a file must be") from None
 
 
 def recorded_id(folder: Path) -> str | None:

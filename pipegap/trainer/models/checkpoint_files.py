@@ -68,7 +68,7 @@ def _content(word: str, name: str) -> dict[str, Any]:
         raise BadInput(KEY, word, f"must hold a {name}")
     try:
         content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise BadInput(KEY, word, f"must hold a {name} ({error})") from None
     if not isinstance(content, dict):
         raise BadInput(KEY, word, f"must hold a {name} of keys and values")

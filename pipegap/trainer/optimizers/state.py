@@ -2,14 +2,14 @@
 weights in parts.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from numbers import Number
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch._utils import _unflatten_dense_tensors
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map, tree_map_only, tree_structure
 from typing_extensions import override
@@ -275,17 +275,10 @@ class JoinedOptimizer(Optimizer):
         for kind, weight in parameters:
             members.setdefault(kind, []).append(weight)
         self._members: dict[nn.Parameter, list[nn.Parameter]] = {}
-        self._weights: list[nn.Parameter] = []
-        self._parts: list[Tensor] = []
-        """The part of each weight in the vectors, and of its gradient in theirs."""
-        self._gradients: list[Tensor] = []
         for weights in members.values():
-            vector = nn.Parameter(_flatten_dense_tensors(weights), requires_grad=False)
+            vector = nn.Parameter(_joined(weights), requires_grad=False)
             vector.grad = torch.empty_like(vector)
             self._members[vector] = weights
-            self._weights += weights
-            self._parts += _unflatten_dense_tensors(vector.data, weights)
-            self._gradients += _unflatten_dense_tensors(vector.grad, weights)
         self._inner = make(list(zip(members, self._members, strict=True)))
         self._by_weight: dict[Tensor, State] | None = None
         groups = [
@@ -315,22 +308,26 @@ class JoinedOptimizer(Optimizer):
     def evaluation_weights(self) -> Mapping[Tensor, Tensor]:
         """Weight → tensor to evaluate in its place; most often the weight itself."""
         if not averages(self._inner):
-            return {weight: weight for weight in self._weights}
+            return {weight: weight for weights in self._members.values() for weight in weights}
         self._lend()
-        pairs = zip(self._members.values(), evaluated(self._inner, [*self._members]), strict=True)
-        parts = [part for ws, vector in pairs for part in _unflatten_dense_tensors(vector, ws)]
-        return dict(zip(self._weights, parts, strict=True))
+        vectors = evaluated(self._inner, list(self._members))
+        parts_of_weights: dict[Tensor, Tensor] = {}
+        for weights, vector in zip(self._members.values(), vectors, strict=True):
+            parts_of_weights.update(zip(weights, _split(vector, vector, weights), strict=True))
+        return parts_of_weights
 
     @override
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Steps the weights, each of which has a gradient."""
         self._lend()
-        torch._foreach_copy_(self._gradients, [weight.grad for weight in self._weights])
+        for vector, weights in self._members.items():
+            _joined([weight.grad for weight in weights], out=vector.grad)
         _replace_all_options(self._inner.param_groups, self.param_groups)
         self._inner.step()
         _replace_all_options(self.param_groups, self._inner.param_groups)
-        torch._foreach_copy_(self._weights, self._parts)
+        for vector, weights in self._members.items():
+            torch._foreach_copy_(weights, _split(vector.data, vector, weights))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.state, self.param_groups = state["state"], state["param_groups"]
@@ -338,7 +335,8 @@ class JoinedOptimizer(Optimizer):
 
     def _lend(self) -> None:
         """Gives the inner optimizer today's weights, and the state if it was seen or replaced."""
-        torch._foreach_copy_(self._parts, self._weights)
+        for vector, weights in self._members.items():
+            _joined(weights, out=vector.data)
         if self._by_weight is None:
             return
         for vector, weights in self._members.items():
@@ -347,6 +345,11 @@ class JoinedOptimizer(Optimizer):
                 key: _whole([state[key] for state in states], weights) for key in states[0]
             }
         self._by_weight = None
+
+
+def _joined(tensors: Iterable[Tensor], out: Tensor | None = None) -> Tensor:
+    """A vector with a copy of each tensor, also of a single one."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors], out=out)
 
 
 def _split(value: Any, vector: Tensor, weights: Sequence[Tensor]) -> Sequence[Any]:
@@ -359,7 +362,7 @@ def _split(value: Any, vector: Tensor, weights: Sequence[Tensor]) -> Sequence[An
 def _whole(values: Sequence[Any], weights: Sequence[Tensor]) -> Any:
     """What is kept of a vector, from what is kept of its weights."""
     is_by_entry = isinstance(values[0], Tensor) and values[0].shape == weights[0].shape
-    return _flatten_dense_tensors(values) if is_by_entry else values[0]
+    return _joined(values) if is_by_entry else values[0]
 
 
 def _replace_all_options(groups: Sequence[Group], by: Sequence[Group]) -> None:

@@ -233,13 +233,14 @@ def opened(url: str, request: timedelta, all_tries: timedelta) -> Any:
 
 
 def _require_sound() -> None:
-    """Raise BadInput for a variable that would end the library in a panic of a hundred lines.
+    """Raise BadInput for a variable that would end the library in a panic of a hundred lines, such
+    as a key from a file that ends in a newline.
 
     No value of a key is shown.
     """
     for name, value in os.environ.items():
-        if name.startswith("AWS_") and (NO_TEXT.search(value) or not value.isascii()):
-            raise BadInput(name, "", "must be one line of ASCII without control characters")
+        if name.startswith("AWS_") and NO_TEXT.search(value):
+            raise BadInput(name, "", "must be one line without control characters")
     for name in REGIONS:
         if not re.fullmatch(r"[\w-]*", region := os.environ.get(name, "")):
             raise BadInput(name, region, "must be the name of a region, such as us-east-1")

@@ -436,7 +436,7 @@ class Upload:
         FileNotFoundError if a file goes meanwhile.
         """
         stamps = {name: _stamp(self._path / name) for name in _names_in(self._path)}
-        has_result = (self._path / RESULT).exists()  # asked later: checkpoints go after it is there
+        has_checkpoint = any(fnmatch(name, CHECKPOINTS) for name in stamps)
         etags = {
             meta.key.removeprefix(f"{self._prefix}/"): meta.e_tag
             for meta in self._bucket.list(self._prefix)
@@ -452,10 +452,8 @@ class Upload:
             for name, stamp in stamps.items()
             if (stamp, etags.get(name)) != (self._stamps.get(name), self._etags.get(name))
         }
-        waits = has_result and (RESULT in due or RESULT not in stamps)
-        if is_end and due == {RESULT}:
-            waits = False
-        else:
+        waits = is_end and RESULT in due and len(due) > 1
+        if waits or not is_end:
             due.discard(RESULT)
         if METRICS in due and not is_end and not any(fnmatch(name, CHECKPOINTS) for name in due):
             size = self._stamps.get(METRICS, (0, 0, 0))[2]
@@ -464,10 +462,12 @@ class Upload:
         for name in sorted(due, key=_order):
             self._etags[name] = self._write(name, etags.get(name))
             self._stamps[name] = stamps[name]
-        if not waits:
+        # While the trial runs, a list of its files may lack a checkpoint that is renamed just then,
+        # or has just replaced another: none is deleted because there seems to be none.
+        if has_checkpoint or (is_end and not waits):
             gone = {name for name in etags if name in self._etags or fnmatch(name, CHECKPOINTS)}
             self._bucket.delete([f"{self._prefix}/{name}" for name in gone - stamps.keys()])
-        return waits and is_end
+        return waits
 
     def _is_begun(self, attempt: str, etags: Mapping[str, str]) -> bool:
         """Return whether the newest attempt here, of which this is the file, has begun here.

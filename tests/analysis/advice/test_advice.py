@@ -337,11 +337,13 @@ def answer(capsys: pytest.CaptureFixture[str], results: Path, **more: str) -> st
 def test_json_says_the_same(capsys: pytest.CaptureFixture[str], results: Path) -> None:
     advice: dict[str, Any] = json.loads(answer(capsys, results, format="json"))
     assert advice["verdict"]["word"] == "go asynchronous"
-    in_a_v = dict.fromkeys(("ZB-V", "DualPipeV"), 25.5 / 24)
-    assert {name: rival["speed_up"] for name, rival in advice["rivals"].items()} == pytest.approx(
-        {"1F1B": 11 / 8, "interleaved 1F1B": 8.75 / 8, "ZB-H1": 27 / 24, **in_a_v}
-    )
-    assert (advice["rival"], advice["most_activations"]) == ("ZB-V", 4)
+    rivals, in_a_v = advice["rivals"], dict.fromkeys(("ZB-V", "DualPipeV"), 25.5 / 24)
+    by_hand = {"1F1B": 11 / 8, "interleaved 1F1B": 8.75 / 8, "ZB-H1": 27 / 24, **in_a_v}
+    assert {name: rivals[name]["speed_up"] for name in by_hand} == pytest.approx(by_hand)
+    assert advice["most_activations"] == 4
+    fitting = [rival for rival in rivals.values() if rival["activations"] <= 4]
+    fastest = min(rival["speed_up"] for rival in fitting)
+    assert rivals[advice["rival"]]["speed_up"] == pytest.approx(fastest)
     assert advice["gap"]["gap"] == pytest.approx(-0.1)
     assert advice["gap"]["removed_interval"]
     assert advice["gap"]["tax"]  # NaN is not JSON
@@ -396,10 +398,9 @@ def test_without_an_optimizer_all_are_answered(
     assert of_muon == "Muon: " + told.format("delay + Error Feedback")
     assert of_adamw == "AdamW: " + told.format("delay")
     heads, *lines = (line.split("  ") for line in rows)
-    assert [head.strip() for head in heads if head] == [
-        *("4 stages, 8 microbatches", "1F1B", "interleaved 1F1B (4 parts)"),
-        *("ZB-H1", "ZB-V", "DualPipeV"),
-    ]
+    pipeline, *rivals = (head.strip() for head in heads if head)
+    assert pipeline == "4 stages, 8 microbatches"
+    assert "interleaved 1F1B (4 parts)" in rivals
     words_of = {name: [*dict.fromkeys(w.strip() for w in rest if w)] for name, *rest in lines}
     assert words_of == {"AdamW": ["not enough data"], "Muon": ["go"]}
     assert said.startswith("Muon: go, against every schedule; "), "most decided first"
@@ -407,6 +408,8 @@ def test_without_an_optimizer_all_are_answered(
     advise_command.main(words | {"format": "json"})
     both = json.loads(capsys.readouterr().out)
     assert [advice["optimizer"] for advice in both] == ["muon", "adamw"]
+    for advice in both:
+        assert [rival.partition(" (")[0] for rival in rivals] == [*advice["rivals"]]
 
 
 def test_a_store_without_a_delay_has_no_optimizer_to_ask_about(tmp_path: Path) -> None:
@@ -423,7 +426,8 @@ def test_parts_of_the_model_are_no_more_than_its_layers(
         advice = json.loads(answer(capsys, results, format="json", **words))
         assert advice["rivals"]["interleaved 1F1B"]["num_chunks"] == chunks
     advice = json.loads(answer(capsys, results, format="json", forward="tiny"))
-    assert {*advice["rivals"]} == {"1F1B", "ZB-H1"}
+    assert {rival["num_chunks"] for rival in advice["rivals"].values()} == {1}
+    assert {"1F1B", "ZB-H1"} <= {*advice["rivals"]}
     assert sum(advice["costs"]["forward"]) == pytest.approx(4), "in means of a stage"
 
 

@@ -13,6 +13,7 @@ import optuna
 import pytest
 
 from pipegap.sweeps.plan.choosing import (
+    MAX_BEYOND,
     MAX_EXTENSIONS,
     Choice,
     Values,
@@ -107,7 +108,10 @@ LOSSES: dict[str, tuple[Loss, float, list[float]]] = {
     "inside": (bowl(0.004), 0.004, []),
     "equal": (lambda lr: 1.0 if 0.003 < lr < 0.01 else 2.0, 0.004, []),
     "above": (bowl(0.016), 0.016, [0.016, 0.032]),
-    "below": (bowl(0.0005), 0.0005, [0.001, 0.0005, 0.00025]),
+    "below": (bowl(0.001), 0.001, [0.001, 0.0005]),
+    "two values beyond at most": (bowl(0.00025), 0.0005, [0.001, 0.0005]),
+    "less than seeds differ by": (lambda lr: 2 + lr, 0.002, []),
+    "one step that gains": (lambda lr: 2 + max(lr - 0.0011, 0) * 10, 0.0005, [0.001, 0.0005]),
     "a diverged one is the worst": (lambda lr: None if lr > 0.003 else 9.0 - lr, 0.002, [0.001]),
     "all factors diverge": (
         lambda lr: None if lr > 0.0006 else bowl(0.00025)(lr),
@@ -129,9 +133,20 @@ def test_the_lowest_loss_wins_and_a_best_value_on_the_edge_extends_the_grid(
 def test_the_extension_is_bounded_and_the_edge_is_named(tmp_path: Path) -> None:
     swept = sweep()
     choice, order = run_to_the_end(swept, tmp_path, bowl(100.0))
-    assert len(order) == 3 + MAX_EXTENSIONS
-    assert chosen(choice) == max(order) == (2.048,)
-    assert "optimizer.lr=2.048, on the edge" in remarks(swept, [choice])[1]
+    assert len(order) == 3 + MAX_BEYOND
+    assert chosen(choice) == max(order) == (0.032,)
+    edge = "optimizer.lr=0.032, on the edge of what was tried: no more values are tried"
+    assert edge in remarks(swept, [choice])[1]
+
+
+def test_where_a_step_gains_less_than_seeds_differ_by_tuning_ends_and_says_so(
+    tmp_path: Path,
+) -> None:
+    """A loss that still falls in its fifth digit asks for no more rounds."""
+    swept = sweep()
+    choice, order = run_to_the_end(swept, tmp_path, lambda lr: 2 + lr / 100)
+    assert (chosen(choice), len(order)) == ((0.002,), 3)
+    assert "the last step gained 0.0000, less than seeds differ by" in remarks(swept, [choice])[1]
 
 
 def test_a_point_whose_every_value_diverged_is_left_out(tmp_path: Path) -> None:
@@ -157,7 +172,9 @@ def test_until_it_is_settled_the_plan_is_an_estimate_and_no_arm_runs(tmp_path: P
     [
         ({1.0: 3.0, 2.0: 2.0, 4.0: 3.0}, []),
         ({1.0: 3.0, 3.0: 2.0}, [9.0]),
-        ({1.0: 2.0, 3.0: 2.0}, [1 / 3]),
+        ({1.0: 2.0, 3.0: 2.0}, []),
+        ({1.0: 2.0, 3.0: 2.01}, [1 / 3]),
+        ({1.0: 2.0, 3.0: 2.004}, []),
         ({1.0: 3.0, 2.0: None}, []),
         ({1.0: math.inf, 2.0: math.inf}, [0.5]),
         ({2.0**n: -n for n in range(2 + MAX_EXTENSIONS)}, []),
@@ -223,7 +240,7 @@ def test_a_shared_value_is_chosen_at_one_optimizer_for_each_other_setting(tmp_pa
     assert [*map(chosen, tuned[:4])] == [(0.008,), (0.004,), (0.008,), (0.004,)]
     assert {t.config["optimizer"]["lr"] for t in muon.arms} == {0.008}
     assert lion.leader is None
-    assert chosen(lion) == pytest.approx((0.008,))
+    assert chosen(lion) == pytest.approx((0.004,)), "two values beyond its factors"
     assert "(as of optimizer=adamw clip_norm=1)" in remarks(swept, tuned)[1]
 
 

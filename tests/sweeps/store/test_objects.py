@@ -328,17 +328,38 @@ def test_an_upload_whose_answer_is_lost_is_made_again(
     }
 
 
-def test_nothing_is_deleted_because_the_folder_was(server: Bucket, tmp_path: Path) -> None:
-    """People delete caches."""
+def test_nothing_is_deleted_because_it_seems_to_be_gone(server: Bucket, tmp_path: Path) -> None:
+    """A file that is renamed while a folder is listed may not be listed; people delete caches."""
     folder = tmp_path / "work"
     files = {"attempt-000001.json": b"{}", "checkpoint-000100.pt": b"weights"}
     upload = opened.Upload(BucketClient(URL), "trials/a", written(folder, files), {})
-    upload._push_new()
+    upload._push()
     objects = server.objects
     assert len(objects) == len(files)
-    shutil.rmtree(folder)
-    upload._push_new()
+    (folder / "checkpoint-000100.pt").unlink()
+    upload._push()
     assert server.objects == objects
+    written(folder, {"checkpoint-000200.pt": b"more"})
+    upload._push()
+    assert [*checkpoints(server)] == ["trials/a/checkpoint-000200.pt"]
+    objects = server.objects
+    shutil.rmtree(folder)
+    upload._push()
+    upload._push(is_end=True)
+    assert server.objects == objects
+
+
+def test_an_upload_mends_what_others_did_to_the_trial(server: Bucket, tmp_path: Path) -> None:
+    files = {"checkpoint-000100.pt": b"weights", "config.json": b"{}", "a.json": b"1"}
+    upload = attempted(tmp_path / "1", 1, 0.5, **files)
+    upload._push()
+    objects = server.objects
+    for key in objects:
+        for damage in (server.remove, lambda key: server.write(key, b"of others")):
+            if "attempt-" not in key:
+                damage(key)
+                upload._push()
+                assert server.objects == objects, key
 
 
 def test_what_was_saved_outlives_an_attempt_that_could_not_fetch_it(

@@ -412,7 +412,6 @@ def test_each_command_refuses_what_is_no_folder(
     [
         ("AWS_ENDPOINT_URL", "nonsense", "AWS_ENDPOINT_URL=nonsense: must be http(s)://HOST"),
         ("AWS_ENDPOINT_URL", "http://me:secret@h", "AWS_ENDPOINT_URL=: must be http(s)://HOST"),
-        ("AWS_ENDPOINT_URL", "http://h/ä", "AWS_ENDPOINT_URL=: must be one line of ASCII"),
         ("AWS_REGION", "a b", "AWS_REGION=a b: must be the name of a region"),
         ("AWS_ACCESS_KEY_ID", "secret\n", "AWS_ACCESS_KEY_ID=: must be one line"),
         ("AWS_SESSION_TOKEN", "secret\n", "AWS_SESSION_TOKEN=: must be one line"),

@@ -226,12 +226,13 @@ def test_a_result_is_pulled_after_what_belongs_to_it(
             return listed(self, prefix)
         first_page = [meta for meta in listed(self, prefix) if "metrics" in meta.key]
         if (number := next(numbers)) < 2:
-            server.write("trials/a/metrics.jsonl", b"rows " * (number + 1))
-            server.write("trials/a/result.json", b"of %d rows" % (number + 1))
+            server.write("trials/a/metrics.jsonl", b"rows " * (number + 2))
+            server.write("trials/a/result.json", b"of %d rows" % (number + 2))
         return [*first_page, *(m for m in listed(self, prefix) if "metrics" not in m.key)]
 
     numbers = iter(range(10))
     server.write("trials/a/metrics.jsonl", b"rows")
+    objects.pull()
     monkeypatch.setattr(BucketClient, "list", in_pages)
     folder = objects.folder / "trials" / "a"
     for _ in range(3):

@@ -329,11 +329,14 @@ def test_gaps_on_a_narrow_terminal_have_a_row_each(tmp_path: Path) -> None:
     """No cell is broken, and none stands without what it is; empty columns are left out."""
     write_arms(tmp_path, {"sync": [1.5, 1.6], "delay": [1.75, 1.9]})
     table = gaps(load(tmp_path))
-    narrow = gap_table(table, width=60).splitlines()
+    narrow = gap_table(table, width=48).splitlines()
     assert narrow == [
         "AdamW, delay, sync loss 1.5500, loss 1.8250,",
         "  gap [95 %] +0.2750 [-0.0427, +0.5927], n 2",
     ]
+    losses_left_out = gap_table(table, width=60)
+    assert "+0.2750 [-0.0427, +0.5927]   2\n" in losses_left_out
+    assert losses_left_out.endswith("\n  not shown: sync loss, loss")
     head, _, row = filter(None, gap_table(table, width=80).splitlines())
     assert "diverged" not in head
     assert " +0.2750 [-0.0427, +0.5927] " in row

@@ -314,9 +314,10 @@ def in_full(word: str) -> list[str]:
 
 def test_the_front_page_keeps_its_table() -> None:
     front = (CODE_ROOT / "README.md").read_text()
-    table = [line for line in front.splitlines() if line.startswith("|")][:8]
+    of_gaps = front.partition("<!-- table -->\n")[2].partition("\n<!-- end -->")[0]
+    table = sorted(of_gaps.splitlines())  # whatever the order of its rows
     digest = hashlib.sha256("\n".join(table).encode()).hexdigest()
-    assert digest[:16] == "af463a2ef48d1cc6", "\n".join(table)
+    assert digest[:16] == "1830080c3930d13a", "\n".join(table)
 
 
 @pytest.mark.parametrize(

@@ -326,15 +326,14 @@ def wrong_bytes() -> pa.Array:
 JSONL = {
     b'{"text": null}': "data.text=text: must hold text, not null, in line 4 of ",
     b'{"text": ["a"]}': "data.text=text: must hold text, not list, in line 4 of ",
-    b'{"text": "cut \\ud83d off"}': "must hold text in UTF-8, not half a character ('\\ud83d'), in",
-    b'{"text": "caf\xe9"}': "must hold text in UTF-8, not the byte 0xe9, in line 4 of ",
+    b'{"text": "caf\xe9"}': "must hold text in UTF-8 in line 4 of ",
     b'{"body": "a"}': "data.text=text: must be a field of line 4 of ",
     b"[1]": "(it has no object)",
     b'{"text": ': "must have one JSON object per line (line 4: ",
 }
 PARQUET = {
     "null": (pa.array([None], pa.string()), "must hold text, not null, in row 3 of "),
-    "bytes": (wrong_bytes(), "must hold text in UTF-8, not the byte 0xe9, in row 3 of "),
+    "bytes": (wrong_bytes(), "must hold text in UTF-8 in row 3 of "),
 }
 
 

@@ -37,7 +37,6 @@ from tests.support.own_files import (
     write_parquet,
     write_txt,
 )
-from tests.support.processes import never_waiting
 
 TEXTS_OF_OWN = texts(120, 12)
 SHARE = 0.2
@@ -514,9 +513,7 @@ def test_the_manifest_of_a_whole_corpus_names_no_limit(tmp_path: Path) -> None:
     assert "num_tokens" not in json.loads((tmp_path / "d" / "manifest.json").read_text())
 
 
-@pytest.mark.parametrize(
-    "damage", ["a list", "other keys", "a number", "a pipe", "cut tokens", "below 0"]
-)
+@pytest.mark.parametrize("damage", ["a list", "other keys", "a number", "cut tokens", "below 0"])
 def test_a_damaged_record_of_a_preparation_gives_the_same_data_or_a_refusal(
     damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -536,10 +533,7 @@ def test_a_damaged_record_of_a_preparation_gives_the_same_data_or_a_refusal(
             prepared(tmp_path / "d")
     record = tmp_path / "d.partial" / preparation.PROGRESS
     content = json.loads(record.read_text())
-    if damage == "a pipe":
-        record.unlink()
-        os.mkfifo(record)
-    elif damage == "cut tokens":
+    if damage == "cut tokens":
         (record.parent / "train-00000.tokens").write_bytes(b"\1\0")
     elif damage == "below 0":
         content["train"]["length"] = -5
@@ -551,8 +545,7 @@ def test_a_damaged_record_of_a_preparation_gives_the_same_data_or_a_refusal(
             "a number": 3,
         }
         record.write_text(json.dumps(other[damage]))
-    with never_waiting():
-        if damage in ("cut tokens", "below 0"):
-            refuses(lambda: prepared(tmp_path / "d"), f"progress.json says: delete {record.parent}")
-        else:
-            assert prepared(tmp_path / "d").hash == prepared(tmp_path / "whole").hash
+    if damage in ("cut tokens", "below 0"):
+        refuses(lambda: prepared(tmp_path / "d"), f"progress.json says: delete {record.parent}")
+    else:
+        assert prepared(tmp_path / "d").hash == prepared(tmp_path / "whole").hash

@@ -28,7 +28,6 @@ from pipegap.trainer.folder.wellformed import (
 )
 from pipegap.trainer.trial import run_trial
 from tests.support import small_sweep
-from tests.support.processes import never_waiting
 from tests.support.trials import Stop, finished, rows, state, stop_at, untimed
 
 
@@ -71,12 +70,6 @@ def other_bytes(path: Path) -> Path:
 def folder_instead(path: Path) -> Path:
     path.unlink(missing_ok=True)
     path.mkdir()
-    return path
-
-
-def pipe_instead(path: Path) -> Path:
-    path.unlink()
-    os.mkfifo(path)
     return path
 
 
@@ -126,10 +119,6 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda folder: folder_instead(folder / "result.json"),
         "is a folder, where a file must be",
     ),
-    "an id that is a pipe": (
-        lambda folder: pipe_instead(folder / "trial_id"),
-        "names no trial: delete it if this is",
-    ),
 }
 
 
@@ -140,8 +129,7 @@ def test_it_is_refused_in_a_line_and_nothing_is_written(
     damage, says = REFUSED[name]
     path = damage(stopped)
     before = tree(stopped)
-    with never_waiting():
-        code, errors = resumed(stopped, capsys)
+    code, errors = resumed(stopped, capsys)
     assert (code, errors.count("\n")) == (2, 1)
     assert f"={path}: {says}" in errors
     assert tree(stopped) == before

@@ -300,11 +300,14 @@ def after_ten(
     weights = [nn.Parameter(weight, requires_grad=False) for weight in five(0)]
     optimizer = make(list(zip(KINDS, weights, strict=True)))
     for t in range(10):
+        places = [weight.data for weight in weights]
         for weight, gradient in zip(weights, five(1 + t), strict=True):
             weight.data, weight.grad = weight.data.clone(), 0.1 * gradient if t % 2 else gradient
+        unstepped = [weight.data.clone() for weight in weights]
         for group in optimizer.param_groups:
             group["lr"] *= 0.9
         optimizer.step()
+        assert all(map(torch.equal, places, unstepped))  # an older version may lie there
         if resumed and t == 4:
             saved = state.copied(state.by_weight(optimizer))
             optimizer = make(list(zip(KINDS, weights, strict=True)))

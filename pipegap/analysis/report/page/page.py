@@ -299,12 +299,41 @@ class Chapter(NamedTuple):
         return [verdict for verdict in self.verdicts if verdict.outcome == Outcome.UNDECIDED]
 
 
+class GapRow(NamedTuple):
+    """What a delay costs one optimizer at the best setting of sync, in words."""
+
+    optimizer: str
+    delay: str
+    feedback: str
+    removed: str
+    tax: str
+
+
 class Opening(NamedTuple):
-    """What the page of one sweep begins with: question, verdicts, rule."""
+    """What the page of one sweep begins with: question, gaps, verdicts, rule."""
 
     question: str
+    gaps: Sequence[GapRow]
+    """None where the sweep has neither the delay nor Error Feedback."""
     verdicts: Sequence[Verdict]
     rule: str
+
+    @property
+    def claims(self) -> str:
+        """The verdicts in a line, with the smallest and the largest false alarm rate."""
+        counts = ", ".join(f"{n} {outcome}" for outcome, n in tally(self.verdicts) if n)
+        rates = [
+            verdict.audit.decided_if_placebo.share
+            for verdict in self.verdicts
+            if verdict.audit and verdict.outcome != Outcome.UNDECIDED
+        ]
+        ends = (
+            [*dict.fromkeys(f"{100 * rate:.1f}" for rate in (min(rates), max(rates)))]
+            if rates
+            else []
+        )
+        alarm = f"; false alarm rate of a rule {' to '.join(ends)} %" if ends else ""
+        return f"Claims of the paper that this sweep judges: {counts}{alarm}"
 
 
 class Page(NamedTuple):
