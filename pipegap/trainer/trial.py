@@ -62,13 +62,15 @@ def run_trial(
     folder.require_sound(config)
     newest_before = newest_number(folder.path)
     try:
+        # Around the gang too: a signal may end a rank before the rank can say why.
         with _failing_as_stopped(job, folder):
             return runners[config["runner"]]()
     # None of these is a failure, and after a lost lease the folder belongs to another process.
     except (BadInput, Stopped, LeaseLost):
         raise
     except Exception:
-        # A full disk may be the error that is to be recorded, and another process run the trial.
+        # The error may be a full disk, which cannot be recorded; or another process may have
+        # claimed the trial meanwhile.
         with suppress(OSError, BadInput, LeaseLost):
             record_failure(config, traceback.format_exc(), newest_before)
         raise
@@ -88,6 +90,7 @@ def _failing_as_stopped(job: Job, folder: TrialFolder) -> Iterator[None]:
     except Exception as error:
         if not job.asked_to_stop():
             raise
+        # It did not save at this stop, so it resumes from the last checkpoint.
         saved = record.newest_first(folder.path)
         raise Stopped(saved[0].num_updates if saved else 0) from error
 
@@ -103,13 +106,13 @@ def finished_result(config: Config) -> Row | None:
 def record_failure(config: Config, error: str, before: int | None = None) -> None:
     """Records the `error` of a trial whose process could not; keeps a finished result.
 
-    `before`: the number of the newest attempt before the one that failed, if that is known. What it
-    failed of is recorded with that one, and not with an attempt of its own.
+    `before` is the number of the newest attempt before the one that failed, if that is known. The
+    error is then recorded with the attempt that failed, and not with an attempt of its own.
     """
     plan = plan_trial(config)
     folder = Job(config, plan).folder()
     with folder.claimed(config, made_by(config["device"]), before):
-        if folder.result() is None:
+        if folder.result() is None:  # else another process has finished it meanwhile
             device, failed = config["device"], Status.FAILED
             folder.fail(outcome(config, plan, device, failed, plan.num_updates, error=error))
 
@@ -125,7 +128,7 @@ def _train_alone(job: Job) -> Row:
         parts = build_parts(job.config, job.plan.num_updates)
         executor = build_emulated(job.config, parts, device)
         result = _train(job, job.folder(), device, parts, executor)
-    note_compiled(job.config)
+    note_compiled(job.config)  # the price of a trial with the same graphs is then without them
     return result
 
 
@@ -150,10 +153,10 @@ def _train(
 ) -> Row:
     """Claims the folder and trains, unless another process has finished the trial meanwhile.
 
-    The parts are built before: a trial that cannot run leaves no trace in the folder. So a
-    `resume_from` that cannot be used is refused here first, which a trial with a checkpoint of its
-    own no longer needs.
+    The parts are built before the claim: a trial that cannot run leaves no trace in the folder.
     """
+    # For the same reason a `resume_from` that cannot be used is refused before the claim. A trial
+    # with a checkpoint of its own no longer reads it.
     if not record.newest_first(folder.path):
         restored_other(job.config, executor)
     with folder.claimed(job.config, made_by(device_name(device))):
@@ -172,7 +175,7 @@ def _train_in_gang(job: Job, launch: Launch) -> Row:
     open_data(config)  # raises BadInput once, here, and not in every rank
     parent = Parent(job.report, config["timeout"], job.asked_to_stop)
     launch(_as_rank, (config, plan), plan.num_processes, parent)
-    result = job.folder().result()
+    result = job.folder().result()  # written by rank 0, which sends rows but no result
     assert result is not None
     return result
 
@@ -182,7 +185,8 @@ def _as_rank(
 ) -> None:
     """Runs one rank, wherever `launch` started it."""
     job = Job(config, plan, send, heartbeat.asked_to_stop)
-    # The supervisor finds the rank that hangs: torch's own limit must not come first.
+    # The supervisor finds the rank that hangs, after `timeout`: torch's own limit must not come
+    # first, which only names the ranks that waited for it.
     _train_rank(job, heartbeat, store, 2 * config["timeout"])
 
 
@@ -192,6 +196,7 @@ def _as_elastic_rank(job: Job) -> Row:
         times = f"times num_replicas={config['num_replicas']}"
         allowed = f"{times} must be torchrun's {world} processes"
         raise BadInput("pipeline.num_stages", config["pipeline"]["num_stages"], allowed)
+    # Nobody watches this heartbeat: torchrun supervises the ranks, by torch's limit alone.
     return _train_rank(job, Heartbeat([0.0] * world, rank, [0]), None, config["timeout"])
 
 
@@ -207,7 +212,7 @@ def _train_rank(job: Job, heartbeat: Heartbeat, store: dist.Store | None, timeou
         reset_peak_memory(device)
         parts = build_parts(config, job.plan.num_updates)
         executor = build_pipelined(config, parts, gang)
-        if not gang.records:
+        if not gang.records:  # every rank has all rows; one of them reports
             job = job._replace(report=nowhere)
         folder = job.folder(TrialFolder if gang.records else ReadOnlyFolder)
         files = [executor.write_trace] if config["trace"] else []
