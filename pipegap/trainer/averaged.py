@@ -23,7 +23,7 @@ from pipegap.trainer.stages.versions import dtypes_of
 def whole_sets(folder: Path) -> list[int]:
     """The numbers of updates after which a trial kept its weights, ascending.
 
-    Warns of a file that is not whole, which counts as none.
+    A file that is not whole is left out, with a warning.
     """
     return [update for update, path in kept_weights(folder).items() if _is_whole(path)]
 

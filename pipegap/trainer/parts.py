@@ -62,8 +62,8 @@ def build_parts(config: Config, num_updates: int) -> Parts:
 def build_emulated(config: Config, parts: Parts, device: torch.device) -> Emulated:
     """Builds the executor of all stages in this process, on `device`, weights initialised."""
     schedule = parts.schedule
-    every = range(schedule.num_stages)
-    stages = build_stages(config, parts.model, schedule, parts.lr_factor, device, every)
+    indices = range(schedule.num_stages)
+    stages = build_stages(config, parts.model, schedule, parts.lr_factor, device, indices)
     _say_without_graph(config, stages)
     return Emulated(
         stages,
@@ -181,7 +181,7 @@ def build_stages(
     # kernel per vector. A compiled update fuses the kernels of its weights itself.
     arrange = flattened if by_entry and config["compile"] != "update" else lambda make: make
     split = model.split(schedule.num_stages, config["seq_len"])
-    # From all stages' names, not only from those of `indices`: a rank may hold one copy alone.
+    # Of the model, whatever `indices` are: a rank may hold one of the two copies.
     ends = (empty_stage(model, index, split).named_parameters() for index in (0, len(split) - 1))
     first, last = (frozenset(name for name, _ in pairs) for pairs in ends)
     tied = first & last if len(split) > 1 else frozenset()

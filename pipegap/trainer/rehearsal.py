@@ -73,13 +73,13 @@ class Excerpt:
 
 
 class Rehearsed(NamedTuple):
-    """What became of a rehearsal.
+    """The outcome of a rehearsal.
 
-    `stopped_after` counts updates; None if the trial was at its end before it heard that it should
-    stop, as a very short one may be. `difference` says in words what differs; None if nothing does.
-    `tokens_per_second` are those of all updates after the evaluation: of the last one alone they
-    would be too many, as a delayed update ends right after the one before it at the end.
-    `peak_bytes` are those of the fullest rank.
+    `stopped_after` is the number of updates before the stop; None if the trial ended before it was
+    asked to stop, as a very short one may. `difference` says in words what differs between the two
+    runs; None if nothing does. `tokens_per_second` is a mean over all updates after the
+    evaluation: at the end of a run a delayed update ends right after the one before it, so the last
+    update alone would seem too fast. `peak_bytes` is the peak of the rank with the highest one.
     """
 
     status: str

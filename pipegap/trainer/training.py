@@ -225,8 +225,8 @@ class Training:
         self._device, self._parts, self._executor = device, parts, executor
         self._folder, self._on_finish = folder, on_finish
         schedule, keys = parts.schedule, ("eval_every", "checkpoint_every", "diagnostics")
-        every = (job.config[key] for key in keys)
-        self._agenda = Agenda(job.plan.num_updates, schedule.phases, *every)
+        intervals = (job.config[key] for key in keys)
+        self._agenda = Agenda(job.plan.num_updates, schedule.phases, *intervals)
         self._progress = TrialProgress(job.config, schedule)
         self._stride = 1  # updates to the next look; from the measured seconds, once there are any
         self._made_by = made_by(device_name(device))
@@ -253,9 +253,9 @@ class Training:
         last = self._progress.num_done
         while last < drain:
             first, last = last, min(drain, last + self._stride)
-            started = time.monotonic()
+            start = time.monotonic()
             self._advance(first, last)
-            seconds = (time.monotonic() - started) / (last - first)
+            seconds = (time.monotonic() - start) / (last - first)
             # Clocks and signals differ from rank to rank, and a drain only ends if all take part.
             # So all take the decision of rank 0.
             stop, self._stride = self._executor.agreed(

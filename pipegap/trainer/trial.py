@@ -48,7 +48,7 @@ def run_trial(
     The callback `report` gets every row of metrics.jsonl; `launch` starts the ranks of a gang. A
     finished trial does not run again. A divergence is a result. Raises Stopped, after a checkpoint,
     once `asked_to_stop` is true, and BadInput for a config that cannot run. Any other error is
-    recorded and raised, or is a stop too if it comes after the wish to stop.
+    recorded and raised; once `asked_to_stop` is true it raises Stopped instead.
     """
     runners: Mapping[str, Callable[[], Row]] = {
         "emulated": lambda: _train_alone(job),
@@ -56,9 +56,9 @@ def run_trial(
     }
     job = Job(config, plan_trial(config), report, asked_to_stop)
     folder = job.folder()
-    if (done := folder.result()) is not None:
+    if (earlier_result := folder.result()) is not None:
         tidy(folder.path)
-        return done
+        return earlier_result
     folder.require_sound(config)
     newest_before = newest_number(folder.path)
     try:
@@ -103,15 +103,15 @@ def finished_result(config: Config) -> Row | None:
     return Job(config, plan_trial(config)).folder().result()
 
 
-def record_failure(config: Config, error: str, before: int | None = None) -> None:
+def record_failure(config: Config, error: str, newest_before: int | None = None) -> None:
     """Records the `error` of a trial whose process could not; keeps a finished result.
 
-    `before` is the number of the newest attempt before the one that failed, if that is known. The
-    error is then recorded with the attempt that failed, and not with an attempt of its own.
+    `newest_before` is the number of the newest attempt before the one that failed, if that is
+    known. The error is then recorded with the attempt that failed, not with one of its own.
     """
     plan = plan_trial(config)
     folder = Job(config, plan).folder()
-    with folder.claimed(config, made_by(config["device"]), before):
+    with folder.claimed(config, made_by(config["device"]), newest_before):
         if folder.result() is None:  # else another process has finished it meanwhile
             device, failed = config["device"], Status.FAILED
             folder.fail(outcome(config, plan, device, failed, plan.num_updates, error=error))
@@ -161,8 +161,8 @@ def _train(
         restored_other(job.config, executor)
     with folder.claimed(job.config, made_by(device_name(device))):
         on_claim()
-        if (done := folder.result()) is not None:
-            return done
+        if (result := folder.result()) is not None:
+            return result
         with _failing_as_stopped(job, folder):  # here, so that the attempt's file says so too
             return Training(job, device, parts, executor, folder, on_finish).run()
 
@@ -196,7 +196,7 @@ def _as_elastic_rank(job: Job) -> Row:
         times = f"times num_replicas={config['num_replicas']}"
         allowed = f"{times} must be torchrun's {world} processes"
         raise BadInput("pipeline.num_stages", config["pipeline"]["num_stages"], allowed)
-    # Nobody watches this heartbeat: torchrun supervises the ranks, by torch's limit alone.
+    # Nobody reads this heartbeat: under torchrun only torch's own limit finds a rank that hangs.
     return _train_rank(job, Heartbeat([0.0] * world, rank, [0]), None, config["timeout"])
 
 
