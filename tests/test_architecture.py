@@ -56,7 +56,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             "ranks",
             "training",
         },
-        "averaged": {"base", "executors", "folder", "models", "parts"},
+        "averaged": {"base", "executors", "folder", "models", "parts", "stages"},
         "rehearsal": {"base", "data", "folder", "models", "ranks", "trial"},
         "delayed": {
             *("base", "config", "corrections", "executors", "folder", "optimizers", "schedules"),

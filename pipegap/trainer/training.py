@@ -32,8 +32,6 @@ from pipegap.trainer.ranks.spawn import AskedToStop
 from pipegap.trainer.schedules.operations import Schedule, delays
 from pipegap.trainer.stages.probe import summary
 
-# How far a trial is: when it evaluates, saves or compares, what it has counted, how it ended.
-
 
 @dataclass(frozen=True)
 class Agenda:
@@ -62,6 +60,8 @@ class Agenda:
 
     def drains(self, num_done: int) -> Iterator[int]:
         """Yields how many updates are done at each drain after `num_done` updates, ascending."""
+        # An update that is compared runs between two drains of its own: its fresh gradient is of
+        # the weights that the drain leaves, and no other batch is in flight then.
         marks = merge(
             sorted(self.phases),
             self._each(self.eval_every),
@@ -69,6 +69,7 @@ class Agenda:
             self._each(self.compare_every),
             (update + 1 for update in self._each(self.compare_every)),
         )
+        # `merge` sorts, `groupby` drops equal marks. The end is the last of `phases`.
         yield from (mark for mark, _ in groupby(marks) if mark > num_done)
 
     def _each(self, every: int | None) -> Iterable[int]:
@@ -99,10 +100,14 @@ class TrialProgress:
         return self.seconds_before + time.monotonic() - self._started
 
     def start(self, first: int, last: int) -> None:
-        """Starts the clock of updates `first` to `last` − 1, and counts their delays."""
+        """Starts the clock of updates `first` to `last` − 1, and counts their delays.
+
+        They are counted from the operations that will be executed, not from what the schedule says.
+        """
         for operations in self._schedule.operations(first, last):
             for stage, delays_of_stage in delays(operations).items():
                 self.delays[stage] = max(self.delays[stage], *delays_of_stage)
+        # What was done since the last update, such as an evaluation, is no training.
         self._last_tick = time.monotonic()
 
     def row(self, update: Update) -> Row:
@@ -130,7 +135,8 @@ class TrialProgress:
         }
 
     def restore(self, state: Row) -> None:
-        """Goes on from the `state` in a checkpoint, whose delays may be another trial's."""
+        """Goes on from the `state` in a checkpoint, except its delays: the checkpoint may be of
+        another trial, with another schedule."""
         self.num_done, self.train_seconds = state["num_updates"], state["train_seconds"]
         self.val_loss = state["val_loss"]
 
@@ -157,8 +163,6 @@ def outcome(
         **more,
     }
 
-
-# Trains the parts of one trial from drain to drain, evaluates, and records.
 
 Config = Mapping[str, Any]
 Report = Callable[[Row], None]
@@ -221,10 +225,10 @@ class Training:
         self._device, self._parts, self._executor = device, parts, executor
         self._folder, self._on_finish = folder, on_finish
         schedule, keys = parts.schedule, ("eval_every", "checkpoint_every", "diagnostics")
-        every = (job.config[key] for key in keys)
-        self._agenda = Agenda(job.plan.num_updates, schedule.phases, *every)
+        intervals = (job.config[key] for key in keys)
+        self._agenda = Agenda(job.plan.num_updates, schedule.phases, *intervals)
         self._progress = TrialProgress(job.config, schedule)
-        self._stride = 1
+        self._stride = 1  # updates to the next look; from the measured seconds, once there are any
         self._made_by = made_by(device_name(device))
         self._resume()
 
@@ -249,10 +253,11 @@ class Training:
         last = self._progress.num_done
         while last < drain:
             first, last = last, min(drain, last + self._stride)
-            started = time.monotonic()
+            start = time.monotonic()
             self._advance(first, last)
-            seconds = (time.monotonic() - started) / (last - first)
-            # Clocks and signals differ from rank to rank: a drain only ends if all ranks take part.
+            seconds = (time.monotonic() - start) / (last - first)
+            # Clocks and signals differ from rank to rank, and a drain only ends if all take part.
+            # So all take the decision of rank 0.
             stop, self._stride = self._executor.agreed(
                 (self._asked_to_stop(), max(1, int(STOP_WITHIN / seconds)))
             )
@@ -268,12 +273,13 @@ class Training:
 
         def on_update(update: Update) -> None:
             row = self._progress.row(update)
+            # A row is written once and whole: this one waits for its measurements.
             if (evaluates or compares) and update.batch == last - 1:
                 last_rows.append(row)
             else:
                 self._write(row)
 
-        if compares:
+        if compares:  # before the update: the probe makes a step from W(t) and takes it back
             self._executor.probe(first)
         self._progress.start(first, last)
         self._executor.run(first, last, on_update)
@@ -284,8 +290,8 @@ class Training:
                 self._evaluate(row)
             else:
                 self._write(row)
-        # The weights first: a trial that is killed in between makes them again, while after the
-        # checkpoint it would go on without them.
+        # The weights before the checkpoint: a trial that is killed in between makes them again,
+        # while a trial that resumed from the checkpoint would lack them.
         self._keep_weights(last)
         if self._agenda.saves_after(last):
             # A GPU would be idle meanwhile. On a CPU the same core has to do both.
@@ -296,7 +302,7 @@ class Training:
         self._folder.save(self._progress.num_done, self._state(), wait, may_change=may_change)
 
     def _keep_weights(self, num_done: int) -> None:
-        """Where a checkpoint is due, and at the end."""
+        """Keeps the weights for averages, where a checkpoint is due and at the end."""
         number, is_last = self._config["save_last"], num_done == self._plan.num_updates
         if number and (is_last or self._agenda.saves_after(num_done)):
             self._folder.keep_weights(num_done, self._executor.weights(), number)
@@ -317,7 +323,8 @@ class Training:
         self._progress.val_loss = loss
         row["val_loss"] = loss if math.isfinite(loss) else None
         self._write(row)
-        # While the rate still rises, a loss above that of a guess does not say that all is lost.
+        # ln(vocabulary) is the loss of a uniform guess. While the learning rate still rises, a loss
+        # above it does not say that the trial is lost.
         is_warm = any(self._parts.lr_factor(t) >= 1 for t in range(row["update"] + 1))
         limit = math.log(self._parts.model.vocab_size) + 1 if is_warm else math.inf
         if not loss < limit:  # also if it is not a number
@@ -340,7 +347,7 @@ class Training:
             state = record.load_own(path, self._plan.trial_id)
             self._executor.restore(state["executor"])
             self._go_on(state)
-            self._progress.delays = state["delays"]
+            self._progress.delays = state["delays"]  # not another trial's: its schedule may differ
         elif (other_state := restored_other(self._config, self._executor)) is not None:
             self._go_on(other_state)
         # Resuming renames the file: by then every rank must have read it.
@@ -372,7 +379,7 @@ class Training:
             **self._executor.usage(),
         }
         if self._config["save_final"]:
-            weights = self._executor.weights()
+            weights = self._executor.weights()  # on every rank: they send theirs to rank 0
             if self._folder.records:
                 save_final(weights, self._parts.model, self._folder.path)
                 self._keep_tokenizer(self._folder.path / "final")
@@ -381,6 +388,6 @@ class Training:
 
     def _keep_tokenizer(self, pretrained: Path) -> None:
         """Writes the tokenizer beside weights of transformers, if the data knows its tokenizer."""
-        with suppress(BadInput):
+        with suppress(BadInput):  # data of the user's own may have no tokenizer
             if pretrained.is_dir():
                 write_tokenizer(*tokenizer_of(self._config["data"]), pretrained)

@@ -211,6 +211,14 @@ def test_it_is_that_of_weights_averaged_by_hand(tmp_path: Path, runner: str) -> 
     assert abs(float(expected) - result["final_val_loss"]) > 1e-4
 
 
+def test_its_router_is_read_in_fp32_as_the_trial_reads_it(tmp_path: Path) -> None:
+    """In bf16 the router would choose other experts."""
+    words = ("eval_dtype=bfloat16", "num_updates=2", "save_last=1", f"out={tmp_path / 'moe'}")
+    config = small_sweep.config(tmp_path, "model=tiny_moe", *WORDS_OF_AVERAGED, *words)
+    result = run_trial(config)
+    assert validation_loss(config, mean_of(tmp_path / "moe", [2])) == result["final_val_loss"]
+
+
 @pytest.fixture
 def pairs(tmp_path: Path) -> tuple[list[Trial], list[str]]:
     """Two pairs of trials that kept their weights after 3, 6 and 7 updates, and the sweep's words.

@@ -1,6 +1,4 @@
-"""Forward and backward of a whole stage as graphs of torch's compiler, on weights that lie in
-stacks.
-"""
+"""Forward and backward of a whole stage as graphs of torch's compiler, on stacked weights."""
 
 import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -99,6 +97,7 @@ class StackedVersions(Versions):
         Raises LookupError for a version that does not exist yet or is already overwritten.
         """
         blocks = []
+        # The weights of a block have one lag, so the first one's version is that of all.
         for first, ring in zip(self._firsts, self._stacks, strict=True):
             slot, version = versions[first] % len(ring), versions[first]
             if self._held[first][slot] != version:
@@ -237,12 +236,14 @@ class _Stage:
             return self._gradients(self.forward(*inputs), gradient, inputs)
 
     def _inputs(self, x: Tensor, blocks: Sequence[Tensor]) -> list[Tensor]:
+        # Tokens are whole numbers, which have no gradient.
         return [t.detach().requires_grad_(t.is_floating_point()) for t in (x, *blocks)]
 
     def _gradients(
         self, output: Tensor, gradient: Tensor | None, inputs: list[Tensor]
     ) -> list[Tensor | None]:
         differentiable = [t for t in inputs if t.requires_grad]
+        # None stands for the gradient of tokens, so that each input has its place.
         gradients: list[Tensor | None] = [*torch.autograd.grad(output, differentiable, gradient)]
         return gradients if len(differentiable) == len(inputs) else [None, *gradients]
 
@@ -291,18 +292,14 @@ def graph_of(function: Callable[..., Any], examples: Sequence[Tensor], num_threa
     argument, such as the angles of RoPE, is computed once, where the compiler would write it into
     every loop that reads it.
     """
-    from torch.fx.experimental.proxy_tensor import make_fx  # imported late: it costs a second
+    # Imported late: they cost a second.
+    from torch.fx.experimental.const_fold import split_const_subgraphs
+    from torch.fx.experimental.proxy_tensor import make_fx
 
     traced = make_fx(function, tracing_mode="fake")(*examples)
-    return compiled(_folded(traced), examples, num_threads)
-
-
-def _folded(graph: GraphModule) -> GraphModule:
-    from torch.fx.experimental.const_fold import split_const_subgraphs
-
-    folded = split_const_subgraphs(graph, device_for_folded_attrs="cpu")
+    folded = split_const_subgraphs(traced, device_for_folded_attrs="cpu")
     folded.run_folding()
-    return folded
+    return compiled(folded, examples, num_threads)
 
 
 def compiled(graph: GraphModule, examples: Sequence[Tensor], num_threads: int) -> Graph:
@@ -337,6 +334,7 @@ def _alone(what: str) -> Iterator[None]:
     folder = Path(cache_dir(), "locks")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"pipegap-{sha256(what.encode()).hexdigest()}").open("w") as lock:
+        # The lock ends with the file, so also with a process that is killed.
         try:
             flock(lock, LOCK_EX | LOCK_NB)
         except BlockingIOError:

@@ -1,6 +1,4 @@
-"""How optimizers step a block of weights, as functions that a graph can be made of, and which one
-is taken.
-"""
+"""How optimizers step a block of weights, as functions that a graph can be made of."""
 
 import math
 from abc import ABC, abstractmethod
@@ -20,8 +18,8 @@ from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.optimizers.orthogonal import JORDAN
 from pipegap.trainer.optimizers.routing import KINDS, Chained
 
-# How optimizers step a block of weights, as functions that a graph can be made of: what a rule
-# is, and those that step every entry by itself, but for a norm (Adam, Lion, Adan, MARS).
+# What a rule is, and the rules that step every entry by itself, but for a norm (Adam, Lion, Adan,
+# MARS).
 #
 # A rule makes the step of a library's optimizer from the same state and the same options, with
 # other rounding; tests hold it to the library. Whatever changes from update to update or from
@@ -119,7 +117,8 @@ class Adam(Rule):
     def stepped(
         self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Numbers
     ) -> Tensor:
-        mean, square = state[:2]
+        mean, square = state[:2]  # a subclass has more
+        # As torch's lerp: m + (1 − β₁) (g − m).
         mean.copy_(mean + numbers["new"] * (gradients - mean))
         square.copy_(numbers["old square"] * square + numbers["new square"] * gradients * gradients)
         return weights * numbers["kept"] - numbers["size"] * mean / (
@@ -234,6 +233,7 @@ class MarsVector(Rule):
     @override
     @classmethod
     def of(cls, group: Group) -> Rule:
+        # Routing makes a group of weights of one kind, so its first one tells.
         return Mars() if group["params"][0].ndim > 1 else MarsVector()
 
     @override
@@ -260,6 +260,7 @@ class MarsVector(Rule):
         mean.copy_(mean + numbers["new"] * (direction - mean))
         square.copy_(numbers["old square"] * square + numbers["new square"] * direction * direction)
         last.copy_(gradients)
+        # Unlike in Adam: 1e-15 below the root, and eps divided by the bias correction too.
         return weights * numbers["kept"] - numbers["size"] * mean / (
             ((square + 1e-15).sqrt() + numbers["eps"]) / numbers["root"]
         )
@@ -280,7 +281,7 @@ class Mars(MarsVector):
         self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Numbers
     ) -> Tensor:
         direction = gradients + numbers["share of change"] * (gradients - state[2])
-        direction = direction / norms(direction).clamp_min(1)
+        direction = direction / norms(direction).clamp_min(1)  # clipped to a norm of 1
         return self._by(direction, weights, gradients, state, numbers)
 
 
@@ -297,12 +298,12 @@ def orthogonal(matrices: Tensor, num_steps: int) -> Tensor:
     without products in it, and no faster than fp32 for small matrices on the others: this computes
     in fp32.
     """
-    is_tall = matrices.shape[-2] > matrices.shape[-1]
+    is_tall = matrices.shape[-2] > matrices.shape[-1]  # then x xᵀ of the transpose is smaller
     x = matrices.mT if is_tall else matrices
-    x = x / norms(x).clamp_min(1e-7)
+    x = x / norms(x).clamp_min(1e-7)  # singular values in [0, 1]; zeros stay zeros
     first, third, fifth = QUINTIC
     for _ in range(num_steps):
-        gram = x @ x.mT
+        gram = x @ x.mT  # [members, n, n], n the smaller side
         x = first * x + (third * gram + fifth * (gram @ gram)) @ x
     return x.mT if is_tall else x
 
@@ -384,7 +385,7 @@ class NorMuon(Muon):
         self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Numbers
     ) -> Tensor:
         update = orthogonal(self.momentum(gradients, state[0], numbers), self.num_steps)
-        rows = state[1]
+        rows = state[1]  # [members, rows, 1]
         squares = (update * update).mean(-1, keepdim=True)
         rows.copy_(rows + numbers["new square"] * (squares - rows))
         even = update / (rows.sqrt() + numbers["eps"])
@@ -432,14 +433,15 @@ class Soap(Rule):
     ) -> Tensor:
         mean, square, of_rows, of_columns, rows, columns = state
         share = numbers["share"]
-        turned = rows.mT @ gradients @ columns
+        turned = rows.mT @ gradients @ columns  # Qₗᵀ g Qᵣ: g in the eigenbases
         mean.copy_(mean + numbers["new"] * (gradients - mean))
         square.copy_(square + numbers["new square"] * (turned * turned - square))
+        # The mean is kept outside of the bases, which change, and the square inside.
         update = (rows.mT @ mean @ columns) / (square.sqrt() + numbers["eps"])
         of_rows.copy_(of_rows + share * (gradients @ gradients.mT - of_rows))
         of_columns.copy_(of_columns + share * (gradients.mT @ gradients - of_columns))
         step = numbers["size"] * (rows @ update @ columns.mT)
-        return (weights - step) * numbers["kept"]
+        return (weights - step) * numbers["kept"]  # the decay after the step, unlike AdamW
 
     @override
     def renew(self, group: Group, step: int, state: Tensors) -> None:
@@ -449,6 +451,7 @@ class Soap(Rule):
         _, square, *averages, rows, columns = state
         for side, (average, basis) in enumerate(zip(averages, (rows, columns), strict=True)):
             product = average @ basis
+            # qᵀ A q of each basis vector, about its eigenvalue: the largest come first.
             order = (basis * product).sum(-2).argsort(-1, descending=True)
             columns_in_order = order.unsqueeze(-2).expand_as(product)
             basis.copy_(torch.linalg.qr(product.gather(-1, columns_in_order)).Q)
@@ -460,6 +463,7 @@ class Soap(Rule):
 # Which optimizers and corrections a graph makes: of an optimizer by the rules of the classes of a
 # library that it steps, of a correction as it says itself (`NoCorrection.graph_factor`).
 
+# Of the classes above, so that a rule declares itself by `steps`; not an inherited one.
 RULES: Mapping[str, type[Rule]] = {
     member.steps: member
     for member in [*globals().values()]
@@ -480,6 +484,7 @@ def _by_group(optimizer: Optimizer) -> list[Rule | None]:
     rules_found: list[Rule | None] = []
     for part in _steppers(optimizer):
         rule = RULES.get(f"{type(part).__module__.partition('.')[0]}.{type(part).__name__}")
+        # A hook around the step would not be called by a graph.
         is_bare = rule is not None and not _is_surrounded(part)
         rules_found += [rule.of(group) if is_bare and rule else None for group in part.param_groups]
     return rules_found
@@ -515,7 +520,7 @@ def without_graph(optimizer: Optimizer, correction: NoCorrection) -> list[str]:
 def feedback(correction: NoCorrection) -> Callable[[int], float] | None:
     """Delay → λ, if the graph makes this correction, as its very class says: a class that derives
     from it may correct in another way."""
-    is_said = "graph_factor" in vars(type(correction))
+    is_said = "graph_factor" in vars(type(correction))  # `vars`: not what it inherits
     return correction.graph_factor() if is_said else None
 
 

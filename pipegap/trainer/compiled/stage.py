@@ -89,6 +89,7 @@ class Step:
 
     def is_ready(self) -> bool:
         """Whether the next update can be made by the graph; the first one cannot."""
+        # The state that is stacked exists once the optimizer has made a step.
         if self._held is None and self._can_begin():
             self._held = self._hold()
         return self._held is not None
@@ -105,8 +106,9 @@ class Step:
     def __call__(self, delays: Sequence[int], gradients: Sequence[Tensor]) -> None:
         """Makes the next version from one block of clipped gradients per block of weights."""
         assert self._held is not None
+        # Read before the graph, which counts some of these steps itself.
         steps = [block.rule.done(block.group, block.state) + 1 for block in self._held.blocks]
-        pairs = self._versions.step()
+        pairs = self._versions.step()  # names version t + 1 the newest, whose values follow here
         olds = [old for old, _ in pairs]
         news = [
             new if spare is None else spare
@@ -125,6 +127,7 @@ class Step:
             self._held.earlier[:] = graph(factors, *olds, *news, *self._held.earlier)
         elif self._correction.moves_weights:
             updates = list(torch._foreach_sub(olds, news))
+        # Not earlier: until here a block with one version had to stay W(t), for u_t.
         for (_, new), stepped in zip(pairs, news, strict=True):
             if new is not stepped:
                 new.copy_(stepped)
@@ -141,9 +144,11 @@ class Step:
         earlier: list[Tensor] = []
         if self._feedback is not None:
             pairs = zip(self._correction.state(), self._versions.master, strict=True)
+            # Zeros where no update has been remembered: `_feedback` corrects nothing there.
             updates = [s["update_1"] if s else torch.zeros_like(weight) for s, weight in pairs]
             earlier = self._layout.stacked(updates)
         nums = zip(self._layout.shapes, self._versions.num_slots, strict=True)
+        # A graph reads W(t) and writes W(t + 1), which may not lie in one block.
         spare = [torch.empty(shape) if num == 1 else None for shape, num in nums]
         return _Held(blocks, earlier, spare, update_graph(self._kind(blocks), self._num_threads))
 
@@ -158,12 +163,13 @@ class Step:
         holders: list[Any] = [self._optimizer.state[weight] for weight in weights]
         for part in path:
             holders = [holder[part] for holder in holders]
-        stack = torch.stack([holder[last] for holder in holders])
+        stack = torch.stack([holder[last] for holder in holders])  # [members, *shape]
         for holder, of_part in zip(holders, stack.unbind(), strict=True):
-            holder[last] = of_part
+            holder[last] = of_part  # a view: the optimizer's state follows the graph
         return stack
 
     def _kind(self, blocks: Sequence[_Ruled]) -> tuple[Block, ...]:
+        # Only the names of the numbers count. At step 2: at step 1 SOAP's would divide by zero.
         return tuple(
             Block(
                 rule,
@@ -236,7 +242,7 @@ def feedback_graph(shapes: tuple[torch.Size, ...], num_threads: int) -> Graph:
         parts = factors.split([shape[0] for shape in shapes])
         updates = []
         for b, of_block in enumerate(parts):
-            old, stepped, earlier = tensors[b::num]
+            old, stepped, earlier = tensors[b::num]  # of three lists of blocks, end to end
             updates.append(old - stepped)
             stepped.copy_(stepped + _feedback(updates[-1], earlier, of_block))
         return updates
@@ -249,7 +255,7 @@ def feedback_graph(shapes: tuple[torch.Size, ...], num_threads: int) -> Graph:
 
 def _feedback(update: Tensor, earlier: Tensor, factors: Tensor) -> Tensor:
     """λ (u_{t−1} − u_t) of each member, or 0 where u_{t−1} is zero."""
-    entries = tuple(range(1, update.ndim))
+    entries = tuple(range(1, update.ndim))  # all dimensions but that of the members
     factors = factors * (earlier.abs().sum(entries) != 0)
     return factors.view(-1, *[1] * len(entries)) * (earlier - update)
 
@@ -317,8 +323,10 @@ class CompiledStage(Stage):
         replica: int = 0,
     ) -> Tensor:
         self._read[op.batch] = self._versions_of(op)
+        # A graph takes strides as those of its example, and checks nothing at a call.
         key, x = (op.batch, op.microbatch, replica), x.contiguous()
         if loss is not None:
+            # `loss` alone has the targets: `loss_of` hands them to the graph.
             return loss(AwaitsTargets(lambda targets: self._with_loss(key, x, targets)))
         self._passed[key] = _Passed(x, [])
         blocks = self._stacks.read(self._read[op.batch])
@@ -340,7 +348,7 @@ class CompiledStage(Stage):
     def backward_input(self, op: Op, gradient: Tensor | None, replica: int = 0) -> Tensor | None:
         key = op.batch, op.microbatch, replica
         x, gradients = self._passed[key]
-        if gradient is not None:
+        if gradient is not None:  # else the graph of the loss has made them at the forward
             blocks = self._stacks.read(self._versions_of(op))
             graph = self._graph("backward", x, self.dtype)
             gradients = graph(x, gradient.contiguous(), *blocks)
@@ -390,7 +398,7 @@ class CompiledStage(Stage):
 
     @override
     def state(self) -> dict[str, dict[str, Any]]:
-        self._step.release()
+        self._step.release()  # else the correction's u_{t−1} would be of an earlier update
         return super().state()
 
     @override

@@ -41,6 +41,7 @@ class Settings:
     def begin(self, waiting: Sequence[Options]) -> None:
         """The optimizer has seen what the groups have now, and `waiting` comes next."""
         self._seen = self._now()
+        # What the loop wrote last: all that waits, over what the optimizer has seen.
         self._last = reduce(_joined, waiting, self._seen)
 
     def written(self) -> Options:
@@ -65,6 +66,8 @@ class Settings:
             yield
         finally:
             self._seen = self._now()
+            # The loop's own objects, such as a tensor for the learning rate, then their values, and
+            # over these what the optimizer wrote in its update.
             for group, of_loop in zip(self._optimizer.param_groups, group_options, strict=True):
                 group.update(of_loop)
             self._put(options_now)
@@ -284,7 +287,7 @@ class KeptGradients(Keeper):
         while self._made < version:
             gradient, options_then = self._waiting.popleft()
             with self._settings.seen_with(options_then):
-                update(gradient)
+                update(gradient)  # returns what late reads see, of which here are none
             self._made += 1
 
     @override
@@ -378,7 +381,8 @@ class KeptWeights(Keeper):
         self._refuse_writes_of_others()
         following = max(self._version(batch + 1), self._read)  # after a drain it is newer
         delay = batch - self._read
-        if following == batch:
+        # `_newest` is W(batch) until the update below makes it W(batch + 1).
+        if following == batch:  # the next batch reads W(batch), one update late
             copy_into(self.weights, self._late)
         elif following < batch:
             self._keep(batch)
@@ -387,7 +391,7 @@ class KeptWeights(Keeper):
         with self._exchanged():  # if it fails, the writes above are refused by the next step
             predicted = update(Gradient(batch, gradient, delay))
         self._late = list(predicted) if self._reads_ahead else self._newest
-        if following > batch:
+        if following > batch:  # the next batch is not late
             copy_into(self.weights, self._newest)
         self._read, self._num_taken = following, batch + 1
         self._kept = {v: tensors for v, tensors in self._kept.items() if v > following}
@@ -404,6 +408,7 @@ class KeptWeights(Keeper):
 
     @contextmanager
     def _exchanged(self) -> Iterator[None]:
+        # Memory, not values: the optimizer steps the loop's own parameters, which it has state of.
         exchange(self.weights, self._newest)
         try:
             yield
@@ -417,6 +422,7 @@ class KeptWeights(Keeper):
             self._kept[version] = [tensor.detach().clone() for tensor in self._late]
 
     def _note_writes(self) -> None:
+        # torch counts each write in place, for its check of saved tensors.
         self._written = [weight._version for weight in self.weights]
 
     def _refuse_writes_of_others(self) -> None:
@@ -436,6 +442,7 @@ class KeptWeights(Keeper):
     @override
     def show(self, weights: Sequence[Tensor]) -> None:
         self._refuse_writes_of_others()
+        # `weights` were taken in `at_newest`: a parameter among them stands for its newest content.
         rows = zip(weights, self.weights, self._newest, strict=True)
         super().show([newest if tensor is weight else tensor for tensor, weight, newest in rows])
 
@@ -446,6 +453,7 @@ class KeptWeights(Keeper):
 
     @override
     def finish(self, update: Update) -> None:
+        # Every update was made at its step: only what the loop reads is late.
         self._read, self._kept = self._num_taken, {}
         self._write(self._newest)
 

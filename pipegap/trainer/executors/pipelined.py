@@ -1,5 +1,6 @@
-"""Executes a schedule as one rank of a true pipeline, whose deferred update is summed while it
-computes on.
+"""Executes a schedule as one rank of a true pipeline: the emulation's stages, lists and numbers.
+
+A thread sums the gradient of a batch over the ranks and clips it, while the rank computes on.
 """
 
 from collections import deque
@@ -35,7 +36,7 @@ from pipegap.trainer.stages.probe import Comparison
 from pipegap.trainer.stages.stage import Stage
 from pipegap.trainer.tracing.trace import Clock
 
-# The deferred update: a batch's gradient is summed and clipped while its rank computes on.
+# A batch's gradient is summed and clipped.
 
 
 class Totals:
@@ -96,6 +97,8 @@ class Reducer:
         self._divisor, self._clip = num_microbatches * gang.num_replicas, clip
         self._clock = clock
         self._stream = own_stream(gang.device)
+        # With one thread of torch, as the sums share the cores with the computation. Each thread of
+        # Python sets that number for itself.
         self._thread = ThreadPoolExecutor(1, "reducer", torch.set_num_threads, (1,))
         self._complete: deque[tuple[Op, Sequence[Tensor], bool]] = deque()
         self._pending: Future[Reduced] | None = None
@@ -129,10 +132,10 @@ class Reducer:
         Returns the update that can be reported now, if there is one. Raises Diverged.
         """
         self._unreported.append((self.next().totals, lr))
-        done = self._report() if len(self._unreported) > self._most_unreported else None
+        update = self._report() if len(self._unreported) > self._most_unreported else None
         self._pending = None
         self._launch()
-        return done
+        return update
 
     def unreported(self) -> Iterator[Update]:
         """The updates that were applied and not reported. Raises Diverged."""
@@ -141,7 +144,7 @@ class Reducer:
 
     def _report(self) -> Update:
         totals, lr = self._unreported.popleft()
-        self._gang.heartbeat.beat(waiting=True)
+        self._gang.heartbeat.beat(waiting=True)  # the totals wait for every rank of the pipeline
         loss, norm = totals.loss_and_norm
         self._gang.heartbeat.beat()
         return Update(totals.batch, loss, norm, lr)
@@ -156,6 +159,7 @@ class Reducer:
             return
         op, losses, is_corrected = self._complete.popleft()
         gradients = [stage.take_gradients() for stage in self._stages]
+        # Ranks without the last stage add 0 to the loss.
         loss = torch.stack(list(losses)).mean() if losses else gradients[0][0].new_zeros(())
         if self._stream is not None:
             # The sums must not start before the backward has written the gradients.
@@ -180,9 +184,11 @@ class Reducer:
                 for stage, of_stage in zip(self._stages, gradients, strict=True):
                     stage.correct(op.batch, of_stage)
             norms = [s.norms(of_stage) for s, of_stage in zip(self._slots, gradients, strict=True)]
-            # The norm of the vector is the same number for any cut into stages.
+            # [slots + 1], the loss last. The norm of the slots is the same number for any cut into
+            # stages. Each replica's pipeline sums the loss that all replicas have added up already.
             vector = torch.cat((sum(norms[1:], norms[0]), loss.reshape(1) / gang.num_replicas))
             is_finite = self._is_finite(vector, gradients) if self._clip.by_stage else None
+            # Launched now, and waited for by a clip that needs the model's norm.
             totals = Totals(gang, op.batch, vector)
             for stage, of_stage in zip(self._stages, gradients, strict=True):
                 self._clip.stage(stage, of_stage, lambda: totals.norm)
@@ -190,7 +196,8 @@ class Reducer:
             if is_finite is None:
                 _ = totals.loss_and_norm  # or Diverged
             elif not is_finite.item():
-                # The totals will tell every rank, some batches later. Nothing may step by it.
+                # The totals tell every rank, some batches later. Until then this rank goes on, with
+                # updates by zero gradients instead of by what is not finite.
                 for of_stage in gradients:
                     torch._foreach_zero_(list(of_stage))
                 if self._stream is not None:
@@ -198,7 +205,11 @@ class Reducer:
         return Reduced(gradients, totals)
 
     def _is_finite(self, vector: Tensor, gradients: list[Sequence[Tensor]]) -> Tensor:
-        """Whether all that is stepped here is finite: of a copy the `vector` has no norm."""
+        """Whether every gradient that is stepped here is finite.
+
+        The second copy of a tied weight has no norm in the `vector`, so tied weights are tested
+        themselves.
+        """
         tensors = [vector]
         for stage, of_stage in zip(self._stages, gradients, strict=True):
             pairs = zip(stage.is_tied, of_stage, strict=True)
@@ -222,6 +233,7 @@ class Reducer:
 
     def _sum(self, tensors: Sequence[Tensor], group: Any) -> None:
         """Sums each tensor over the ranks of `group`, in place, in one message."""
+        # Copied into one: a message per tensor would cost its latency for each of them.
         flat = torch.cat([tensor.flatten() for tensor in tensors])
         with self._gang.raising_peer_lost():
             self._gang.all_reduce(flat, group).wait()
@@ -239,7 +251,7 @@ def _agree_on_slots(gang: Gang, stages: dict[int, Stage], num_stages: int) -> li
     return [every[index] for index in stages]
 
 
-# Executes a schedule as one rank of a true pipeline: the emulation's stages, lists and numbers.
+# A rank executes its list of operations.
 
 
 class Pipelined(Executor):
@@ -282,7 +294,7 @@ class Pipelined(Executor):
 
     @override
     def agreed(self, value: T) -> T:
-        first: T = self._gang.all_gather(value)[0]
+        first: T = self._gang.all_gather(value)[0]  # of rank 0, which records
         return first
 
     @override
@@ -315,6 +327,7 @@ class Pipelined(Executor):
     @override
     def state(self) -> dict[str, dict[str, Any]]:
         """The state of the whole model, on the recording rank and a disk; empty on other ranks."""
+        # The replicas' weights are equal, so one replica's are sent.
         states = super().state() if self._gang.replica == 0 else {}
         return whole_state(self._gang, states, self._spill)
 
@@ -359,18 +372,18 @@ class Pipelined(Executor):
             for position, op in enumerate(operations):
                 self._gang.heartbeat.beat()
                 try:
-                    done = self._do[op.kind](op)
+                    update = self._do[op.kind](op)
                 except Diverged:
                     # Nobody stops alone: other ranks still wait for messages. They get empty ones,
                     # so that they too reach the reduced gradient and see that it is not finite.
                     last, later_ops = horizon(lists, op.batch), operations[position + 1 :]
                     self._channels.exchange_empty([op for op in later_ops if op.batch <= last])
                     raise
-                if done is not None:
-                    on_update(done)
+                if update is not None:
+                    on_update(update)
             self._channels.flush()
-            for update in self._reducer.unreported():
-                on_update(update)
+            for late_update in self._reducer.unreported():
+                on_update(late_update)
 
     @override
     def _forward(self, op: Op) -> None:
@@ -422,6 +435,7 @@ class Pipelined(Executor):
             gradients = self._reducer.next().gradients
             self._gang.heartbeat.beat()
         with self._clock.span(op):
+            # The stages of a rank are updated in their order, that of the gradients.
             self._finish(self._at[op.stage], op.batch, gradients.pop(0))
         return None if gradients else self._reducer.applied(self._stages[0].lr)
 

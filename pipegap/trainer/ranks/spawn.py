@@ -132,9 +132,11 @@ def supervise(ranks: Ranks, num_ranks: int, parent: Parent) -> None:
             else:
                 parent.on_message(message)
         if causes := _of(Cause, exits):
+            # The rank that a dead peer stopped may be heard before the peer: wait for the cause.
             deadline = min(deadline, monotonic() + CAUSE_TIMEOUT)
         else:
             _require_progress(ranks.liveness(), parent.timeout)
+        # A likelihood of 0 is that of the first cause itself.
         if _of(REFUSALS, exits) or (causes and min(causes).likelihood == 0):
             break
     for refused in _of(REFUSALS, exits):
@@ -155,6 +157,7 @@ def _require_progress(liveness: Sequence[Liveness], timeout: float) -> None:
     The message blames the ranks that do not wait for another one, and ranks that wait but whose
     process is silent.
     """
+    # One rank that makes progress is enough: the others may wait for it.
     if min(rank.idle for rank in liveness) <= timeout:
         return
     stuck = [
@@ -176,9 +179,6 @@ PRELOAD = ["torch", "torch._dynamo", "pipegap.trainer.parts"]
 """What a process without threads imports once, of which every rank is then a fork. torch takes 2 s
 of a core, and torch._dynamo, which its optimizers import when they are made, another 2 s. None
 starts threads or CUDA when it is imported."""
-
-ASK_FOR_ADDRESS = 0x8915
-"""Linux's SIOCGIFADDR: the IPv4 address of an interface."""
 
 
 class Memory(NamedTuple):
@@ -251,6 +251,8 @@ def run_gang(
         _keep_sockets_short()
         context = ForkServerContext()
         context.set_forkserver_preload(PRELOAD)
+        # Without locks: each entry has one writer. The times are in the future: a rank that starts
+        # has a negative idle time until START_UP is over.
         memory = Memory(
             context.Array("d", [monotonic() + START_UP] * num_ranks, lock=False),
             context.Array("b", [0], lock=False),
@@ -262,6 +264,8 @@ def run_gang(
 
 def _keep_sockets_short() -> None:
     """Has multiprocessing choose now, and for good, the folder of this process's sockets."""
+    # A path of a socket may have about 100 characters, and TMPDIR may be longer. `get_temp_dir`
+    # keeps its first answer.
     folder, tempfile.tempdir = tempfile.tempdir, str(socket_base())
     try:
         get_temp_dir()
@@ -289,7 +293,7 @@ def _started(
             )
             with _without_stops():
                 process.start()
-            rank_link.close()
+            rank_link.close()  # with this copy open, `recv` would not see that the rank has ended
             ranks.append(Rank(index, process, ours))
         yield Spawned(ranks, memory)
     finally:
@@ -325,6 +329,7 @@ def _rank_main(
 ) -> None:
     parent = threading.Thread(target=_end_with_parent, args=(link, memory, index), daemon=True)
     parent.start()
+    # Ctrl-C reaches the whole group. Only the parent acts by it: it asks for a stop at a drain.
     for stop in STOPS:
         signal.signal(stop, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)  # of `_without_stops`
@@ -358,8 +363,10 @@ def listen_on(address: str) -> None:
 
 def _address(interface: str) -> str | None:
     """The IPv4 address of an interface; None if it has none, or on another system than Linux."""
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        answer = fcntl.ioctl(asking, ASK_FOR_ADDRESS, struct.pack("256s", interface.encode()))
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = 0x8915  # SIOCGIFADDR of Linux
+        answer = fcntl.ioctl(any_socket, request, struct.pack("256s", interface.encode()))
+        # struct ifreq: 16 bytes for the name, then family (2), port (2) and address (4).
         return socket.inet_ntoa(answer[20:24])
     return None
 

@@ -45,17 +45,18 @@ NUM_FLAWS = len(refusals.FLAWS)
 
 
 class NormVector(NamedTuple):
-    """The vector from which the norm of the model is made: a stage's slots, and zeros for others'.
+    """The vector from which the norm of the model is made: a stage's slots, and zeros elsewhere.
 
-    `tied` and `counted` are numbers of weights of the stage: those whose copies another stage has,
-    and those with a slot, since a tied weight counts on the first stage. `before` are the slots of
-    the stages before this one, `after` those of the stages after it and of flaws.
+    `tied` has the numbers of those weights of the stage whose copies another stage has,
+    `with_slot` of those that have a slot: a tied weight has one on the first stage alone.
+    `zeros_before` stand for the slots of the stages before this one, `zeros_after` for those of the
+    stages after it and for the flaws.
     """
 
     tied: list[int]
-    counted: list[int]
-    before: Tensor
-    after: Tensor
+    with_slot: list[int]
+    zeros_before: Tensor
+    zeros_after: Tensor
     zero: Tensor
 
 
@@ -76,7 +77,7 @@ def agreed(stage: PipelineStage, names: Sequence[str]) -> NormVector:
     if not are_known or any(of_stages[1:-1]) or of_stages[0] != of_stages[-1]:
         allowed = "must name weights of equal shapes on the first and on the last stage alone"
         raise BadInput("tied", [*names], allowed)
-    dtype = torch.float64 if any(are_wide) else torch.float32
+    dtype = torch.float64 if any(are_wide) else torch.float32  # one on all ranks, or none can sum
     zero = torch.zeros(1, dtype=dtype, device=stage.device)
     zeros_before = zero.new_zeros(sum(numbers[: stage.stage_index]))
     zeros_after = zero.new_zeros(sum(numbers[stage.stage_index + 1 :]) + NUM_FLAWS)
@@ -88,7 +89,7 @@ class LateSums:
 
     Both copies of a weight that the first and the last stage share by value, as an embedding and a
     head, get the sum of their gradients; `tied` names them on each. Then the norm of the model is
-    made from one vector with one slot per weight, as in trials (`executors.gradients`), so that it
+    made from one vector with one slot per weight, as in trials (`executors.executor`), so that it
     is the same number for any number of stages.
 
     All ranks of the pipeline make it, and the groups of its sums, which are used once: NCCL builds
@@ -141,6 +142,7 @@ class LateSums:
         norms_here = [torch.stack([norm.to(zero.dtype) for norm in norms])] if norms else []
         norms_here += [zero] * (len(slots_counted) - len(norms))  # DTensors share a norm
         self._norms = torch.cat([zeros_before, *norms_here, zeros_after])
+        # NaN in all slots makes every rank's norm NaN; the flaw's own entry says which it is.
         for flaw in self._flaws:
             self._norms[flaw - NUM_FLAWS] = self._norms[:-NUM_FLAWS] = torch.nan
         self._of_norm: Any = dist.all_reduce(self._norms, group=self._group, async_op=True)
@@ -166,7 +168,7 @@ def way_back(num_stages: int) -> int:
 
     There it is after `num_stages` − 1 backwards, of twice the time of a forward each.
     """
-    return ceil(2 * (num_stages - 1) / 3)
+    return ceil(2 * (num_stages - 1) / 3)  # it begins one every 3 times of a forward: F, B
 
 
 def norms_of(gradients: Sequence[Tensor]) -> list[Tensor]:
@@ -217,6 +219,7 @@ class LateUpdate:
         num_updates: int | None,
     ) -> None:
         self._make = partial(build, correction, num_updates or MAX_COUNT)
+        # One for a single weight, to see what the correction does before the weights have shapes.
         self._coefficient, correction_made = correction.get("coefficient"), self._make([1])
         allowed = "must not look ahead: the module has weights to evaluate while it is drained"
         refusals.require(
@@ -244,7 +247,7 @@ class LateUpdate:
         if not self._has_begun:
             self.sums.agree()
             self._has_begun = True
-        if version == batch:
+        if version == batch:  # the pipeline is drained
             self.prepare(batch, is_synchronous=is_synchronous)
             self._begun = -1  # this batch may have been trained before the state that was loaded
         self.versions.follow(batch, version)
@@ -331,7 +334,7 @@ class LateUpdate:
             for optimizer in steps.optimizers:
                 require_no_masters(optimizer, steps.of(optimizer).values(), self._coefficient)
         self._has_looked |= steps.has_looked
-        self._norm = None
+        self._norm = None  # `clip` raises outside of `update`
         self.versions.forget_gradients()
         return steps.optimizers
 
@@ -363,6 +366,7 @@ class LateUpdate:
 
     def _blank_memory(self) -> list[Any]:
         """All that the correction ever remembers, from two updates of zeros with a copy of it."""
+        # A second update, with a delay: what a correction remembers may differ from the first.
         blank, weights = copy.deepcopy(self._correction), self.versions.newest
         for delay in (0, 1):
             zeros, at = ([torch.zeros_like(w) for w in weights] for _ in range(2))
@@ -386,8 +390,9 @@ class LateUpdate:
 class Steps:
     """A context around `update`, which steps weights by the gradients that they have.
 
-    Raises RuntimeError before the step of an optimizer whose weights have lost them, and at the end
-    if they are left and no weight of theirs was stepped. An `update` without a step may drop them.
+    Raises RuntimeError before the step of an optimizer whose weights have lost their gradients, and
+    at the end if gradients are left and no weight that had one was stepped. An `update` that makes
+    no step may drop the gradients.
     """
 
     def __init__(self, weights: Sequence[Tensor], *, looks: bool) -> None:
@@ -429,6 +434,7 @@ class Steps:
     def _have_stepped(self) -> bool:
         """What a fused or foreach step changes of a DTensor shows in no version of the weight."""
         versions = [weight._version for weight in self._given.values()]
+        # A step in place by plain operations needs no Optimizer, and raises the versions.
         return versions != self._versions or any(map(self.of, self.optimizers))
 
     def of(self, optimizer: Optimizer) -> dict[int, Tensor]:

@@ -29,13 +29,13 @@ class Unseen(nn.Module):
 
     torch calls the module of a stage before the first batch and after evaluations, and a later
     stage on memory that nobody wrote: running statistics would be infinite, and calls be counted.
-    A module that cannot be called without its hooks is called with them, as `calls_hooks` says.
+    Its hooks are called where `calls_hooks`, and where a call without them fails.
     """
 
     def __init__(self, *, calls_hooks: bool) -> None:
         super().__init__()
         self._calls_hooks = calls_hooks
-        self._kinds: list[Any] | None = None  # torch may have them of the user
+        self._kinds: list[Any] | None = None  # stays so if the user told torch the outputs
 
     def of(self, module: nn.Module) -> "Unseen":
         """This, with the module that it calls."""
@@ -152,6 +152,7 @@ class Passes:
         steps = range(end, end + self._lead) if forward is None else range(end - m, end)
         numbered = by_turns(self._lead, end, steps)
         passes = [(kind, first + number // m, number % m) for kind, _, number in numbered]
+        # torch clears its cache of activations at each `step`: those in flight are put back.
         name = "fwd_cache" if hasattr(stage, "fwd_cache") else "_forward_chunk_states"  # torch 2.15
         stored: dict[int, Any] = getattr(stage, name)
         stored.update(self._in_flight)
@@ -275,8 +276,9 @@ class Neighbours:
         ranks, me, message = ranks_of(stage), dist.get_rank(), torch.zeros(1, device=stage.device)
         for first, kind in product((0, 1), (FORWARD, BACKWARD)):
             group = new_group(stage, ranks)
-            for edge in list(pairwise(ranks))[first::2]:
+            for edge in list(pairwise(ranks))[first::2]:  # every other edge: none share a rank
                 if me in edge:
+                    # The other end; a backward goes from the later rank to the earlier one.
                     peer, sends = sum(edge) - me, edge[kind == BACKWARD] == me
                     self._groups[kind, peer] = group
                     call = dist.isend if sends else dist.irecv

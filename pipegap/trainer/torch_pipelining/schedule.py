@@ -234,6 +234,7 @@ class Schedule2BW(Schedule1F1B):
             with late.sums.unscaled:
                 self._passes.run(self._drains[-1], self.num_taken, self._backward, forward)
         except BaseException:
+            # Another rank that knows of this batch goes on with it: then it cannot be tried again.
             if not self._passes.are_known:  # all is left as it was before this batch
                 self.num_taken -= 1
                 for weight in late.versions.weights(batch):

@@ -37,8 +37,9 @@ from pipegap.analysis.advice.verdict import GO, SHORT, UNDECIDED, listed, rankin
 from pipegap.analysis.commands import advise
 from pipegap.analysis.figures import BY_NAME
 from pipegap.analysis.report.report import report
+from pipegap.trainer import delayed
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.delayed import DelayedOptimizer, record
+from pipegap.trainer.delayed import DelayedOptimizer
 from pipegap.trainer.schedules.proof import simulate
 from tests.support.pages import with_figures
 from tests.support.synthetic_store import ids, put, record, write_arms
@@ -282,7 +283,7 @@ def test_losses_of_ones_own_loop_answer_in_one_command(
             optimizer = DelayedOptimizer(adamw, delay, 0.0)
             words = {"model": "mine", "data": "ours", "optimizer": "adamw", "optimizer.lr": 0.01}
             words |= {"batch_size": 1, "seq_len": 32, "num_updates": 110, "seed": seed}
-            with record(tmp_path, optimizer, words) as run:
+            with delayed.record(tmp_path, optimizer, words) as run:
                 for _ in range(110):
                     optimizer.zero_grad()
                     loss = model(torch.ones(2)).square().mean()
