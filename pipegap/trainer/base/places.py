@@ -112,7 +112,7 @@ def _require_path(path: str) -> str:
 
 
 class _IsPath:
-    """pydantic's AfterValidator of `_require_path`, without its import, which help would wait for."""
+    """pydantic's AfterValidator of `_require_path`, without its import, which delays help."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core.core_schema import no_info_after_validator_function
