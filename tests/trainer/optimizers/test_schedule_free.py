@@ -9,7 +9,7 @@ from schedulefree import AdamWScheduleFree
 from torch import nn
 from torch.optim import Optimizer
 
-from pipegap.trainer.optimizers.in_parts import JoinedOptimizer, OptimizerInParts
+from pipegap.trainer.optimizers.in_parts import OptimizerInParts
 from pipegap.trainer.optimizers.routing import Parameters
 from pipegap.trainer.schedules.operations import Schedule
 from pipegap.trainer.schedules.recipes import constant_delay, pipedream, pipedream_2bw, sync
@@ -32,8 +32,8 @@ def in_parts(parameters: Parameters) -> Optimizer:
 
 @pytest.mark.parametrize(
     "optimizer",
-    [OURS, partial(JoinedOptimizer, OURS), bare, partial(JoinedOptimizer, bare), in_parts],
-    ids=["ours", "ours, joined", "bare", "bare, joined", "in parts"],
+    [OURS, bare, in_parts],
+    ids=["ours", "bare", "in parts"],
 )
 @pytest.mark.parametrize(
     "make",
