@@ -24,7 +24,7 @@ from pipegap.trainer.models.decoder import Recipe, Split, compiled, compiled_sta
 from pipegap.trainer.models.export import start_from
 from pipegap.trainer.models.layers import loss_by
 from pipegap.trainer.optimizers.routing import Parameters, is_entrywise
-from pipegap.trainer.optimizers.state import JoinedOptimizer, optimizer_in_parts
+from pipegap.trainer.optimizers.state import optimizer_in_parts
 from pipegap.trainer.ranks.groups import Gang
 from pipegap.trainer.schedules.operations import Schedule
 from pipegap.trainer.stages.backward import microbatches_of
@@ -173,13 +173,8 @@ def build_stages(
 ) -> list[Stage]:
     """Builds the model's stages with these `indices`, on `device`, weights initialised.
 
-    A weight that both the first and the last stage name is tied. On a CPU and not in a graph,
-    an optimizer that steps every entry by itself steps all weights of a kind at once.
+    A weight that both the first and the last stage name is tied.
     """
-    make_optimizer = optimizer_of(config["optimizer"])
-    by_entry = is_entrywise(locate(config["optimizer"]["_target_"]))
-    if by_entry and device.type == "cpu" and config["compile"] != "update":
-        make_optimizer = partial(JoinedOptimizer, make_optimizer)
     split = model.split(schedule.num_stages, config["seq_len"])
     # Of the model, whatever `indices` are: a rank may hold one of the two copies.
     ends = (empty_stage(model, index, split).named_parameters() for index in (0, len(split) - 1))
@@ -195,7 +190,7 @@ def build_stages(
         stage = make(index)(
             module.to(device),
             model.kinds(module),
-            make_optimizer,
+            optimizer_of(config["optimizer"]),
             lambda lags: build(config["correction"], schedule.num_updates, lags),
             lr_factor,
             lag=schedule.lags[index],

@@ -37,7 +37,8 @@ def adamw(
         lr=lr,
         betas=(momentum, variance_decay),
         eps=eps,
-        fused=fused or None,  # False would also keep torch from its foreach kernels on a GPU
+        fused=fused,
+        foreach=not fused,  # all weights of a group in each call, on a CPU too
     )
 
 
@@ -214,7 +215,8 @@ def sgd(
         lr=lr,
         momentum=momentum,
         nesterov=nesterov,
-        fused=fused or None,  # False would also keep torch from its foreach kernels on a GPU
+        fused=fused,
+        foreach=not fused,  # all weights of a group in each call, on a CPU too
     )
 
 

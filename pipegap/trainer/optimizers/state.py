@@ -2,28 +2,19 @@
 weights in parts.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from numbers import Number
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._utils import _unflatten_dense_tensors
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map, tree_map_only, tree_structure
 from typing_extensions import override
 
 from pipegap.trainer.optimizers.averaging import averages, evaluated
-from pipegap.trainer.optimizers.routing import (
-    BALANCE,
-    EXPERTS,
-    VECTOR,
-    Group,
-    Kind,
-    Make,
-    Parameters,
-)
+from pipegap.trainer.optimizers.routing import BALANCE, EXPERTS, VECTOR, Group, Kind, Parameters
 
 State = dict[str, Any]
 
@@ -131,8 +122,7 @@ def _exactly(saved: Any, loaded: Any) -> Any:
     return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
 
 
-# Optimizers of weights in parts, so that no optimizer need know stacks of experts; and of weights
-# that are joined, which takes fewer calls.
+# Optimizers of weights in parts, so that no optimizer need know stacks of experts.
 #
 # A stack [experts, rows, columns] is stepped matrix by matrix: each matrix as a weight of its
 # own, to the last bit. Many optimizers would silently do another thing with a stack: some flatten
@@ -249,7 +239,10 @@ class OptimizerInParts(Optimizer):
                 self._inner.state[view] = state
         for weight in self._others:
             self._inner.state[weight] = self.state[weight]
-        _replace_all_options(self._inner.param_groups, self.param_groups)
+        for outer_group, inner_group in zip(
+            self.param_groups, self._inner.param_groups, strict=False
+        ):
+            replace_options(inner_group, outer_group)
 
     def _take_back(self) -> None:
         for weight, views in self._views.items():
@@ -259,112 +252,7 @@ class OptimizerInParts(Optimizer):
         for weight in self._others:
             self.state[weight] = self._inner.state[weight]
         self._inner.state.clear()  # else a replaced state would live until the next step
-        _replace_all_options(self.param_groups, self._inner.param_groups)
-
-
-class JoinedOptimizer(Optimizer):
-    """Steps the optimizer of `make`, which steps every entry by itself, on one vector per kind.
-
-    On a CPU the calls for a small weight take longer than its arithmetic: to copy weights and
-    gradients into vectors, which stay in memory, and the weights back costs less. The numbers are
-    the same, entry by entry. The state is seen by weight, as parts of the vectors' state.
-    """
-
-    def __init__(self, make: Make, parameters: Parameters) -> None:
-        members: dict[Kind, list[nn.Parameter]] = {}
-        for kind, weight in parameters:
-            members.setdefault(kind, []).append(weight)
-        self._members: dict[nn.Parameter, list[nn.Parameter]] = {}
-        for weights in members.values():
-            vector = nn.Parameter(_joined(weights), requires_grad=False)
-            vector.grad = torch.empty_like(vector)
-            self._members[vector] = weights
-        self._inner = make(list(zip(members, self._members, strict=True)))
-        self._by_weight: dict[Tensor, State] | None = None
-        groups = [
-            {**options(group), "params": [w for p in group["params"] for w in self._members[p]]}
-            for group in self._inner.param_groups
-        ]
-        super().__init__(groups, {})
-
-    @property
-    def state(self) -> Any:
-        """Weight → its state, whose tensors are parts of the inner optimizer's."""
-        if self._by_weight is None:
-            self._by_weight = {}
-            for vector, weights in self._members.items():
-                state = self._inner.state.get(vector, {})
-                columns = [_split(value, vector, weights) for value in state.values()]
-                for i, weight in enumerate(weights):
-                    of_weight = (column[i] for column in columns)
-                    self._by_weight[weight] = dict(zip(state, of_weight, strict=True))
-        return self._by_weight
-
-    @state.setter
-    def state(self, by_weight: dict[Tensor, State]) -> None:
-        self._by_weight = by_weight
-
-    @torch.no_grad()
-    def evaluation_weights(self) -> Mapping[Tensor, Tensor]:
-        """Weight → tensor to evaluate in its place; most often the weight itself."""
-        if not averages(self._inner):
-            return {weight: weight for weights in self._members.values() for weight in weights}
-        self._lend()
-        vectors = evaluated(self._inner, list(self._members))
-        parts_of_weights: dict[Tensor, Tensor] = {}
-        for weights, vector in zip(self._members.values(), vectors, strict=True):
-            parts_of_weights.update(zip(weights, _split(vector, vector, weights), strict=True))
-        return parts_of_weights
-
-    @override
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Steps the weights, each of which has a gradient."""
-        self._lend()
-        for vector, weights in self._members.items():
-            _joined([weight.grad for weight in weights], out=vector.grad)
-        _replace_all_options(self._inner.param_groups, self.param_groups)
-        self._inner.step()
-        _replace_all_options(self.param_groups, self._inner.param_groups)
-        for vector, weights in self._members.items():
-            torch._foreach_copy_(weights, _split(vector.data, vector, weights))
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.state, self.param_groups = state["state"], state["param_groups"]
-        self._inner.state.clear()  # two states at once might not fit
-
-    def _lend(self) -> None:
-        """Gives the inner optimizer today's weights, and the state if it was seen or replaced."""
-        for vector, weights in self._members.items():
-            _joined(weights, out=vector.data)
-        if self._by_weight is None:
-            return
-        for vector, weights in self._members.items():
-            states = [self._by_weight.pop(weight, {}) for weight in weights]
-            self._inner.state[vector] = {
-                key: _whole([state[key] for state in states], weights) for key in states[0]
-            }
-        self._by_weight = None
-
-
-def _joined(tensors: Iterable[Tensor], out: Tensor | None = None) -> Tensor:
-    """A vector with a copy of each tensor, also of a single one."""
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors], out=out)
-
-
-def _split(value: Any, vector: Tensor, weights: Sequence[Tensor]) -> Sequence[Any]:
-    """The part of each weight in what is kept of their vector: all of it, if it is a number."""
-    if not isinstance(value, Tensor) or value.shape != vector.shape:
-        return [value] * len(weights)
-    return _unflatten_dense_tensors(value, weights)  # type: ignore[no-any-return]
-
-
-def _whole(values: Sequence[Any], weights: Sequence[Tensor]) -> Any:
-    """What is kept of a vector, from what is kept of its weights."""
-    is_by_entry = isinstance(values[0], Tensor) and values[0].shape == weights[0].shape
-    return _joined(values) if is_by_entry else values[0]
-
-
-def _replace_all_options(groups: Sequence[Group], by: Sequence[Group]) -> None:
-    for group, other in zip(groups, by, strict=False):  # that of balance biases has no counterpart
-        replace_options(group, other)
+        for outer_group, inner_group in zip(
+            self.param_groups, self._inner.param_groups, strict=False
+        ):
+            replace_options(outer_group, inner_group)

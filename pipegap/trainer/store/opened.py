@@ -455,9 +455,10 @@ class Upload:
         waits = is_end and RESULT in due and len(due) > 1
         if waits or not is_end:
             due.discard(RESULT)
-        if METRICS in due and not is_end and not any(fnmatch(name, CHECKPOINTS) for name in due):
-            size = self._stamps.get(METRICS, (0, 0, 0))[2]
-            if size <= stamps[METRICS][2] < GROWTH * size:
+        needs_rows = is_end or any(fnmatch(name, CHECKPOINTS) for name in due)
+        if METRICS in due & etags.keys() and etags[METRICS] == self._etags.get(METRICS):
+            size = self._stamps[METRICS][2]
+            if not needs_rows and size <= stamps[METRICS][2] < GROWTH * size:
                 due.remove(METRICS)
         for name in sorted(due, key=_order):
             self._etags[name] = self._write(name, etags.get(name))

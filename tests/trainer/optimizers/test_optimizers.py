@@ -13,20 +13,19 @@ from schedulefree import AdamWScheduleFree
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pipegap.trainer.base.build import locate
 from pipegap.trainer.corrections.error_feedback import ErrorFeedback
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.optimizers import state
 from pipegap.trainer.optimizers.averaging import evaluated
 from pipegap.trainer.optimizers.routing import Kind, Parameters, is_entrywise, kinds
-from pipegap.trainer.optimizers.state import JoinedOptimizer, OptimizerInParts, optimizer_in_parts
+from pipegap.trainer.optimizers.state import OptimizerInParts, optimizer_in_parts
 from pipegap.trainer.schedules import recipes as schedules
 from pipegap.trainer.schedules.operations import Schedule
 from pipegap.trainer.schedules.recipes import constant_delay, pipedream, pipedream_2bw, sync
 from pipegap.trainer.stages.update import dry_update
 from tests.support import delayed, gangs, small_sweep, toy
 from tests.support.delayed import PHASES
-from tests.support.every_optimizer import NAMES, address, maker
+from tests.support.every_optimizer import NAMES, maker
 from tests.support.models import SMALL, whole
 
 every = pytest.mark.parametrize("name", NAMES)
@@ -155,8 +154,7 @@ def test_the_true_pipeline_gives_the_emulations_numbers(
 
 
 # Every optimizer does to each matrix of a stack what it does to that matrix by itself, and to a
-# vector with two dimensions what it does to its entries in one; and one that steps entries by
-# themselves does to joined weights what it does to each.
+# vector with two dimensions what it does to its entries in one.
 
 Named = list[tuple[Kind, nn.Parameter]]
 SHAPES: dict[Kind, tuple[int, ...]] = {"experts": (4, 6, 16), "vector": (5, 3), "matrix": (6, 16)}
@@ -279,58 +277,6 @@ def test_entrywise_optimizers_are_declared_so(name: str) -> None:
     assert is_entrywise(factory.func) == torch.equal(torch.cat(matrices), tall)
 
 
-KINDS: list[Kind] = ["vector", "matrix", "embedding", "matrix", "vector"]
-JOINED_SHAPES = [(7,), (5, 3), (9, 4), (16, 8), (64,)]
-entrywise = pytest.mark.parametrize(
-    "name", [name for name in NAMES if is_entrywise(locate(address(name)))]
-)
-
-
-def five(t: int) -> list[Tensor]:
-    """Weights or gradients of these shapes."""
-    generator = torch.Generator().manual_seed(t)
-    return [torch.randn(shape, generator=generator) for shape in JOINED_SHAPES]
-
-
-def after_ten(
-    make: Callable[[Parameters], Optimizer], *, resumed: bool
-) -> tuple[list[Tensor], list[dict[str, Any]]]:
-    """Weights, those to evaluate, and each weight's state after ten updates, at each of which the
-    weights move to other memory."""
-    weights = [nn.Parameter(weight, requires_grad=False) for weight in five(0)]
-    optimizer = make(list(zip(KINDS, weights, strict=True)))
-    for t in range(10):
-        places = [weight.data for weight in weights]
-        for weight, gradient in zip(weights, five(1 + t), strict=True):
-            weight.data, weight.grad = weight.data.clone(), 0.1 * gradient if t % 2 else gradient
-        unstepped = [weight.data.clone() for weight in weights]
-        for group in optimizer.param_groups:
-            group["lr"] *= 0.9
-        optimizer.step()
-        assert all(map(torch.equal, places, unstepped))  # an older version may lie there
-        if resumed and t == 4:
-            saved = state.copied(state.by_weight(optimizer))
-            optimizer = make(list(zip(KINDS, weights, strict=True)))
-            state.restore(optimizer, saved)
-    states = [state.by_weight(optimizer)[weight] for weight in weights]
-    return [*map(torch.clone, weights), *evaluated(optimizer, weights)], states
-
-
-@pytest.mark.parametrize("resumed", [False, True], ids=["straight", "resumed"])
-@entrywise
-def test_joined_weights_are_stepped_as_each_by_itself(name: str, resumed: bool) -> None:
-    """Their states are the same too, so that checkpoints do not say how they were stepped."""
-    make = maker(name, weight_decay=0.1, lr=0.01)
-    tensors, states = after_ten(make, resumed=False)
-    joined_tensors, joined_states = after_ten(partial(JoinedOptimizer, make), resumed=resumed)
-    assert all(map(torch.equal, tensors, joined_tensors))
-    for of_weight, of_joined in zip(states, joined_states, strict=True):
-        assert of_weight["options"] == of_joined["options"]
-        assert of_weight["state"].keys() == of_joined["state"].keys()
-        for key, value in of_weight["state"].items():
-            torch.testing.assert_close(of_joined["state"][key], value, rtol=0, atol=0)
-
-
 # Schedule-Free trains at y, and is evaluated and exported at x, their average, in every arm.
 
 OURS = maker("schedule_free_adamw", lr=0.02, weight_decay=0.0)
@@ -348,8 +294,8 @@ def in_parts(parameters: Parameters) -> Optimizer:
 
 @pytest.mark.parametrize(
     "optimizer",
-    [OURS, partial(JoinedOptimizer, OURS), bare, partial(JoinedOptimizer, bare), in_parts],
-    ids=["ours", "ours, joined", "bare", "bare, joined", "in parts"],
+    [OURS, bare, in_parts],
+    ids=["ours", "bare", "in parts"],
 )
 @pytest.mark.parametrize(
     "make",
