@@ -28,8 +28,9 @@ from pipegap.sweeps.cluster.stop_flag import StopFlag, stop_requested
 from pipegap.sweeps.plan.devices import bundles, require_room
 from pipegap.sweeps.request.expand import Expected, Trial
 from pipegap.sweeps.tracking.tracker import Tracking
-from pipegap.sweeps.view.display import Display, DriverConsole
+from pipegap.sweeps.view.display import Display
 from pipegap.sweeps.view.progress import COLD, WARMING, Warm
+from pipegap.sweeps.view.render import DriverConsole
 from pipegap.trainer.base.errors import BadInput, LeaseLost, Status, Stopped
 from pipegap.trainer.folder.lease import Held
 from pipegap.trainer.folder.wellformed import Row, read_result, trial_folder

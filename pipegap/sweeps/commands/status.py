@@ -12,8 +12,8 @@ from rich.live import Live
 from pipegap.analysis.table.text import aligned, terminal_width
 from pipegap.sweeps.plan.sweep_plan import Round, SweepRequest
 from pipegap.sweeps.request.command_line import Request, parse_request
-from pipegap.sweeps.view.display import SHARE, GapTable, ReadConsole, render
 from pipegap.sweeps.view.progress import Progress
+from pipegap.sweeps.view.render import SHARE, GapTable, ReadConsole, render
 from pipegap.trainer.base.cli import DONE, parse, take_flag
 from pipegap.trainer.base.errors import ENDED, BadInput, Status
 from pipegap.trainer.folder.wellformed import LIST_FAILED, Row, failures

@@ -27,8 +27,9 @@ from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import Expected, Trial
 from pipegap.sweeps.view import display
-from pipegap.sweeps.view.display import SHARE, Display, GapTable, Throttled, render
+from pipegap.sweeps.view.display import Display
 from pipegap.sweeps.view.progress import COLD, Progress, State, read_state
+from pipegap.sweeps.view.render import SHARE, GapTable, Throttled, render
 from pipegap.trainer.base.errors import Status
 from pipegap.trainer.config.plan import plan_trial
 from pipegap.trainer.folder.lease import leased
