@@ -117,7 +117,7 @@ def test_hours_are_those_of_the_trials_whose_time_is_known(
 ) -> None:
     nothing_yet = pd.DataFrame({"trial_id": [], "status": []})
     assert says in cost(
-        missing(nothing_yet, [asked_for(*seconds)], named=(), store="results=results")
+        missing(nothing_yet, [asked_for(*seconds)], names=(), store="results=results")
     )
 
 

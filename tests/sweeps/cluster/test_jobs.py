@@ -124,7 +124,7 @@ def test_a_head_whose_agent_starts_is_waited_for(
 ) -> None:
     monkeypatch.setattr(jobs, "POLL_EVERY", 0.0)
     head: Any = Head(STARTS, STARTS)
-    job_id = jobs.submit(head, "main", ["sweep=main"], again=False)
+    job_id = jobs.submit(head, "main", ["sweep=main"], resubmit=False)
     assert head.jobs == [job_id]
     waits = "waits for the cluster's head, which does not take jobs yet"
     assert capsys.readouterr().out.splitlines() == [waits, f"job {job_id}: submitted"]
@@ -136,7 +136,7 @@ def test_what_a_head_refuses_is_a_line(answer: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(jobs, "_client", lambda where: Head(answer))
     said = r"the cluster at http://head answers with status \d00: .*no agent yet"
     with pytest.raises(Unavailable, match=said) as refused, jobs.jobs_of("http://head") as client:
-        jobs.submit(client, "main", ["sweep=main"], again=False)
+        jobs.submit(client, "main", ["sweep=main"], resubmit=False)
     assert "\n" not in str(refused.value)
 
 

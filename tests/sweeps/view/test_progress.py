@@ -120,12 +120,12 @@ def test_before_a_pace_is_known_a_trial_takes_what_the_plan_says(
     second.num_done, second.wall_seconds = 6, 20.0  # half of 20 s, and it waited for the compiler
     assert progress.share == pytest.approx(0.1)
     assert progress.seconds_left == pytest.approx(90 / 2 + 7)
-    progress = Progress(planned, before=progress, expected=Expected(seconds, compiler=0.0))
+    progress = Progress(planned, earlier=progress, expected=Expected(seconds, compiler=0.0))
     assert progress.seconds_left == pytest.approx(90 / 2 / 0.5)
     third, fourth = [*progress.states.values()][2:]
     first.status = second.status = Status.COMPLETED
     third.status = fourth.status = Status.RUNNING
-    progress = Progress(planned, before=progress, expected=Expected(seconds, compiler=7.0))
+    progress = Progress(planned, earlier=progress, expected=Expected(seconds, compiler=7.0))
     first.num_done, first.wall_seconds, second.num_done, second.wall_seconds = 12, 20.0, 12, 40.0
     assert progress.seconds_left == pytest.approx(70 / 2 / 0.5)
 

@@ -21,6 +21,7 @@ from pipegap.trainer.base.scratch import compiling
 said_by_torch = SimpleNamespace(cache_dir=lambda: os.environ["TORCHINDUCTOR_CACHE_DIR"])
 sys.modules["torch._inductor.runtime.cache_dir_utils"] = said_by_torch
 os.setpgid(0, 0)
+signal.signal(int(sys.argv[1]), signal.SIG_DFL)  # under nohup, SIGHUP is ignored from the start
 with stopping("stops") as asked_to_stop, compiling():
     compiler = subprocess.Popen(["sh", "-c", "echo runs; read line; exit 7"], stdin=-1, stdout=-1)
     compiler.stdout.readline()
