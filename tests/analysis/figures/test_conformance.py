@@ -17,6 +17,7 @@ from pipegap.analysis.figures.colors import NIGHT, ON_COLOR, PAPER, READABLE, co
 from pipegap.analysis.figures.figure import Spec, whole
 from pipegap.analysis.figures.style import CONFIG, LETTERS
 from pipegap.analysis.table.metrics import training_losses
+from pipegap.trainer.base.errors import BadInput
 from tests.support.swept_store import ANSWERED, SWEEPS, write_sweep
 
 ANY_TRIALS = ("momentum", "coefficient", "staleness", "horizon", ANSWERED)
@@ -108,11 +109,23 @@ def short(value: object) -> object:
 each = pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
 
 
-def test_names_and_sweeps_are_those_of_the_paper() -> None:
+def test_a_figure_has_a_name_of_its_own_and_one_of_a_sweep_has_a_source() -> None:
     assert len(BY_NAME) == len(FIGURES)
-    named = {sweep for figure in FIGURES for sweep in figure.sweeps}
-    assert named == set(SWEEPS)
     assert all(figure.source for figure in FIGURES if figure.sweeps)
+
+
+def test_a_figure_of_any_sweep_gets_its_store_or_hears_which_sweep_is_missing(
+    swept: Callable[..., Table],
+) -> None:
+    """Of a sweep that no figure has yet, the store holds the trials for which its file asks."""
+    figure, sweep = BY_NAME["final_losses"]._replace(sweeps=("families",)), "families"
+    assert sweep not in {*SWEEPS}
+    data, trials = of_sweep(figure, swept, num_points=2)
+    assert {*data["trial_id"].dropna()} <= {*trials["trial_id"]}
+    assert {*trials["arm"]} == {"sync", "delay", "delay_ef"}
+    assert {*trials["model"]} == {"tiny", "micro_moe"}
+    with pytest.raises(BadInput, match="sweep=nowhere: must be one of "):
+        of_sweep(figure._replace(sweeps=("nowhere",)), swept)
 
 
 def test_nothing_to_show_is_no_figure(tmp_path: Path) -> None:

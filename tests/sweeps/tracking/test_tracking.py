@@ -21,6 +21,7 @@ from pipegap.sweeps.tracking import choice
 from pipegap.sweeps.tracking.tracker import numbers
 from pipegap.sweeps.tracking.wandb_tracker import read_store_id
 from pipegap.trainer.base.errors import Stopped
+from pipegap.trainer.base.places import CONF
 from pipegap.trainer.folder.result import Row
 from tests.support import small
 from tests.support.tracked import chosen, folder, plain, rows, runs, tracked, untimed
@@ -155,8 +156,9 @@ def test_tensorboard_shows_hyperparameters(tmp_path: Path) -> None:
     assert {"val_loss", "train_loss"} <= set(events.Tags()["scalars"])
 
 
-@pytest.mark.parametrize("name", ["none", "wandb", "tensorboard"])
+@pytest.mark.parametrize("name", sorted(p.stem for p in (CONF / "tracking").glob("*.yaml")))
 def test_a_tracker_changes_no_number_and_no_random_state(name: str, tmp_path: Path) -> None:
+    """Whether its library is installed or not."""
     config = small.config(tmp_path)
 
     def states() -> tuple[object, ...]:
