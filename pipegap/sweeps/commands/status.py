@@ -1,4 +1,7 @@
-"""Shows the progress of a sweep that another process runs; without words, of all in the store."""
+"""Shows the progress of a sweep that another process runs; without words, of all in the store.
+
+e.g. pipegap status sweep=main scale=tiny
+"""
 
 import json
 import shlex
