@@ -24,11 +24,13 @@ from ray.tune.search import Searcher
 from pipegap.sweeps.cluster.connection import Session
 from pipegap.sweeps.cluster.gang import run_gang_on_ray
 from pipegap.sweeps.cluster.queue import WorkList
+from pipegap.sweeps.cluster.stop_flag import StopFlag, stop_requested
 from pipegap.sweeps.plan.devices import bundles, require_room
 from pipegap.sweeps.request.expand import Expected, Trial
 from pipegap.sweeps.tracking.tracker import Tracking
-from pipegap.sweeps.view.display import Display, DriverConsole
+from pipegap.sweeps.view.display import Display
 from pipegap.sweeps.view.progress import COLD, WARMING, Warm
+from pipegap.sweeps.view.render import DriverConsole
 from pipegap.trainer.base.errors import BadInput, LeaseLost, Status, Stopped
 from pipegap.trainer.folder.lease import Held
 from pipegap.trainer.folder.wellformed import Row, read_result, trial_folder
@@ -37,43 +39,6 @@ from pipegap.trainer.store.bucket import StoreAway
 from pipegap.trainer.store.store import RunningTrial, SweepStore
 from pipegap.trainer.training import STOP_WITHIN
 from pipegap.trainer.trial import record_failure, run_trial
-
-# The flag by which a driver asks its trials to stop.
-#
-# It is a Ray actor. Its process starts sooner because this module imports neither torch nor Tune.
-
-ANSWER_WITHIN = 2.0
-"""Seconds that a trial waits for the flag's answer."""
-
-
-class StopFlag:
-    """A flag that one process sets and others read."""
-
-    def __init__(self) -> None:
-        self._is_set = False
-
-    def set(self) -> None:
-        """Asks all trials to stop."""
-        self._is_set = True
-
-    def is_set(self) -> bool:
-        """Whether the trials are asked to stop."""
-        return self._is_set
-
-
-def stop_requested(flag: Any) -> bool:
-    """Whether a trial shall stop: the flag is set, or its driver died, and the actor with it.
-
-    False if there is no answer now: a busy machine may not have started the actor, or its process
-    was killed and Ray starts another one.
-    """
-    try:
-        return bool(ray.get(flag.is_set.remote(), timeout=ANSWER_WITHIN))
-    except ray.exceptions.ActorDiedError:  # for good: it restarts as long as its driver lives
-        return True
-    except ray.exceptions.RayError:
-        return False
-
 
 # What Tune asks of a driver, and tells it: the next trial, whether to stop, what is untracked.
 

@@ -26,7 +26,7 @@ from tests.support.trials import main_while, rows, untimed, wait_for
 
 EACH = """
 import json, os, runpy, sys, torch
-from pipegap.sweeps.view.display import DriverConsole, ReadConsole
+from pipegap.sweeps.view.render import DriverConsole, ReadConsole
 from pipegap.trainer.base.cli import end_with
 
 def command(module, *words):
