@@ -34,7 +34,8 @@ def _parser() -> Parser:
     keys = (CONF / "config.yaml").read_text("utf-8").partition("# Training")[2]
     options = parser(
         "pipegap trial",
-        "Runs or resumes one trial, and records it in its folder.",
+        "Runs or resumes one trial, and records it in its folder.\n\n"
+        "e.g. pipegap trial optimizer=muon pipeline=pipedream_2bw correction=error_feedback",
         f"choices:\n{choices}\n\nkeys and their defaults:{keys}\n"
         "The keys of a choice are in conf/<group>/<choice>.yaml: optimizer.lr=0.004\n"
         "code=DIR and GROUP._target_=MODULE.NAME run Python: that of people whom you trust",

@@ -1,4 +1,7 @@
-"""May I make my pipeline asynchronous? From the trials of a store and a simulated pipeline."""
+"""May I make my pipeline asynchronous? From the trials of a store and a simulated pipeline.
+
+e.g. pipegap advise stages=4 microbatches=8
+"""
 
 import json
 import shlex
@@ -25,8 +28,8 @@ if TYPE_CHECKING:
 
 KEYS = {
     "optimizer": "which one, as in the store (default: all that were trained with a delay)",
-    "stages": "p of the pipeline",
-    "microbatches": "m of the pipeline, p - 1 or more",
+    "stages": "(required) p of the pipeline",
+    "microbatches": "(required) m of the pipeline, p - 1 or more",
     "results": "the store (default: results)",
     "activations": "of how many microbatches a rank may keep activations (default: as 2BW does)",
     "chunks": "how many parts of the model a rank may have (default: as many as the layers of the "

@@ -1,4 +1,7 @@
-"""Draws the figures of a results folder for a paper: one or two columns wide, light or dark."""
+"""Draws the figures of a results folder for a paper: one or two columns wide, light or dark.
+
+e.g. pipegap figures only=final_losses width=one
+"""
 
 import warnings
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Writes a page, every table and figure of a results folder, and prints the gaps."""
+"""Writes a page, every table and figure of a results folder, and prints the gaps.
+
+e.g. pipegap report results=results out=report
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,7 @@
-"""Where a delay and its correction put the edge of stability, by theory: no store, no training."""
+"""Where a delay and its correction put the edge of stability, by theory: no store, no training.
+
+e.g. pipegap stability optimizer=muon delay=2
+"""
 
 import json
 import math

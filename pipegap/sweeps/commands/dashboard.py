@@ -1,4 +1,7 @@
-"""Makes the wandb workspace of a sweep: prints its spec, or saves it to the server."""
+"""Makes the wandb workspace of a sweep: prints its spec, or saves it to the server.
+
+e.g. pipegap dashboard sweep=main scale=tiny project=pipegap
+"""
 
 import os
 from collections.abc import Sequence

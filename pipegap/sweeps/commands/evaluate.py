@@ -1,5 +1,8 @@
 """Asks the final models of a sweep's trials downstream questions, by lm-eval's `hf` model, or what
-the mean of their last weights loses on the validation split."""
+the mean of their last weights loses on the validation split.
+
+e.g. pipegap evaluate tasks=[hellaswag,piqa] sweep=main scale=135m dry_run=true
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -25,7 +28,8 @@ HUB = "hub"
 BATCH_SIZE = 16
 COUNTS = ("limit", "max_length", "batch_size")
 KEYS = f"""\
-tasks=      [{",".join(BENCHMARKS)}], or any of lm-eval's tasks of multiple choice, or FILE.yaml
+tasks=      (required, or average=) [{",".join(BENCHMARKS)}], or any of lm-eval's tasks
+            of multiple choice, or FILE.yaml
 benchmarks= the folder of those named here (default: {FOLDER}, which `make data-evaluation` fills),
             or hub: the Hugging Face hub, as for all others
 limit=      ask only the first so many questions of each task

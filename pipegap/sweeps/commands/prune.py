@@ -1,4 +1,7 @@
-"""Deletes checkpoints of selected trials, never of a trial that a process runs."""
+"""Deletes checkpoints of selected trials, never of a trial that a process runs.
+
+e.g. pipegap prune checkpoints=finished dry_run=true
+"""
 
 from collections.abc import Sequence
 from contextlib import nullcontext

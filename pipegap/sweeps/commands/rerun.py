@@ -1,4 +1,7 @@
-"""Runs trials of a store again, from their recorded configs."""
+"""Runs trials of a store again, from their recorded configs.
+
+e.g. pipegap rerun status=failed,interrupted dry_run=true
+"""
 
 import sys
 from collections.abc import Sequence

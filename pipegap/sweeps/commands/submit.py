@@ -1,4 +1,7 @@
-"""Sends a sweep to a Ray cluster, as a job that runs `pipegap sweep` there."""
+"""Sends a sweep to a Ray cluster, as a job that runs `pipegap sweep` there.
+
+e.g. pipegap submit sweep=main scale=135m results=/shared/results dry_run=true
+"""
 
 from collections.abc import Sequence
 

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipegap.analysis.table.text import aligned
 from pipegap.sweeps.plan.devices import (
@@ -71,6 +71,38 @@ def costs(sweep_round: Round, todo: Sequence[Trial]) -> list[Cost]:
         total = sum(seconds[key] * amount for key, amount in amounts.items())
         costs_of_trials.append(Cost(name, total, max(seconds[key] for key in ids)))
     return costs_of_trials
+
+
+def as_json(sweep_round: Round) -> dict[str, Any]:
+    """Return the plan for programs: what each trial is and takes, in seconds of one process, and
+    what those to do take in all, in seconds of a core or a GPU."""
+    todo, expected = {trial.trial_id for trial in sweep_round.todo}, sweep_round.expected
+    return {
+        "sweeps": [
+            {"sweep": sweep.label, "trials": len(sweep.planned), "settled": sweep.settled}
+            for sweep in sweep_round.sweeps
+        ],
+        "costs": [
+            {"unit": cost.unit, "seconds": round(cost.total), "longest": round(cost.longest)}
+            for cost in costs(sweep_round, sweep_round.todo)
+        ],
+        "trials": [
+            {
+                "trial": trial.trial_id,
+                "name": trial.name,
+                "arm": trial.arm,
+                "seed": trial.config["seed"],
+                "todo": trial.trial_id in todo,
+                "num_updates": trial.plan.num_updates,
+                "tokens": trial.plan.tokens,
+                "flops": trial.plan.flops,
+                "seconds": round(expected.seconds[trial.trial_id], 1),
+                "measured": trial.trial_id in expected.measured,
+            }
+            for trial in sweep_round.planned
+        ],
+        "remarks": [line for sweep in sweep_round.sweeps for line in sweep.remarks],
+    }
 
 
 def _lines(sweep_round: Round) -> Iterator[str]:

@@ -30,6 +30,7 @@ from pipegap.analysis.report.paper_tables import TABLES
 from pipegap.analysis.report.report import report
 from pipegap.analysis.statistics.tax import ESTIMATED, REPORTED, reported_taxes
 from pipegap.analysis.table.metrics import training_losses
+from pipegap.trainer.base.errors import BadInput
 from tests.support.pages import as_svg, with_figures
 from tests.support.swept_store import ANSWERED, SWEEPS, write_sweep
 from tests.support.synthetic_store import ids, put, record
@@ -123,11 +124,24 @@ each = pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name
 
 
 @pytest.mark.filterwarnings("ignore:.*pairs mix:UserWarning")
-def test_names_and_sweeps_are_those_of_the_paper() -> None:
+def test_a_figure_has_a_name_of_its_own_and_one_of_a_sweep_has_a_source() -> None:
     assert len(BY_NAME) == len(FIGURES)
-    named = {sweep for figure in FIGURES for sweep in figure.sweeps}
-    assert named == set(SWEEPS)
     assert all(figure.source for figure in FIGURES if figure.sweeps)
+
+
+@pytest.mark.filterwarnings("ignore:.*pairs mix:UserWarning")
+def test_a_figure_of_any_sweep_gets_its_store_or_hears_which_sweep_is_missing(
+    swept: Callable[..., Table],
+) -> None:
+    """Of a sweep that no figure has yet, the store holds the trials for which its file asks."""
+    figure, sweep = BY_NAME["final_losses"]._replace(sweeps=("families",)), "families"
+    assert sweep not in {*SWEEPS}
+    data, trials = of_sweep(figure, swept, num_points=2)
+    assert {*data["trial_id"].dropna()} <= {*trials["trial_id"]}
+    assert {*trials["arm"]} == {"sync", "delay", "delay_ef"}
+    assert {*trials["model"]} == {"tiny", "micro_moe"}
+    with pytest.raises(BadInput, match="sweep=nowhere: must be one of "):
+        of_sweep(figure._replace(sweeps=("nowhere",)), swept)
 
 
 @pytest.mark.filterwarnings("ignore:.*pairs mix:UserWarning")

@@ -26,9 +26,10 @@ from ray._private.utils import publish_error_to_driver
 from pipegap.analysis import load
 from pipegap.sweeps.__main__ import main
 from pipegap.sweeps.cluster import connection, first_trial
-from pipegap.sweeps.cluster.driver import StopWhenAsked, stop_requested
+from pipegap.sweeps.cluster.driver import StopWhenAsked
 from pipegap.sweeps.cluster.gang import by_node
 from pipegap.sweeps.cluster.jobs import code_digest
+from pipegap.sweeps.cluster.stop_flag import stop_requested
 from pipegap.sweeps.plan.sweep_plan import plan_sweeps
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.trainer.base.errors import Status

@@ -16,7 +16,7 @@ import pytest
 import ray
 
 from pipegap.sweeps.__main__ import main
-from pipegap.sweeps.cluster import connection, driver, gang
+from pipegap.sweeps.cluster import connection, driver, gang, stop_flag
 from pipegap.sweeps.cluster.driver import Offers
 from pipegap.sweeps.cluster.queue import (
     LOOK_EVERY,
@@ -69,8 +69,8 @@ def test_a_flag_that_does_not_answer_is_no_wish_to_stop(
     def get(_: object, timeout: float) -> bool:
         raise error
 
-    monkeypatch.setattr(driver.ray, "get", get)
-    assert driver.stop_requested(Flag()) == stops
+    monkeypatch.setattr(stop_flag.ray, "get", get)
+    assert stop_flag.stop_requested(Flag()) == stops
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from pipegap.sweeps.tracking import tracker, trackio_tracker
 from pipegap.sweeps.tracking.tracker import About, Tracking, numbers
 from pipegap.sweeps.tracking.wandb_tracker import read_store_id
 from pipegap.trainer.base.errors import Stopped
+from pipegap.trainer.base.places import CONF
 from pipegap.trainer.folder.wellformed import Row
 from pipegap.trainer.trial import run_trial
 from tests.support import small_sweep, trials
@@ -164,8 +165,9 @@ def test_tensorboard_shows_hyperparameters(tmp_path: Path) -> None:
     assert {"val_loss", "train_loss"} <= set(events.Tags()["scalars"])
 
 
-@pytest.mark.parametrize("name", ["none", "wandb", "tensorboard"])
+@pytest.mark.parametrize("name", sorted(p.stem for p in (CONF / "tracking").glob("*.yaml")))
 def test_a_tracker_changes_no_number_and_no_random_state(name: str, tmp_path: Path) -> None:
+    """Whether its library is installed or not."""
     config = small_sweep.config(tmp_path)
 
     def states() -> tuple[object, ...]:
