@@ -322,7 +322,7 @@ _Tagged.add_constructor("!ENV", lambda loader, node: None)
 
 @pytest.mark.long
 def test_it_builds_and_links_to_the_pages_of_the_repository(tmp_path: Path) -> None:
-    """Where links lead is in test_links.py."""
+    """Where links lead is in test_pages.py."""
     done = python("-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path), cwd=ROOT)
     assert done.returncode == 0, done.stderr
     front = (tmp_path / "index.html").read_text()

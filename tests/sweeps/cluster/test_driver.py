@@ -432,7 +432,7 @@ def test_many_drivers_lose_little(num_drivers: int) -> None:
     assert done.num_held <= 0.6 * done.waiting + num_drivers
 
 
-# The first updates before a sweep pass, and it begins; test_own_cluster.py has a failure.
+# The first updates before a sweep pass, and it begins; test_clusters.py has a failure.
 
 SWEEP = ("sweep=main", "scale=micro", "seeds=[0]", "grid.optimizer=[adamw]", "advice=null")
 GANG = ("runner=pipelined", "pipeline.num_stages=2", "num_threads=1")

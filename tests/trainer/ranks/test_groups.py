@@ -157,7 +157,7 @@ def test_a_stopped_rank_counts_as_hung(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_no_rank_survives_its_parent(tmp_path: Path) -> None:
-    """Killed; test_stopping.py has a parent that is asked to stop. Its folder for temporary files
+    """Killed; test_cli.py has a parent that is asked to stop. Its folder for temporary files
     has a path that is too long for sockets."""
     out, temporary = tmp_path / "gang", tmp_path / ("a" * 100)
     temporary.mkdir()

@@ -135,7 +135,7 @@ def test_options_of_a_torch_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("one_rank")
 def test_a_disabled_grad_scaler_is_none() -> None:
-    """Loops for several dtypes have such a one; test_alike.py has one that scales."""
+    """Loops for several dtypes have such a one; test_conformance.py has one that scales."""
     module, scaler, x = (
         nn.Linear(2, 2),
         torch.amp.GradScaler("cpu", enabled=False),
