@@ -3,9 +3,11 @@
 import operator
 from collections.abc import Sequence
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+from pipegap.trainer.base import flat
 from pipegap.trainer.stages.backward import Sums
 from pipegap.trainer.stages.probe import Probe
 from pipegap.trainer.stages.update import dry_update, step
@@ -15,7 +17,14 @@ SHAPES = [(3, 5), (7,), (2, 2, 2)] * 7
 DTYPES = [torch.bfloat16, torch.float32, torch.bfloat16] * 7
 
 
-def test_the_sum_is_that_of_the_numbers_in_fp32() -> None:
+@pytest.mark.parametrize("largest", [1, 40, flat.LARGEST])
+def test_the_sum_is_that_of_the_numbers_in_fp32(
+    monkeypatch: pytest.MonkeyPatch, largest: int
+) -> None:
+    monkeypatch.setattr(flat, "LARGEST", largest)
+    pieces = list(flat.pieces([torch.empty(shape) for shape in SHAPES]))
+    assert [tensor.shape for piece in pieces for tensor in piece] == [*map(torch.Size, SHAPES)]
+    assert all(len(piece) == 1 or sum(map(torch.numel, piece)) <= largest for piece in pieces)
     generator = torch.Generator().manual_seed(0)
     batches = [
         [torch.randn(s, generator=generator).to(d) for s, d in zip(SHAPES, DTYPES, strict=True)]
