@@ -159,10 +159,10 @@ class Versions:
                 module._parameters[name] = leaf  # type: ignore[assignment]
 
 
-def _copy_all(into: list[nn.Parameter], tensors: list[nn.Parameter]) -> None:
+def _copy_all(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
     """Copies each tensor into its counterpart; torch takes no empty lists."""
     if tensors:
-        torch._foreach_copy_(into, tensors)
+        torch._foreach_copy_(list(into), list(tensors))
 
 
 def dtypes_of(module: nn.Module, dtype: torch.dtype) -> list[torch.dtype]:
