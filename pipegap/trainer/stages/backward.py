@@ -255,6 +255,6 @@ def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """
     in_dtype = [t if t.dtype == dtype else torch.empty_like(t, dtype=dtype) for t in tensors]
     pairs = [(copy, t) for copy, t in zip(in_dtype, tensors, strict=True) if copy is not t]
-    if pairs:
+    if pairs:  # torch takes no empty lists
         torch._foreach_copy_([copy for copy, _ in pairs], [t for _, t in pairs])
     return in_dtype

@@ -17,6 +17,7 @@ from pipegap.analysis.figures.figure import FEWEST, MOST_PANELS, Spec, picture, 
 from pipegap.analysis.figures.panels import MOST_CURVES
 from pipegap.analysis.report.paper_tables import TABLES
 from pipegap.analysis.table.metrics import training_losses
+from pipegap.analysis.table.names import optimizer as optimizer_name
 from tests.support.swept_store import write_sweep
 from tests.support.synthetic_store import config, late, put, result, write, write_arms
 
@@ -264,7 +265,8 @@ def panels(spec: Spec) -> Iterator[tuple[frozenset[str], str, str]]:
         yield frozenset(series), axes["x"], axes["y"]
 
 
-OWN = ["AdamW", "Adan", "Lion", "MARS", "Muon", "NAdamW", "NorMuon", "SOAP"]
+OWN = [optimizer_name(name) for name in OPTIMIZERS]
+"""By their losses, as `by_momentum` writes them."""
 PIPELINES = {f"p = {stages}" for stages in (2, 4, 8, 16)}
 SIZES = ("2.3k", "9.22k", "20.7k")
 
@@ -278,8 +280,8 @@ SIZES = ("2.3k", "9.22k", "20.7k")
             by_coefficient,
             [
                 {f"delay + EF (λ = {value:g})", "delay"} | sync
-                for value in COEFFICIENTS
                 for sync in ({"sync"}, set())
+                for value in COEFFICIENTS
             ],
             2,
         ),
@@ -293,7 +295,7 @@ SIZES = ("2.3k", "9.22k", "20.7k")
             ],
             2,
         ),
-        ("break_even", at_lengths, [PIPELINES | {"delay"}, PIPELINES | {"delay + EF"}], 1),
+        ("break_even", at_lengths, [PIPELINES | {"AdamW, delay + EF"}], 1),
     ],
 )
 def test_each_series_has_a_panel_of_its_own_beside_what_it_is_compared_with(
@@ -303,7 +305,7 @@ def test_each_series_has_a_panel_of_its_own_beside_what_it_is_compared_with(
     num_axes: int,
     tmp_path: Path,
 ) -> None:
-    """A panel of the loss stands beside one of the gap, and what is alike has one axis."""
+    """Each panel of the loss has one of the gap, and what is alike has one axis."""
     write_store(tmp_path)
     trials = load(tmp_path)
     figure = BY_NAME[name]

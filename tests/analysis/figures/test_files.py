@@ -116,7 +116,7 @@ def test_the_papers_own_numbers_are_not_bent(drawn: Callable[[str, bool], str]) 
     texts = re.findall(r"<text[^>]*>([^<]*)", svg)
     assert {"+0.278  n=1", "+0.028  n=1", "2.890  n=1", "AdamW", "delay + EF"} <= {*texts}
     rows = [text for text in texts if text in ("Adan", "Muon", "SOAP", "AdamW")]
-    assert rows[:4] == ["Adan", "Muon", "SOAP", "AdamW"], "by their gap"
+    assert rows[:4] == ["Muon", "SOAP", "AdamW", "Adan"], "by their loss"
 
 
 def test_the_command_writes_what_is_asked_for_and_refuses_the_rest(

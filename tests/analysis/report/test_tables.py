@@ -60,7 +60,7 @@ def test_rows_say_whose_values_they_have(tmp_path: Path) -> None:
     assert table["gap"].tolist() == pytest.approx([0.1, 0.2, 0.4])
     assert table["EF gap"].tolist() == pytest.approx([0.025, 0.05, 0.1])
     assert table["removed"].tolist() == pytest.approx([0.75] * 3)
-    assert table["optimizer.lr"].tolist() == [0.002, 0.002, 0.008]
+    assert table["optimizer.lr"].tolist() == [0.002, 0.008, 0.002]
 
 
 def test_one_protocol_alone_is_no_comparison(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pipegap.trainer.base import flat
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.config.plan import plan_trial
 from pipegap.trainer.corrections.none import NoCorrection
@@ -229,7 +230,14 @@ SHAPES = [(3, 5), (7,), (2, 2, 2)] * 7
 DTYPES = [torch.bfloat16, torch.float32, torch.bfloat16] * 7
 
 
-def test_the_sum_is_that_of_the_numbers_in_fp32() -> None:
+@pytest.mark.parametrize("largest", [1, 40, flat.LARGEST])
+def test_the_sum_is_that_of_the_numbers_in_fp32(
+    monkeypatch: pytest.MonkeyPatch, largest: int
+) -> None:
+    monkeypatch.setattr(flat, "LARGEST", largest)
+    pieces = list(flat.pieces([torch.empty(shape) for shape in SHAPES]))
+    assert [tensor.shape for piece in pieces for tensor in piece] == [*map(torch.Size, SHAPES)]
+    assert all(len(piece) == 1 or sum(map(torch.numel, piece)) <= largest for piece in pieces)
     generator = torch.Generator().manual_seed(0)
     batches = [
         [torch.randn(s, generator=generator).to(d) for s, d in zip(SHAPES, DTYPES, strict=True)]
@@ -346,7 +354,7 @@ def stacked(node: Mapping[str, Any]) -> NoCorrection:
     return correction_in_parts(partial(maker(node), T), LAGS, KINDS, SHAPES_OF_CORRECTION_IN_PARTS)
 
 
-def flat(seen: list[Tensor]) -> list[Tensor]:
+def flat_of_correction_in_parts(seen: list[Tensor]) -> list[Tensor]:
     """Those of the vector and of each matrix, without the biases."""
     threes = (seen[i : i + 3] for i in range(0, len(seen), 3))
     return [tensor for three in threes for tensor in apart(three)]
@@ -360,7 +368,7 @@ def test_a_stack_is_corrected_matrix_by_matrix(name: str) -> None:
         assert whole.reads_ahead == plain.reads_ahead
         seen = train(whole, together, drawn(0, 0))
         expected = train(plain, apart, apart(drawn(0, 0)))
-        assert all(map(torch.equal, flat(seen), expected)), node
+        assert all(map(torch.equal, flat_of_correction_in_parts(seen), expected)), node
         biases = drawn(0, 0)[2] - sum(drawn(t, 2)[2] for t in range(T))
         torch.testing.assert_close(seen[-1], biases)  # a bias is no business of a correction
 
