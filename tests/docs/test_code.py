@@ -470,7 +470,7 @@ def test_a_pace_is_of_one_optimizer_and_pipeline() -> None:
 # The examples of docs/extending.md work as they are printed there.
 
 DOCUMENT_OF_EXTENDING = ROOT / "docs" / "extending.md"
-TRIALS = [
+TRIALS_OF_EXTENDING = [
     words[2:] for words in shell_lines(DOCUMENT_OF_EXTENDING) if words[:2] == ["pipegap", "trial"]
 ]
 
@@ -494,7 +494,7 @@ def config_of_extending(folder: Path, *words: str) -> dict[str, Any]:
 
 
 def words_of(example: str) -> list[str]:
-    [words] = [words for words in TRIALS if example in words]
+    [words] = [words for words in TRIALS_OF_EXTENDING if example in words]
     return words
 
 

@@ -57,7 +57,7 @@ from tests.support.synthetic_store import write_arms
 
 Words = Sequence[str]
 ELSEWHERE = {"git", "cd", "source", "export", "tensorboard", "trackio", "wandb", "pip", "python3"}
-ELSEWHERE |= {"kubectl", "ray", "sbatch"}
+ELSEWHERE |= {"kubectl", "nohup", "ray", "sbatch"}
 """Programs that are not ours."""
 NEED_A_CLUSTER: Mapping[str, Words] = {"jobs": [], "stop": ["ID"]}
 """Commands of sweeps, and the words that the documents may give them."""

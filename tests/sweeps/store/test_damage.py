@@ -53,7 +53,7 @@ def test_it_is_named_once_and_everything_else_goes_on(
     capsys.readouterr()
     assert sweeps(["list", results, "format=json"]) == 0
     listed = capsys.readouterr()
-    assert [row["trial_id"] for row in json.loads(listed.out)] == sorted(place.ids)
+    assert sorted(row["trial_id"] for row in json.loads(listed.out)) == sorted(place.ids)
     assert_named(listed.err, damage)
     assert sweeps([*place.words, "dry_run=true"]) == 0
     assert "3 done, 1 to do" in (planned := capsys.readouterr()).out

@@ -45,35 +45,35 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> SweepStore:
 
 
 @pytest.fixture
-def trial(store: SweepStore, tmp_path: Path) -> Trial:
+def stored_trial(store: SweepStore, tmp_path: Path) -> Trial:
     return trial_of(store, tmp_path)
 
 
 def test_a_trial_runs_stops_goes_on_and_is_read(
-    store: SweepStore, trial: Trial, tmp_path: Path
+    store: SweepStore, stored_trial: Trial, tmp_path: Path
 ) -> None:
     store.require_usable()
-    known = {trial.plan.trial_id: trial}
+    known = {stored_trial.plan.trial_id: stored_trial}
     assert store.started(known) == set()
     with pytest.raises(Stopped):
-        run(store, trial, after(1))
+        run(store, stored_trial, after(1))
     store.pull()
     assert open_store(store.name).started(known) == {*known}
-    assert store.state_of(trial) == TrialState.FREE
+    assert store.state_of(stored_trial) == TrialState.FREE
     assert [*analysis.load(store.folder)["status"]] == ["unfinished"]
-    result = run(store, trial)
-    assert store.state_of(trial) == TrialState.ENDED
-    assert run(store, trial)["final_val_loss"] == result["final_val_loss"]
+    result = run(store, stored_trial)
+    assert store.state_of(stored_trial) == TrialState.ENDED
+    assert run(store, stored_trial)["final_val_loss"] == result["final_val_loss"]
     store.pull()
     [row] = analysis.load(store.folder).to_dict("records")
     assert (row["status"], row["final_val_loss"]) == ("completed", result["final_val_loss"])
-    attempts = [lease.read(path) for path in lease.attempts(trial.folder)]
+    attempts = [lease.read(path) for path in lease.attempts(stored_trial.folder)]
     assert [attempt["ended"] for attempt in attempts] == ["Stopped", "completed"]
     assert [attempt["attempt"] for attempt in result["attempts"]] == [1, 2]
-    assert not [*trial.folder.glob("checkpoint-*")]
+    assert not [*stored_trial.folder.glob("checkpoint-*")]
     whole = small_sweep.config(tmp_path, f"out={tmp_path / 'whole'}")
     assert run_trial(whole)["final_val_loss"] == result["final_val_loss"]
-    assert rows(tmp_path / "whole") == rows(trial.folder)
+    assert rows(tmp_path / "whole") == rows(stored_trial.folder)
 
 
 def test_a_trial_that_runs_is_held(tmp_path: Path) -> None:
@@ -91,7 +91,9 @@ def test_a_trial_that_runs_is_held(tmp_path: Path) -> None:
     assert seen == [TrialState.HELD]
 
 
-def test_a_failure_is_recorded_and_what_it_saved_is_kept(store: SweepStore, trial: Trial) -> None:
+def test_a_failure_is_recorded_and_what_it_saved_is_kept(
+    store: SweepStore, stored_trial: Trial
+) -> None:
     calls = after(2)
 
     def fail() -> bool:
@@ -100,39 +102,39 @@ def test_a_failure_is_recorded_and_what_it_saved_is_kept(store: SweepStore, tria
         return False
 
     with pytest.raises(OSError, match="a broken machine"):
-        run(store, trial, fail)
+        run(store, stored_trial, fail)
     store.pull()
-    result = read_result(trial.folder)
+    result = read_result(stored_trial.folder)
     assert result is not None
     assert result["status"] == "failed"
-    assert store.state_of(trial) == TrialState.FREE
-    [spare] = store.spare([trial.folder])
+    assert store.state_of(stored_trial) == TrialState.FREE
+    [spare] = store.spare([stored_trial.folder])
     assert spare.num_files == 1
     assert spare.num_bytes > 1000
-    assert run(store, trial)["status"] == "completed"
+    assert run(store, stored_trial)["status"] == "completed"
 
 
-def test_what_is_spare_is_deleted_and_nothing_else(store: SweepStore, trial: Trial) -> None:
+def test_what_is_spare_is_deleted_and_nothing_else(store: SweepStore, stored_trial: Trial) -> None:
     with pytest.raises(Stopped):
-        run(store, trial, after(1))
+        run(store, stored_trial, after(1))
     store.pull()
-    [spare] = store.spare([trial.folder])
+    [spare] = store.spare([stored_trial.folder])
     spare.delete()
-    assert [*store.spare([trial.folder])] == []
-    assert run(store, trial)["status"] == "completed"
+    assert [*store.spare([stored_trial.folder])] == []
+    assert run(store, stored_trial)["status"] == "completed"
 
 
-def test_a_finished_trial_runs_again_from_the_start(store: SweepStore, trial: Trial) -> None:
-    first = run(store, trial)
+def test_a_finished_trial_runs_again_from_the_start(store: SweepStore, stored_trial: Trial) -> None:
+    first = run(store, stored_trial)
     store.pull()
-    again = recorded(trial.folder, "sync", trial.plan.trial_id, store.folder)
-    assert again.folder == trial.folder.absolute()
+    again = recorded(stored_trial.folder, "sync", stored_trial.plan.trial_id, store.folder)
+    assert again.folder == stored_trial.folder.absolute()
     store.archive(again)()
     store.pull()
-    assert read_result(trial.folder) == first
+    assert read_result(stored_trial.folder) == first
     restore = store.archive(again)
     store.pull()
-    assert read_result(trial.folder) is None
+    assert read_result(stored_trial.folder) is None
     second = run(store, again)
     restore()
     assert (second["final_val_loss"], second["attempts"][0]["attempt"]) == (
