@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from annotated_types import Gt, Interval, Len
 from pydantic import AfterValidator, BaseModel, ConfigDict, PlainValidator, ValidationError
 
-from pipegap.trainer.base import cli
+from pipegap.trainer.base import documents
 from pipegap.trainer.base.cli import one_of
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.former import refuse_dropped_choice
@@ -142,8 +142,8 @@ def _read(group: str, name: str, paths: str = "") -> dict[str, Any]:
 def parse(key: str, value: str, text: str) -> Any:
     """Return the YAML `text` as plain data; raises BadInput, which names `key` and `value`."""
     try:
-        return cli.read(text)
-    except cli.NotRead as error:
+        return documents.read(text)
+    except documents.NotRead as error:
         raise BadInput(key, value, f"must be YAML ({error})") from None
 
 

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from pipegap.trainer.base import cli
+from pipegap.trainer.base import documents
 from pipegap.trainer.base.build import require_code
 from pipegap.trainer.base.cli import one_of, split_word
 from pipegap.trainer.base.errors import BadInput, closest_first
@@ -108,10 +108,10 @@ def parse_value(key: str, text: str) -> Any:
     number, true, false or null is a text.
     """
     if text and not text.startswith(STRUCTURED):
-        return cli.scalar(text)
+        return documents.scalar(text)
     try:
-        return cli.read(text) if text else text
-    except cli.NotRead as error:
+        return documents.read(text) if text else text
+    except documents.NotRead as error:
         raise BadInput(key, text, f"must be one value, in quotes if need be ({error})") from None
 
 

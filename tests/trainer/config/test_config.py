@@ -19,7 +19,7 @@ from omegaconf import OmegaConf, open_dict
 from pipegap.sweeps.__main__ import main as sweeps
 from pipegap.trainer.__main__ import _require_no_code, main
 from pipegap.trainer.base.build import build, is_own, locate, published
-from pipegap.trainer.base.cli import NotRead, read
+from pipegap.trainer.base.documents import NotRead, read
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.places import CONF
 from pipegap.trainer.config import compose as compose_module
