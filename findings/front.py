@@ -16,14 +16,12 @@ import nbformat
 from nbclient import NotebookClient
 
 from pipegap.analysis import gaps, load
-from pipegap.analysis.advice.advice import Advice
 from pipegap.analysis.advice.advise import advices
-from pipegap.analysis.advice.verdict import GO, SHORT, UNDECIDED, Rival, more_updates
+from pipegap.analysis.advice.verdict import GO, SHORT, UNDECIDED, Advice, Rival, more_updates
 from pipegap.analysis.figures import BY_NAME
-from pipegap.analysis.figures.figure import Spec, plot, whole
-from pipegap.analysis.figures.files import picture, with_font
+from pipegap.analysis.figures.figure import Spec, picture, plot, whole, with_font
 from pipegap.analysis.report.answer import MICROBATCHES, STAGES
-from pipegap.analysis.statistics.intervals import mean_interval
+from pipegap.analysis.statistics.pairs import mean_interval
 from pipegap.analysis.statistics.text import gap_table
 from pipegap.analysis.table import names
 from pipegap.sweeps.plan.pricing import costs

@@ -10,8 +10,7 @@ import pandas as pd
 from findings.front import filled
 from pipegap.analysis import gaps, load
 from pipegap.analysis.figures import BY_NAME
-from pipegap.analysis.figures.figure import plot, whole
-from pipegap.analysis.figures.files import picture, with_font
+from pipegap.analysis.figures.figure import picture, plot, whole, with_font
 from pipegap.trainer.base.atomic import write_atomically
 
 TABLE, PICTURE = "trials_tiny.csv", "losses.svg"

@@ -1,12 +1,15 @@
 """Stores as the sweeps of the paper's figures leave them: few seeds, losses from a formula."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from pipegap.sweeps.request.command_line import parse_request
+from pipegap.sweeps.request.expand import points
 from tests.support.answers import write_answers
 from tests.support.synthetic_store import (
     ARMS,
@@ -98,7 +101,8 @@ SWEEPS: Mapping[str, tuple[list[Settings], tuple[str, ...]]] = {
     "gradient_feedback": ([{}], (*TRIPLE, "delay_ef_gradient")),
     "spike": (grid(optimizer__variance_decay=[0.9, 0.99]), (*PAIR, "delay+start(0.1)")),
 }
-"""The points and arms of each sweep that has a figure."""
+"""The points and arms of sweeps that have figures. Those of any other sweep are what its file in
+conf/sweep/ asks for."""
 ANSWERED = "optimizers"
 """The sweep whose trials answered downstream tasks."""
 
@@ -114,14 +118,11 @@ def write_sweep(
     num_points: int | None = None,
 ) -> None:
     """Trials of a sweep, at its first `num_points`; of `arms` alone, and those of the arm
-    `diverged` did."""
-    points, every_arm = SWEEPS[sweep]
-    shown = every_arm if arms is None else arms
-    for number, (optimizer, (place, point)) in enumerate(
-        product(optimizers, enumerate(points[:num_points]))
-    ):
+    `diverged` did. Raises BadInput for a sweep without a file."""
+    for number, (place, every_arm, made) in enumerate(_points(sweep, optimizers, num_points)):
+        shown = every_arm if arms is None else arms
         for (rank, arm), seed in product(enumerate(shown), range(seeds)):
-            settings, outcome_keys = _settings(arm, optimizer, seed, point)
+            settings, outcome_keys = made(arm, seed)
             gap = 0.1 * (rank > 0) * (1 + number % 3) / (1 + (rank > 1))
             loss = None if arm == diverged else 2.0 + 0.05 * place + gap + 0.01 * seed
             outcome = result(settings, loss, **outcome_keys)
@@ -132,7 +133,30 @@ def write_sweep(
                     write_answers(folder, -gap, task=task, seed=seed, num_questions=30)
 
 
-def _settings(arm: str, optimizer: str, seed: int, point: Settings) -> tuple[Any, Any]:
+Made = Callable[[str, int], tuple[Any, Any]]
+"""Arm and seed → the config of a trial, and what its result says beside the loss."""
+
+
+def _points(
+    sweep: str, optimizers: Iterable[str], num_points: int | None
+) -> Iterator[tuple[int, Sequence[str], Made]]:
+    """The place of each point among those of its optimizer, its arms and its trials."""
+    if sweep in SWEEPS:
+        of_table, arms = SWEEPS[sweep]
+        for optimizer, (place, point) in product(optimizers, enumerate(of_table[:num_points])):
+            yield place, arms, partial(_settings, optimizer, point)
+        return
+    [of_file] = parse_request([f"sweep={sweep}", "scale=micro"]).sweeps.values()
+    for place, of_point in enumerate(points(of_file, Path("results"))[:num_points]):
+        yield place, [*of_point.configs], partial(_composed, of_point.configs)
+
+
+def _composed(configs: Mapping[str, Settings], arm: str, seed: int) -> tuple[Any, Any]:
+    settings = {**configs[arm], "seed": seed, "num_updates": 100, "tokens_per_parameter": None}
+    return settings, _outcome(settings)
+
+
+def _settings(optimizer: str, point: Settings, arm: str, seed: int) -> tuple[Any, Any]:
     settings = config(optimizer=optimizer, seed=seed) | {"num_updates": 100}
     settings["optimizer"] |= {"weight_decay": 0.1, "variance_decay": 0.95}
     settings["lr_schedule"] = {"_target_": "trainer.lr.cosine", "warmup": 0.1}
@@ -141,12 +165,15 @@ def _settings(arm: str, optimizer: str, seed: int, point: Settings) -> tuple[Any
         group, _, name = key.rpartition(".")
         if key != "num_parameters":
             (settings[group] if group else settings)[name] = value
+    return settings, _outcome(settings, point.get("num_parameters", 450_000))
+
+
+def _outcome(settings: Settings, num_parameters: int = 450_000) -> Settings:
     updates = settings["num_updates"]
-    parameters = point.get("num_parameters", 450_000)
     tokens = updates * settings["batch_size"] * settings["seq_len"]
-    outcome = {"num_updates": updates, "num_parameters": parameters, "tokens": tokens}
+    outcome = {"num_updates": updates, "num_parameters": num_parameters, "tokens": tokens}
     delay = settings["pipeline"].get("delay")
-    return settings, outcome | ({"delays": [delay]} if delay else {})
+    return outcome | ({"delays": [delay]} if delay else {})
 
 
 def _write_metrics(folder: Path, outcome: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

@@ -17,14 +17,14 @@ from pipegap.trainer.base.build import build
 from pipegap.trainer.base.cli import Given, number, take_choice
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.places import CONF
-from pipegap.trainer.config.names import yamls
+from pipegap.trainer.config.identity import yamls
 from pipegap.trainer.store.opened import pulled
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pipegap.analysis.advice.advice import Advice
     from pipegap.analysis.advice.speed import Costs
+    from pipegap.analysis.advice.verdict import Advice
 
 KEYS = {
     "optimizer": "which one, as in the store (default: all that were trained with a delay)",
@@ -136,8 +136,8 @@ def _answers(trials: "pd.DataFrame", optimizer: str | None, **question: Any) -> 
 
 
 def _as_text(answers: "Sequence[Advice]") -> str:
-    from pipegap.analysis.advice.advice import heading, headline, ranking
     from pipegap.analysis.advice.advise import handover, matrix
+    from pipegap.analysis.advice.verdict import heading, headline, ranking
     from pipegap.analysis.table.text import hanging, terminal_width
 
     width = terminal_width()
@@ -182,7 +182,7 @@ def _above_0(values: Given, key: str) -> tuple[float, ...]:
 
 def _costs(values: Given, stages: int, microbatches: int) -> "Costs":
     from pipegap.analysis.advice.speed import with_step_time
-    from pipegap.analysis.advice.traces import traced_costs
+    from pipegap.analysis.advice.timing import traced_costs
 
     if "trace" not in values:
         costs = _given_costs(values, stages)

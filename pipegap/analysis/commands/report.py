@@ -18,7 +18,7 @@ KEYS = {
 def main(values: Given) -> None:
     """Write the report of a store, which may be empty, and print its text; raises BadInput."""
     from pipegap.analysis.report.report import report  # it is large
-    from pipegap.analysis.table.stores import several
+    from pipegap.analysis.table.selection import several
 
     places = {"results": "results", "out": "report", **values}
     require_folder("out", places["out"])

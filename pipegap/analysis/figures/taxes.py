@@ -3,12 +3,10 @@
 import altair as alt
 import pandas as pd
 
-from pipegap.analysis.figures.colors import INK
 from pipegap.analysis.figures.figure import Chart, Figure
-from pipegap.analysis.figures.multiples import Panel, panels_of
-from pipegap.analysis.figures.rows import PANEL
-from pipegap.analysis.figures.scales import number_axis, ratio_axis
+from pipegap.analysis.figures.panels import PANEL, Panel, number_axis, panels_of, ratio_axis
 from pipegap.analysis.figures.style import (
+    INK,
     SOLID,
     arm_styles,
     legend,
@@ -89,7 +87,7 @@ def tax_rows(data: pd.DataFrame) -> list[Chart]:
     columns = ["row", "series", "setting", "tax_from", "n", "mean", "low", "high"]
     tax_table = rounded(data, columns).assign(
         words=[
-            f"{mean:.2f}" + ("" if pd.isna(n) else f"  n={n:g}")  # others do not say how many seeds
+            f"{mean:.2f}" + ("" if pd.isna(n) else f"  n={n:g}")  # others report no n
             for mean, n in data[["mean", "n"]].itertuples(index=False)
         ],
         source=[SHAPES[name][1] for name in data["tax_from"]],
@@ -150,7 +148,7 @@ def speed_ups() -> pd.DataFrame:
     the simulation of `advice.speed` says the same.
     """
     shapes = [(stages, m) for stages in STAGES for m in MICROBATCHES if m >= stages]
-    rows = [(SPEED_UP, f"p = {p}", p, m, (m + p - 1) / m) for p, m in shapes]
+    rows = [(SPEED_UP, f"p = {p}", p, m, (m + p - 1) / m) for p, m in shapes]  # exact: no interval
     return pd.DataFrame(rows, columns=["kind", "series", "stages", "microbatches", "mean"])
 
 
@@ -174,6 +172,7 @@ def _panel(panel: Panel, y: alt.Y) -> Chart:
     columns = ["series", "n", "mean", "low", "high", "setting"]
     speed = alt.Chart(rounded(speeds, ["series", "stages", "microbatches", "mean"]))
     tax = alt.Chart(rounded(taxes, columns)).encode(color=look.color)
+    # The same title: Vega-Lite joins the titles of the layers of one axis if they differ.
     low = alt.Y("low:Q", scale=y["scale"], title=y["title"])
     tooltip = tooltips(["stages", "microbatches", "mean"])
     return alt.layer(

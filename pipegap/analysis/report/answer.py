@@ -1,25 +1,36 @@
-"""The answer that a report begins with: may each optimizer be trained with a delay?"""
+"""The answer that a report begins with, and what a sweep asks of its report."""
 
 import shlex
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import pandas as pd
 
-from pipegap.analysis.advice.advice import Advice, cost, heading, ranking, sentence
 from pipegap.analysis.advice.advise import advices, handover, matrix
-from pipegap.analysis.advice.verdict import listed
+from pipegap.analysis.advice.verdict import (
+    Advice,
+    cost,
+    heading,
+    headline,
+    listed,
+    ranking,
+    sentence,
+)
 from pipegap.analysis.report.facts import command
-from pipegap.analysis.statistics.intervals import ends_text
+from pipegap.analysis.statistics.gaps import best
+from pipegap.analysis.statistics.pairs import ends_text
 from pipegap.analysis.statistics.text import failed_lines
 from pipegap.analysis.table import names
-from pipegap.analysis.table.tasks import by_loss
+from pipegap.analysis.table.points import by_loss
 from pipegap.analysis.table.text import hanging, terminal_width
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.folder.result import LIST_FAILED
+from pipegap.trainer.folder.wellformed import LIST_FAILED
 from pipegap.trainer.store.records import Record
+
+# The answer that a report begins with: may each optimizer be trained with a delay?
 
 STAGES, MICROBATCHES = 4, 8
 """The pipeline that the answer is for; a command beside it asks about another one."""
@@ -209,3 +220,71 @@ def _by_hand(advices_given: Sequence[Advice]) -> str:
             more = f"more of these trainings decide for {optimizer} against {advice.rival}"
             return f"{more}: {advice.settings}"
     return BY_HAND
+
+
+# What a sweep asks of its report: which arm of a search is best, and what it advises.
+
+
+class Pipeline(Protocol):
+    """The pipeline that a sweep asks about."""
+
+    @property
+    def stages(self) -> int:
+        """p"""
+
+    @property
+    def microbatches(self) -> int:
+        """m"""
+
+
+class Asked(NamedTuple):
+    """The questions of a sweep."""
+
+    pipeline: Pipeline | None
+    """Of its advice, if it asks for any."""
+    seeds: Sequence[int] | None
+    """By which its search chose settings, if it has a search."""
+
+
+def answers(
+    question: Asked, trials: pd.DataFrame, records: Sequence[Record], store: str, out: Path
+) -> Iterator[str]:
+    """Yield the answers in lines: `trials` are those of the sweep, `records` those of the `store`.
+
+    Writes best.csv of a search to `out`. Nothing without a question, or a finished trial.
+    """
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # remarks of the report
+        if question.seeds is not None:
+            yield from _best(trials, question.seeds, out)
+        if question.pipeline is not None:
+            yield from _advice(trials, question.pipeline, records, store)
+
+
+def _best(trials: pd.DataFrame, seeds: Sequence[int], out: Path) -> Iterator[str]:
+    table = best(trials, seeds)
+    table.to_csv(out / "best.csv", index=False)
+    for row in table[table["n"] > 0].to_dict("records"):
+        name = " ".join(filter(None, [row["optimizer"], row["task"]]))
+        yield (
+            f"{name}: {row['arm']} at its best ({row['setting']}) minus sync at its own "
+            f"({row['setting_sync']}): {row['gap']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}], "
+            f"n {row['n']}"
+        )
+
+
+def _advice(
+    trials: pd.DataFrame, pipeline: Pipeline, records: Sequence[Record], store: str
+) -> Iterator[str]:
+    """Yield the verdicts for each optimizer, and the command that shows what they rest on."""
+    shape = {"stages": pipeline.stages, "microbatches": pipeline.microbatches}
+    if advices_given := advices(trials, **shape, records=records):
+        words = [*(f"{key}={value}" for key, value in shape.items()), f"results={store}"]
+        width = terminal_width()
+        lines = [
+            *heading(advices_given),
+            matrix(advices_given, width),
+            *ranking(advices_given),
+            *map(headline, advices_given),
+        ]
+        yield hanging("\n".join(lines), width)
+        yield f"what this rests on: pipegap advise {shlex.join(words)}"

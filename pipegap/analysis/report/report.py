@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from pipegap.analysis.report.answer import StoreAnswer, answer
-from pipegap.analysis.report.asked import Asked, answers
+from pipegap.analysis.report.answer import Asked, StoreAnswer, answer, answers
 from pipegap.analysis.report.contents import (
     EXPECTED,
     Scope,
@@ -21,18 +20,27 @@ from pipegap.analysis.report.contents import (
     scopes,
     write_chapter,
 )
-from pipegap.analysis.report.details import makers, provenance, write_details
 from pipegap.analysis.report.facts import (
     cost,
+    makers,
     missing,
     overview,
+    provenance,
     running,
     settings_by_trial,
     shown,
     summary,
+    write_details,
 )
-from pipegap.analysis.report.page.listing import listed
-from pipegap.analysis.report.page.page import Chapter, GapRow, Opening, Page, html, with_lead
+from pipegap.analysis.report.page.page import (
+    Chapter,
+    GapRow,
+    Opening,
+    Page,
+    html,
+    listed,
+    with_lead,
+)
 from pipegap.analysis.statistics.tax import MAIN_ARMS
 from pipegap.analysis.statistics.text import (
     gap_table,
@@ -46,7 +54,7 @@ from pipegap.analysis.table import names
 from pipegap.analysis.table.load import as_csv
 from pipegap.analysis.table.metrics import DamagedRows
 from pipegap.analysis.table.points import BESIDE, settings
-from pipegap.analysis.table.stores import stored
+from pipegap.analysis.table.selection import stored
 from pipegap.analysis.table.text import hanging, in_markdown, terminal_width
 from pipegap.trainer.base.atomic import write_atomically
 from pipegap.trainer.base.children import Worker

@@ -11,13 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from pipegap.analysis.statistics.gaps import INACTIVE, SHORT
-from pipegap.analysis.statistics.intervals import ends_text, share_text
+from pipegap.analysis.statistics.pairs import ends_text, share_text
 from pipegap.analysis.statistics.tax import MAIN_ARMS, best_taxes
 from pipegap.analysis.table import names
 from pipegap.analysis.table.text import in_markdown, packed
-from pipegap.trainer.base.errors import some
-from pipegap.trainer.base.status import Status
-from pipegap.trainer.folder.result import failures
+from pipegap.trainer.base.errors import Status, some
+from pipegap.trainer.folder.wellformed import failures
 
 Cells = Mapping[Any, Any]
 
@@ -111,10 +110,11 @@ def gap_table(gaps: pd.DataFrame, *, width: int | None = None) -> str:
     cell is broken.
     """
     rows = _named(gaps)[gaps["pairs"] > 0].to_dict("records")
-    cells = {name: [text(row) for row in rows] for name, text in TEXTS.items()}
+    cells = {name: [text(row) for row in rows] for name, text in TEXTS.items()}  # by column
     if width is None:
         cells = {name: [*map(in_markdown, column)] for name, column in cells.items()}
     constant = [name for name in VARYING if len({*cells[name]}) <= 1]
+    # In a file only OPTIONAL columns are left out, on a terminal every empty one.
     may_go = OPTIONAL if width is None else cells
     empty = [name for name in may_go if not any(cells[name])]
     columns_shown = [name for name in cells if name not in (*constant, *empty)]
@@ -142,7 +142,7 @@ def _ruled(heads: Sequence[str], cells: Mapping[str, Sequence[str]], style: box.
 
 
 def _named(gaps: pd.DataFrame) -> pd.DataFrame:
-    """Optimizers and arms as people write them."""
+    """The table with optimizers and arms as people write them."""
     return gaps.assign(
         optimizer=gaps["optimizer"].map(names.optimizer), arm=gaps["arm"].map(names.arms(gaps))
     )

@@ -17,12 +17,11 @@ from pipegap.sweeps.request.command_line import Request, parse_count, parse_requ
 from pipegap.sweeps.request.expand import Trial
 from pipegap.sweeps.tracking.tracker import run_name
 from pipegap.trainer.base.cli import DONE, FAILED, Given, one_of, parse, say
-from pipegap.trainer.base.errors import BadInput, first_line
+from pipegap.trainer.base.errors import BadInput, Status, first_line
 from pipegap.trainer.base.places import require_folder
 from pipegap.trainer.base.resources import require_device
-from pipegap.trainer.base.status import Status
-from pipegap.trainer.data import benchmarks
-from pipegap.trainer.data.benchmarks import BENCHMARKS, FOLDER
+from pipegap.trainer.data import hub
+from pipegap.trainer.data.hub import BENCHMARKS, FOLDER
 from pipegap.trainer.store.snapshot import Snapshot
 
 HUB = "hub"
@@ -69,7 +68,7 @@ def main(words: Sequence[str]) -> int:
         return _average(request)
     trials = _with_weights(request.request)
     if request.request.dry_run:
-        from pipegap.analysis.statistics.downstream import precision
+        from pipegap.analysis.statistics.diagnostics import precision
 
         print(precision(request.request.results))
         return DONE
@@ -199,7 +198,7 @@ def _tasks(word: str, folder: str) -> list[Any]:
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     datasets.disable_progress_bars()
     if word in BENCHMARKS and folder != HUB:
-        return benchmarks.tasks(word, Path(folder))
+        return hub.tasks(word, Path(folder))
     is_file = Path(word).is_file()
     manager = TaskManager(include_defaults=not is_file)  # to list lm-eval's own takes seconds
     if not is_file and word not in manager.all_tasks:

@@ -12,10 +12,10 @@ from pipegap.sweeps.plan import sweep_record
 from pipegap.sweeps.plan.pricing import as_json, summary
 from pipegap.sweeps.plan.sweep_plan import Round, SweepPlan
 from pipegap.sweeps.request.command_line import NOTIFY, parse_request, take_url
-from pipegap.sweeps.request.files import ALL, PAPER, known
+from pipegap.sweeps.request.schema import ALL, PAPER, known
 from pipegap.trainer.base.cli import DONE, FAILED, parser, take_choice
 from pipegap.trainer.base.errors import BadInput, Stopped
-from pipegap.trainer.folder.result import LIST_FAILED, failures
+from pipegap.trainer.folder.wellformed import LIST_FAILED, failures
 from pipegap.trainer.store.opened import open_store
 
 
@@ -94,9 +94,11 @@ def _say_what_is_left(sweep_round: Round) -> int:
 def _end(sweep_round: Round, plan: SweepPlan) -> int:
     """Prints what became of a sweep, its report and its advice, or of one among several a line that
     names its page; returns an exit code."""
-    todo = [trial for trial in plan.distinct if sweep_round.seen.finished(trial) is None]
+    todo = [trial for trial in plan.distinct if sweep_round.snapshot.finished(trial) is None]
     failed_trials = [
-        (trial.name, row) for trial in todo if (row := sweep_round.seen.failure(trial)) is not None
+        (trial.name, row)
+        for trial in todo
+        if (row := sweep_round.snapshot.failure(trial)) is not None
     ]
     text = sweep_record.report(sweep_round, plan)
     if len(sweep_round.sweeps) > 1:

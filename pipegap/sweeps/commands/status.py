@@ -15,16 +15,14 @@ from rich.console import RenderableType
 from rich.live import Live
 
 from pipegap.analysis.table.text import aligned, terminal_width
-from pipegap.sweeps.plan.labels import Asked
-from pipegap.sweeps.plan.sweep_plan import Round
+from pipegap.sweeps.plan.sweep_plan import Round, SweepRequest
 from pipegap.sweeps.request.command_line import Request, parse_request
 from pipegap.sweeps.request.expand import Trial
 from pipegap.sweeps.view.progress import Progress, State
 from pipegap.sweeps.view.render import SHARE, GapTable, ReadConsole, render
 from pipegap.trainer.base.cli import DONE, parse, take_choice, take_flag
-from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.status import ENDED, Status
-from pipegap.trainer.folder.result import LIST_FAILED, Row, failures, why_failed
+from pipegap.trainer.base.errors import ENDED, BadInput, Status
+from pipegap.trainer.folder.wellformed import LIST_FAILED, Row, failures, why_failed
 from pipegap.trainer.store.bucket import StoreAway
 from pipegap.trainer.store.opened import open_store, pulled
 from pipegap.trainer.store.records import Record, records
@@ -61,7 +59,7 @@ class WatchedSweep:
         self._gaps = GapTable(request.results)
         self._now = Round.first(request, open_store(request.where))
         for sweep in self._now.sweeps:
-            _require_asked(sweep.asked, request.where)
+            _require_asked(sweep.request, request.where)
         self.progress = Progress([])
 
     def render(self, width: int | None) -> RenderableType:
@@ -72,7 +70,7 @@ class WatchedSweep:
         notes = [*failures(failed, len(trials))]
         if any(trial.plan.data_hash is None for trial in trials):
             notes.append("its data is not prepared here: trials cannot be recognised by their ids")
-        if closed := self._now.seen.closed:
+        if closed := self._now.snapshot.closed:
             notes.append(closed)
         return render(
             self._now.title,
@@ -84,7 +82,7 @@ class WatchedSweep:
     def _refresh(self) -> tuple[Sequence[Trial], Snapshot]:
         with suppress(StoreAway):  # for a moment: what was seen last is shown
             self._now = self._now.again()
-        trials, snapshot = self._now.planned, self._now.seen
+        trials, snapshot = self._now.planned, self._now.snapshot
         self.progress = Progress(trials, self.progress)
         self.progress.refresh(self.progress.trials, snapshot)
         return trials, snapshot
@@ -125,7 +123,7 @@ class WatchedSweep:
 def _as_json(trial: Trial, state: State, snapshot: Snapshot) -> dict[str, Any]:
     """A trial for programs. `result` is what result.json holds of it, which was read and is whole;
     `checkpoint_update` is that of the newest checkpoint, by its name."""
-    from pipegap.trainer.folder.checkpoint import newest_first  # torch is slow
+    from pipegap.trainer.folder.record import newest_first  # torch is slow
 
     rows, num_updates = trial.folder / "metrics.jsonl", trial.plan.num_updates
     age = time.time() - rows.stat().st_mtime if rows.is_file() else None
@@ -256,7 +254,7 @@ def _command(record: Record, where: str) -> str:
     return shlex.join(["pipegap", "status", *record.given, *_store(where)])
 
 
-def _require_asked(request: Asked, where: str) -> None:
+def _require_asked(request: SweepRequest, where: str) -> None:
     """Raise BadInput for a sweep that was asked for here, but only in other words."""
     if request.record is None and request.records:
         commands = " or ".join(_command(record, where) for record in request.records)
