@@ -117,7 +117,7 @@ def test_no_share_where_it_would_mislead(tmp_path: Path, losses: dict[str, Any])
 @pytest.mark.parametrize(
     ("delay", "left", "says"),
     [
-        ([1.4, 1.5, 1.3], [1.1, 1.2, 1.15], "not enough data"),
+        ([1.4, 1.5, 1.3], [1.1, 1.2, 1.15], "too weak for a share"),
         ([1.4, 1.469, 1.331], [1.2, 1.21, 1.19], "2987%, 68%]"),
         ([1.4, 1.42, 1.38], [1.2, 1.21, 1.19], "50% [50%, 50%]"),
     ],
@@ -149,7 +149,7 @@ def test_the_share_of_a_gap_that_may_be_0_is_told_nowhere(
         capsys.readouterr().out,
     ]
     assert all(says in text for text in texts[:2]), texts
-    is_known = says != "not enough data"
+    is_known = says != "too weak for a share"
     assert [re.search(r"\d%", text) is not None for text in texts[:2]] == [is_known] * 2, texts
     assert (says in texts[2], "removes 50%" in texts[3]) == (not is_known, is_known)
     for number in (as_json["removed"], *as_json["removed_interval"]):

@@ -19,6 +19,7 @@ from pipegap.analysis.table.rows import arm_columns
 from pipegap.analysis.table.schema import TRIAL
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.config.identity import names
+from tests.support.pages import FEW, with_figures
 from tests.support.synthetic_store import (
     FEEDBACK,
     LOSSES,
@@ -168,7 +169,7 @@ def test_an_empty_store_gives_the_schema_and_a_missing_one_is_bad_input(tmp_path
 
 
 @pytest.fixture(scope="module")
-def published(few_figures: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A store with a diverged trial, a key that is null and lists; and the CSV of its report."""
     folder = tmp_path_factory.mktemp("published")
     store = folder / "store"
@@ -176,7 +177,8 @@ def published(few_figures: None, tmp_path_factory: pytest.TempPathFactory) -> tu
         for arm, gap in (("sync", 0.0), ("delay", 0.123456789012345), ("delay_ef", 0.05)):
             losses = [level + gap, level + gap + 0.01, None if arm == "delay" else level + gap]
             put(store, arm, losses, num_updates=length, clip_norm=None, eps=1e-8, decay=1.0)
-    report(store, folder / "out")
+    with with_figures(FEW):
+        report(store, folder / "out")
     return store, folder / "out" / "trials.csv"
 
 
