@@ -17,15 +17,12 @@ import pandas as pd
 from pipegap.analysis.table.index import index_path, read_trials
 from pipegap.analysis.table.points import VERSIONS, group_of, with_one_name
 from pipegap.analysis.table.rows import Row
-from pipegap.analysis.table.schema import TRIAL
+from pipegap.analysis.table.schema import OF_ARM, TRIAL
 from pipegap.trainer.base.errors import BadInput, first_line, short
 from pipegap.trainer.base.former import YOUNGER
 from pipegap.trainer.base.status import ENDED, Status
 from pipegap.trainer.folder.wellformed import in_a_line
 
-MAY_LACK = ("folder", "num_active_parameters")
-"""Columns of the table that a published CSV may lack: a place on one machine, and what older
-reports did not tell."""
 PATH = "data.path"
 ARMS = ("arm", "base_arm", "family", "arm_without_cooldown")
 """Columns that hold keys of arms."""
@@ -43,7 +40,12 @@ NUMBERS = OF_EVERY_TRIAL | dict.fromkeys(
     ("optimizer.lr", "optimizer.momentum", "optimizer.weight_decay"), "float64"
 )
 """Keys of the config that tables and verdicts compute with → dtype."""
-NEEDED = [name for name in (*TRIAL, *OF_EVERY_TRIAL) if name not in MAY_LACK]
+NEEDED = (
+    *("trial_id", "status", "model", "data", "optimizer", "arm", *OF_ARM, "delay", "point", "seed"),
+    *("final_val_loss", "num_updates", "num_updates_asked", "num_parameters", *OF_EVERY_TRIAL),
+)
+"""Columns that comparisons compute with. Any other may be missing in a published CSV, which a
+report of older code wrote: its values are missing then."""
 STATUSES = (*ENDED, Status.UNFINISHED)
 
 

@@ -106,16 +106,19 @@ def _of_scale(words: Sequence[str], sweep: SweepPlan) -> list[str]:
 
 
 def report(sweep_round: Round, plan: SweepPlan) -> str:
-    """Writes the report of the arms at the chosen values, unless it is there; returns its text.
+    """Writes the report of the arms at the chosen values; returns its text for this terminal.
 
-    The other values that tuning tried are in tuned.csv.
+    Nothing is written where the report is there, and was printed for a terminal as wide. The other
+    values that tuning tried are in tuned.csv.
     """
+    from pipegap.analysis.table.text import terminal_width
+
     request, out = sweep_round.request, sweep_round.request.results / "reports" / plan.label
     folders = [trial.folder for trial in plan.distinct]
     made_of = state(record(sweep_round, plan), folders, code_version())
-    text = printed(out, made_of)
-    if text is not None:
-        return f"{text}\nnothing has changed since this report was made"
+    texts, width = printed(out, made_of), str(terminal_width())
+    if width in texts:
+        return f"{texts[width]}\nnothing has changed since this report was made"
     from pipegap.analysis.report import report as page
     from pipegap.analysis.report.asked import Asked
 
@@ -124,7 +127,7 @@ def report(sweep_round: Round, plan: SweepPlan) -> str:
     lines = [*tried.write(plan.sweep, plan.choices, out)]
     lines += [page.report(request.results, out, plan.label, request.where, question)]
     text = "\n".join(lines)
-    write_json(out / MADE_OF, {"state": made_of, "printed": text})
+    write_json(out / MADE_OF, {"state": made_of, "printed": {**texts, width: text}})
     sweep_round.store.push(out)
     return text
 
@@ -149,10 +152,11 @@ def _modified(path: Path) -> int:
     return 0
 
 
-def printed(out: Path, text_now: str) -> str | None:
-    """Return what the report in `out` printed; None unless it is made of the state `text_now`."""
-    with suppress(Damaged, OSError, ValueError, LookupError):
+def printed(out: Path, text_now: str) -> dict[str, str]:
+    """Return what the report in `out` printed, by the width of the terminal; empty unless it is
+    made of the state `text_now`."""
+    with suppress(Damaged, OSError, ValueError, LookupError, AttributeError):  # of older code too
         last = json.loads(content(out / MADE_OF))
         if (out / PAGE).is_file() and last["state"] == text_now:
-            return str(last["printed"])
-    return None
+            return {str(width): str(text) for width, text in last["printed"].items()}
+    return {}
