@@ -23,20 +23,10 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from bench.timing import medians_of_all, options, table
 from pipegap.trainer.base.build import build
-from pipegap.trainer.models.loss import cross_entropy
+from pipegap.trainer.models.layers import cross_entropy
 from pipegap.trainer.optimizers.routing import kinds
 from pipegap.trainer.ranks.groups import Gang
-from tests.support.ranks import (
-    CPU,
-    IN_A_ROW,
-    RANKS,
-    Run,
-    Send,
-    modules_of,
-    on_ranks,
-    ours,
-    prepare,
-)
+from tests.support.gangs import CPU, IN_A_ROW, RANKS, Run, Send, modules_of, on_ranks, ours, prepare
 
 
 def theirs(

@@ -24,7 +24,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from bench.timing import options
 from pipegap.analysis.report.report import report
-from pipegap.trainer.base.status import ENDED, Status
+from pipegap.trainer.base.errors import ENDED, Status
 from tests.support.synthetic_store import ARMS, config, record, result, write_in
 
 PATIENT = 300

@@ -37,9 +37,9 @@ from bench.pipeline import clip
 from bench.timing import WARM_UPS, medians, medians_of_all, options, table
 from pipegap.analysis.advice.speed import Costs, speed
 from pipegap.trainer.corrections.none import NoCorrection
-from pipegap.trainer.executors.gradients import Clip
+from pipegap.trainer.executors.executor import Clip
 from pipegap.trainer.executors.pipelined import Pipelined
-from pipegap.trainer.models.loss import cross_entropy
+from pipegap.trainer.models.layers import cross_entropy
 from pipegap.trainer.optimizers.routing import kinds
 from pipegap.trainer.ranks.groups import Gang, collect
 from pipegap.trainer.schedules.operations import Schedule
@@ -53,7 +53,7 @@ from pipegap.trainer.schedules.recipes import (
 from pipegap.trainer.stages.stage import Stage
 from pipegap.trainer.torch_pipelining import Schedule2BW
 from pipegap.trainer.tracing.trace import Clock, Spans, between, simulated
-from tests.support.ranks import CPU, Run, Send, on_ranks
+from tests.support.gangs import CPU, Run, Send, on_ranks
 
 FORWARD = 0.010
 """Seconds of a rank's forward; its backward takes as long for inputs, and again for weights."""

@@ -12,7 +12,7 @@ import pandas as pd
 
 from pipegap.analysis.report.report import PATHS
 from pipegap.analysis.table.load import as_csv, load
-from pipegap.sweeps.request.files import known
+from pipegap.sweeps.request.schema import known
 from pipegap.trainer.base.atomic import write_atomically
 from pipegap.trainer.base.cli import (
     DONE,

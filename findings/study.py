@@ -2,7 +2,7 @@
 made anew from the study's table."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -10,8 +10,7 @@ import pandas as pd
 from findings.front import filled
 from pipegap.analysis import gaps, load
 from pipegap.analysis.figures import BY_NAME
-from pipegap.analysis.figures.figure import plot, whole
-from pipegap.analysis.figures.files import picture, with_font
+from pipegap.analysis.figures.figure import picture, plot, whole, with_font
 from pipegap.trainer.base.atomic import write_atomically
 
 TABLE, PICTURE = "trials_tiny.csv", "losses.svg"
@@ -26,13 +25,6 @@ def losses(trials: pd.DataFrame) -> dict[str, pd.DataFrame]:
         str(optimizer): of.pivot_table("final_val_loss", "seed", "arm").dropna()
         for optimizer, of in done.groupby("optimizer")
     }
-
-
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A table, its heads first."""
-    heads, *other_rows = rows
-    lines = (heads, ["---"] * len(heads), *other_rows)
-    return "\n".join(f"| {' | '.join(row)} |" for row in lines)
 
 
 def write(folder: Path, result: Callable[[pd.DataFrame], str]) -> None:

@@ -20,6 +20,15 @@ DOES = {
 }
 """Command → what it does."""
 
+GROUPS = {
+    "train": ("trial", "sweep", "data"),
+    "look": ("status", "list", "report", "figures", "dashboard"),
+    "decide": ("advise", "evaluate", "stability"),
+    "tidy up": ("rerun", "prune"),
+    "on a Ray cluster": ("submit", "jobs", "stop"),
+}
+"""What people do → the commands for it."""
+
 Program = tuple[str, ...]
 """A module for `python -m`, and the word with which its words begin, if any."""
 PROGRAMS: dict[str, Program] = {
@@ -39,8 +48,10 @@ def run() -> int:
     """
     name, *words = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
-        lines = (f"  {command:<11}{does}" for command, does in DOES.items())
-        print("pipegap COMMAND [key=value …], or pipegap COMMAND --help", "", *lines, sep="\n")
+        print("pipegap COMMAND [key=value …], or pipegap COMMAND --help")
+        for group, commands in GROUPS.items():
+            lines = (f"  {command:<11}{DOES[command]}" for command in commands)
+            print(f"\n{group}:", *lines, sep="\n")
         return 0
     if name == "--version":
         print(f"pipegap {version('pipegap')}")

@@ -15,7 +15,7 @@ from pipegap.trainer.config import compose
 from pipegap.trainer.ranks import spawn
 from tests.support.composed import composed
 
-pytest_plugins = ["tests.support.refusals"]
+pytest_plugins = ["tests.support.processes"]
 compose._compose = composed  # also for tables of cases, which are made before any fixture
 
 settings.register_profile("no deadline", deadline=None)  # a slow machine fails no test
@@ -67,7 +67,7 @@ def one_thread() -> None:
 @pytest.fixture
 def without_figures() -> Iterator[None]:
     """The reports that this process makes have no figures, which other tests look at."""
-    from tests.support.reports import with_figures  # slow: only imported where a report is made
+    from tests.support.pages import with_figures  # slow: only imported where a report is made
 
     with with_figures([]):
         yield

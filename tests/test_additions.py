@@ -21,7 +21,7 @@ CHANGED = ("docs", "pipegap", "tests")
 EXAMPLES = {block.path: block.text for block in blocks(ROOT / "docs" / "extending.md")}
 TESTS = (
     *("tests/analysis/claims/test_claims.py", "tests/analysis/figures/test_conformance.py"),
-    *("tests/analysis/theory", "tests/docs/test_links.py"),
+    *("tests/analysis/theory", "tests/docs/test_pages.py"),
     *("tests/sweeps/request", "tests/trainer/config/test_config.py", "tests/trainer/corrections"),
     *("tests/trainer/optimizers", "tests/trainer/schedules"),
 )
@@ -128,9 +128,9 @@ ADDITIONS: Mapping[str, Mapping[str, Sequence[Edit]]] = {
     "schedule": {
         "pipegap/trainer/schedules/recipes.py": [Edit(HALF_DELAYED)],
         "pipegap/conf/pipeline/half_delayed.yaml": [Edit(PIPELINE_YAML)],
-        "tests/trainer/schedules/test_conformance.py": [
+        "tests/trainer/schedules/test_schedules.py": [
             Edit(
-                '    "half_delayed": lambda stage, m: int(stage < STAGES // 2),\n',
+                '    "half_delayed": lambda stage, m: int(stage < STAGES_OF_CONFORMANCE // 2),\n',
                 '    "interleaved_1f1b": lambda',
             )
         ],

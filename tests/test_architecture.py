@@ -41,9 +41,8 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             *("base", "compiled", "corrections", "data", "executors", "models", "optimizers"),
             *("ranks", "schedules", "stages", "tracing"),
         },
-        "progress": {"base", "config", "executors", "schedules"},
         "training": {
-            *("base", "config", "data", "executors", "folder", "models", "parts", "progress"),
+            *("base", "config", "data", "executors", "folder", "models", "parts"),
             *("ranks", "schedules", "stages"),
         },
         "trial": {
@@ -52,11 +51,10 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             "executors",
             "folder",
             "parts",
-            "progress",
             "ranks",
             "training",
         },
-        "averaged": {"base", "executors", "folder", "models", "parts"},
+        "averaged": {"base", "executors", "folder", "models", "parts", "stages"},
         "rehearsal": {"base", "data", "folder", "models", "ranks", "trial"},
         "delayed": {
             *("base", "config", "corrections", "executors", "folder", "optimizers", "schedules"),

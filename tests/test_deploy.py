@@ -15,12 +15,12 @@ import pytest
 import ray.autoscaler
 import yaml
 
-from pipegap.sweeps.cluster.package import STOP_WAIT, require_shared
-from pipegap.sweeps.cluster.tune_hooks import GRACE
+from pipegap.sweeps.cluster.driver import GRACE
+from pipegap.sweeps.cluster.jobs import STOP_WAIT, require_shared
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.trainer.base.places import CODE_ROOT
-from tests.support import small
-from tests.support.slurm import slurm
+from tests.support import small_sweep
+from tests.support.clusters import slurm
 
 DEPLOY = CODE_ROOT / "deploy"
 
@@ -94,7 +94,9 @@ def test_slurm_runs_a_sweep_on_two_nodes_over_a_signal_and_the_end_of_its_time()
 
         def submitted(store: str, num_updates: int) -> str:
             length = (f"num_updates={num_updates}", f"eval_every={num_updates}")
-            words = [w for w in small.overrides(folder, *length) if not w.startswith("results=")]
+            words = [
+                w for w in small_sweep.overrides(folder, *length) if not w.startswith("results=")
+            ]
             grid = ["grid.optimizer=[adamw]", "grid.optimizer.momentum=[0.9]", "seeds=[0]"]
             options = ["--parsable", "--nodes=2", f"--chdir={CODE_ROOT}", f"--output={folder}/log"]
             script = ["deploy/slurm.sh", "sweep=momentum", "scale=micro", *grid, *words]

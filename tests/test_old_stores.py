@@ -11,7 +11,7 @@ from pipegap.analysis.advice.advise import verdict_rows
 from pipegap.analysis.table.load import load
 from pipegap.sweeps.__main__ import main as sweeps
 from pipegap.trainer.base.places import CODE_ROOT
-from tests.support.reports import FEW, with_figures
+from tests.support.pages import FEW, with_figures
 
 FILES = CODE_ROOT / "tests" / "stores" / "v0_2.jsonl"
 """The text files of its store: five sweeps of tiny models, their records and finished trials."""

@@ -1,7 +1,10 @@
 """The front package: public names of two packages, and the commands of all."""
 
+import re
 import subprocess
 import sys
+from contextlib import suppress
+from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import pipegap
-from pipegap.__main__ import DOES, PROGRAMS, run
+from pipegap.__main__ import DOES, GROUPS, PROGRAMS, run
 from pipegap.analysis.commands import COMMANDS as OF_ANALYSIS
 from pipegap.sweeps.commands import COMMANDS as OF_SWEEPS
 
@@ -41,6 +44,22 @@ def test_a_name_that_nobody_has() -> None:
 def test_every_command_has_its_own_name_here() -> None:
     assert set(PROGRAMS) == {*OF_SWEEPS, *OF_ANALYSIS, "trial", "data"}
     assert list(PROGRAMS) == list(DOES)
+    assert sorted(PROGRAMS) == sorted(name for names in GROUPS.values() for name in names)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_command_has_an_example_and_keys_of_one_form(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`key=` at the beginning of its line, never `key` alone."""
+    module, *words = PROGRAMS[name]
+    main = import_module(f"{module}.__main__").main
+    with suppress(SystemExit):
+        main([*words, "--help"])
+    text = capsys.readouterr().out
+    assert f"\ne.g. pipegap {name}" in text
+    keys = text.partition("show this help message and exit")[2]
+    assert not re.search(r"^(?:results|format|out|sweep|optimizer) +\w", keys, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

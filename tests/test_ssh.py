@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from pipegap.trainer.base.places import CODE_ROOT
-from tests.support import small
-from tests.support.ssh import machines
-from tests.support.two_nodes import ADDRESSES
+from tests.support import small_sweep
+from tests.support.clusters import ADDRESSES, machines
 
 
 def filled_in(shared: Path) -> str:
@@ -67,7 +66,7 @@ def test_a_sweep_on_machines_with_ssh_outlives_the_loss_of_one() -> None:
         with here.start("ray", "dashboard", cluster) as forwarding:
             connect = ["bash", "-c", "</dev/tcp/localhost/8265"]
             until(lambda: here.start(*connect).wait() == 0)
-            job = here.start("pipegap", "submit", *words, *small.overrides(folder, *length))
+            job = here.start("pipegap", "submit", *words, *small_sweep.overrides(folder, *length))
             until(lambda: {a["host"] for _, a in attempts(1)} == {*ADDRESSES})
             [lost] = [path for path, attempt in attempts(1) if attempt["host"] == "pipeb"]
             until(lambda: checkpoints(lost.parent))

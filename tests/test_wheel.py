@@ -14,7 +14,7 @@ from ray._private.runtime_env.packaging import create_package
 
 from pipegap.trainer.__main__ import main as trial
 from pipegap.trainer.base.places import CODE_ROOT, CONF
-from tests.support import small
+from tests.support import small_sweep
 
 SOURCE = ("pyproject.toml", "README.md", "pipegap")
 PROJECT = tomllib.loads((CODE_ROOT / "pyproject.toml").read_text())["project"]
@@ -116,7 +116,7 @@ def test_packages_of_its_folders_names_break_nothing(
     ):
         pip("install", "--no-deps", "--no-index", "--upgrade", "--target", str(folder), *wheels)
     assert contents(first) == contents(last)
-    words = small.overrides(tmp_path, "num_updates=2", f"results={tmp_path / 'results'}")
+    words = small_sweep.overrides(tmp_path, "num_updates=2", f"results={tmp_path / 'results'}")
     run(first, tmp_path, "-m", "pipegap", "trial", *words)
     [trial] = json.loads(run(first, tmp_path, "-m", "pipegap", "list", "format=json"))
     assert trial["status"] == "completed"
@@ -133,7 +133,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_sweeps_are_planned_by_name_and_by_path(site: Path, tmp_path: Path) -> None:
     own = shutil.copy(CONF / "sweep" / "main.yaml", tmp_path / "mine.yaml")
-    words = ("scale=micro", "dry_run=true", f"data.path={small.corpus(tmp_path)}")
+    words = ("scale=micro", "dry_run=true", f"data.path={small_sweep.corpus(tmp_path)}")
     told = run(site, tmp_path, "-m", "pipegap", "sweep", f"sweep=main,{own}", *words)
     assert "48 asked, 24 unique" in told
 
@@ -151,7 +151,7 @@ def test_one_program_has_every_command(
 
 def test_a_job_takes_the_installed_code_along(site: Path, tmp_path: Path) -> None:
     ask = (
-        "import json; from pipegap.sweeps.cluster.package import runtime_env; "
+        "import json; from pipegap.sweeps.cluster.jobs import runtime_env; "
         "print(json.dumps(runtime_env()))"
     )
     asked = json.loads(run(site, tmp_path, "-c", ask))

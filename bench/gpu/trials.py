@@ -25,9 +25,9 @@ from pipegap.trainer.base.errors import GangFailed
 from pipegap.trainer.base.resources import ranks_may_share_a_gpu, synchronize
 from pipegap.trainer.config.compose import compose
 from pipegap.trainer.data.bins import HEADER_BYTES, LAYOUTS
-from pipegap.trainer.folder import checkpoint
+from pipegap.trainer.folder import record
 from pipegap.trainer.ranks.groups import Edge, Gang
-from tests.support.ranks import IN_A_ROW, Send, on_ranks, ours
+from tests.support.gangs import IN_A_ROW, Send, on_ranks, ours
 from tests.support.steps import executor, resolved
 
 MAGIC = next(iter(LAYOUTS))
@@ -76,14 +76,14 @@ def checkpoints(setting: GPUSetting) -> Iterator[Row]:
     trained = executor(resolved(setting.words(*EF)))
     trained.run(0, 1, lambda update: None)
     seconds, last = {}, _now(setting)
-    copy = checkpoint.copied(trained.state())
+    copy = record.copied(trained.state())
     seconds["copy"], last = _now(setting) - last, _now(setting)
     with TemporaryDirectory() as name:
-        checkpoint.save(Path(name), 1, {"executor": copy}, 1)
-        [newest] = checkpoint.newest_first(Path(name))
+        record.save(Path(name), 1, {"executor": copy}, 1)
+        [newest] = record.newest_first(Path(name))
         num_bytes = newest.path.stat().st_size
         seconds["write"], last = _now(setting) - last, _now(setting)
-        state = checkpoint.load(newest.path)
+        state = record.load(newest.path)
         seconds["read"], last = _now(setting) - last, _now(setting)
         trained.restore(state["executor"])
         seconds["restore"] = _now(setting) - last

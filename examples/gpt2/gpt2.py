@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.ranges import Few, Rows
 from pipegap.trainer.base.resources import stream
+from pipegap.trainer.models.decoder import Pretrained, Split, balanced
 from pipegap.trainer.models.layers import normal
-from pipegap.trainer.models.recipe import Pretrained, Split, balanced
 from pipegap.trainer.optimizers.routing import Kind, kinds
 
 STD = 0.02
@@ -44,7 +44,7 @@ BUFFERS = (r"\.attn\.(masked_)?bias$",)
 
 @dataclass(frozen=True, kw_only=True)
 class GPT2:
-    """Implements trainer.models.recipe.Recipe; the fields are the keys of `model`."""
+    """Implements trainer.models.decoder.Recipe; the fields are the keys of `model`."""
 
     vocab_size: Rows
     hidden_size: Rows

@@ -16,10 +16,9 @@ from typing_extensions import override
 
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.ranges import Positive, Rows
-from pipegap.trainer.models.decoder import KEYS, DecoderStage, LayerSize
+from pipegap.trainer.models.decoder import KEYS, DecoderStage, LayerSize, Pretrained, Split
 from pipegap.trainer.models.layers import Attention, Layer, Streams, normal, normalised, wide
 from pipegap.trainer.models.llama import Llama
-from pipegap.trainer.models.recipe import Pretrained, Split
 from pipegap.trainer.optimizers.routing import Kind
 
 

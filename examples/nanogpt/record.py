@@ -18,9 +18,8 @@ from typing_extensions import override
 
 from examples.nanogpt.gpt import GPT
 from pipegap.trainer.corrections.ema_nesterov import EmaNesterov
-from pipegap.trainer.optimizers.chained import Chained
 from pipegap.trainer.optimizers.orthogonal import fourth_norms, norms
-from pipegap.trainer.optimizers.routing import Group
+from pipegap.trainer.optimizers.routing import Chained, Group
 from pipegap.trainer.optimizers.soap_muon import SoapMuon
 
 SCHEDULE = 2900  # updates at which the learning rates would reach 0

@@ -41,7 +41,7 @@ from examples.nanogpt.record import Record
 from pipegap.trainer.data.bins import Bins
 from pipegap.trainer.data.shards import Tokens
 from pipegap.trainer.delayed import DelayedOptimizer, record
-from pipegap.trainer.optimizers.chained import Chained
+from pipegap.trainer.optimizers.routing import Chained
 
 VOCABULARY = 50_304
 MICROBATCH = 16  # sequences, whose logits are 3 GB in fp32

@@ -15,15 +15,13 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from findings.front import filled
-from findings.study import PICTURE, losses, markdown
+from findings.front import filled, markdown
+from findings.study import PICTURE, losses
 from pipegap.analysis import load
-from pipegap.analysis.figures.figure import Chart, Figure, plot, whole
-from pipegap.analysis.figures.files import picture, with_font
-from pipegap.analysis.figures.multiples import titled
-from pipegap.analysis.figures.scales import NUMBER, gap_axis
+from pipegap.analysis.figures.figure import Chart, Figure, picture, plot, whole, with_font
+from pipegap.analysis.figures.panels import NUMBER, gap_axis, titled
 from pipegap.analysis.figures.style import legend, optimizer_styles, rounded
-from pipegap.analysis.statistics.intervals import (
+from pipegap.analysis.statistics.pairs import (
     CONFIDENCE,
     Interval,
     Values,

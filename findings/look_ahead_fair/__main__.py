@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from findings.study import PICTURE, TABLE, losses, markdown, write
-from pipegap.analysis.statistics.intervals import mean_interval, moments
+from findings.front import markdown
+from findings.study import PICTURE, TABLE, losses, write
+from pipegap.analysis.statistics.pairs import mean_interval, moments
 from pipegap.analysis.table import names
 
 SYNC = ("sync", "sync_ema_nesterov(look_ahead=0.3)")

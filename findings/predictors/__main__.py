@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from findings.study import PICTURE, TABLE, losses, markdown, write
+from findings.front import markdown
+from findings.study import PICTURE, TABLE, losses, write
 from pipegap.analysis import gaps
-from pipegap.analysis.statistics.intervals import mean_interval
+from pipegap.analysis.statistics.pairs import mean_interval
 from pipegap.analysis.statistics.text import TEXTS
 from pipegap.analysis.table import names
 

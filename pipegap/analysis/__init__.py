@@ -12,16 +12,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from pipegap.analysis.advice.advise import advise
-    from pipegap.analysis.statistics.best import best
-    from pipegap.analysis.statistics.downstream import downstream
-    from pipegap.analysis.statistics.gaps import gaps
+    from pipegap.analysis.statistics.diagnostics import downstream
+    from pipegap.analysis.statistics.gaps import best, gaps
 
 __all__ = ["advise", "best", "downstream", "gaps", "load"]
 
 WHERE = {
     "advise": "pipegap.analysis.advice.advise",
-    "best": "pipegap.analysis.statistics.best",
-    "downstream": "pipegap.analysis.statistics.downstream",
+    "best": "pipegap.analysis.statistics.gaps",
+    "downstream": "pipegap.analysis.statistics.diagnostics",
     "gaps": "pipegap.analysis.statistics.gaps",
 }
 """Name → its module, which is imported when it is asked for: a trial that talks to a bucket needs

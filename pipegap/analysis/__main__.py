@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from textwrap import fill
 
 from pipegap.analysis.commands import COMMANDS
 from pipegap.trainer.base.cli import (
@@ -15,10 +16,16 @@ from pipegap.trainer.base.cli import (
     split_command,
 )
 
+WIDTH = 100
+"""Columns of a help text."""
+
 
 def _given(words: Sequence[str], command: str, does: str, keys: Mapping[str, str]) -> Given:
     """Values by key. A key in capitals among `keys` allows any other key."""
-    keys_text = "\n".join(f"{key:<15}{what}".rstrip() for key, what in keys.items())
+    keys_text = "\n".join(
+        fill(what, WIDTH, initial_indent=f"{f'{key}=':<15}", subsequent_indent=" " * 15)
+        for key, what in keys.items()
+    )
     values = parse(words, command, does, keys_text)
     if not any(key.isupper() for key in keys):
         refuse_others({key: values[key] for key in values if key not in keys}, command)

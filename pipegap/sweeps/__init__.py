@@ -23,7 +23,7 @@ MODULES = {
 # only (the switch is named for the systems on which that is Ray's own default).
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # Tune's own tables, in place of our display
-os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "1000")  # tune_hooks.py has the limit
+os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "1000")  # cluster/driver.py has it
 os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # trials save a checkpoint first
 # Under `uv run` Ray would send the working folder to the workers and start them by uv; ours import
 # what the driver imports, from where it does.

@@ -19,25 +19,24 @@ from pipegap.trainer.base.cli import (
     parser,
     remedy_of,
     split_word,
+    stopping,
 )
 from pipegap.trainer.base.errors import BadInput, GangFailed, LeaseLost, Stopped
 from pipegap.trainer.base.places import CONF
 
 
-def _choices() -> str:
-    """The groups of conf/ with their choices, one line per group."""
-    from pipegap.trainer.config.names import GROUPS, yamls
+def _parser() -> Parser:
+    from pipegap.trainer.config.identity import GROUPS, yamls
 
     names = {group: " | ".join(path.stem for path in yamls(group)) for group in sorted(GROUPS)}
-    return "\n".join(f"  {group + '=':<14}{choices}" for group, choices in names.items())
-
-
-def _parser() -> Parser:
+    choices = "\n".join(f"  {group + '=':<14}{stems}" for group, stems in names.items())
+    # What stands above "# Training" is Hydra's list of groups, which `choices` shows already.
     keys = (CONF / "config.yaml").read_text("utf-8").partition("# Training")[2]
     options = parser(
         "pipegap trial",
-        "Runs or resumes one trial, and records it in its folder.",
-        f"choices:\n{_choices()}\n\nkeys and their defaults:{keys}\n"
+        "Runs or resumes one trial, and records it in its folder.\n\n"
+        "e.g. pipegap trial optimizer=muon pipeline=pipedream_2bw correction=error_feedback",
+        f"choices:\n{choices}\n\nkeys and their defaults:{keys}\n"
         "The keys of a choice are in conf/<group>/<choice>.yaml: optimizer.lr=0.004\n"
         "code=DIR and GROUP._target_=MODULE.NAME run Python: that of people whom you trust",
     )
@@ -57,6 +56,7 @@ def _parser() -> Parser:
 
 def _config(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.config is None:
+        # Imported here: Hydra is slow to load, and a resolved config does not need it.
         from pipegap.trainer.config.compose import compose
 
         return compose(arguments.keys)
@@ -72,23 +72,24 @@ def _config(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _require_no_code(config: Mapping[str, Any]) -> None:
-    """Raises BadInput if a config, which may be a stranger's, names Python that is no choice of
-    pipegap's.
+    """Raises BadInput if a config names Python that is not a choice of pipegap.
 
-    Nothing of it has been imported.
+    The config may be a stranger's, so none of the Python that it names has been imported yet.
     """
-    from pipegap.trainer.config.names import is_offered, refuse_own_loop
+    from pipegap.trainer.config.identity import is_offered, refuse_own_loop
 
     refuse_own_loop(config)
     says = "is Python that this config would run: give code=DIR too if you trust it (docs/trust.md)"
     if config.get("code") is not None:
         raise BadInput("code", config["code"], says)
     targets = {key: str(address) for key, address in _targets(config)}
+    # All addresses are checked by their text before the first of pipegap's own is looked up.
     for key, address in targets.items():
         if not is_own(address):
             raise BadInput(key, address, says)
     for key, address in targets.items():
         if not is_offered(key.removesuffix("._target_"), address):
+            # pipegap's own modules have other callables too, which no config needs.
             raise BadInput(key, address, f"must be that of a choice of pipegap's: this {says}")
 
 
@@ -123,17 +124,14 @@ def _show(row: dict[str, Any]) -> None:
 
 
 def _say(message: str, file: TextIO) -> None:
-    """Prints `message` to `file`; under torchrun only rank 0 prints.
-
-    The trial does not depend on whether its terminal is still there.
-    """
+    """Prints `message` to `file`; under torchrun only rank 0 prints."""
     if os.environ.get("RANK", "0") == "0":
-        with suppress(OSError):
+        with suppress(OSError):  # the terminal may be gone, and the trial goes on without it
             print(message, file=file)
 
 
 def _summary(config: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    from pipegap.trainer.folder.result import trial_folder
+    from pipegap.trainer.folder.wellformed import trial_folder
 
     return (
         f"{result['status']} trial {result['trial_id']}: final_val_loss "
@@ -151,9 +149,9 @@ def main(words: Sequence[str]) -> int:
         if arguments.cfg:
             print(json.dumps(config, indent=1))
             return DONE
-        from pipegap.trainer.base.cli import stopping
         from pipegap.trainer.trial import finished_result, run_trial
 
+        # Asked before the run: `run_trial` returns an earlier result as it does a new one.
         earlier_result = finished_result(config)
         with stopping("stops at the next drain, with a checkpoint") as asked_to_stop:
             result = run_trial(config, _show, asked_to_stop)
@@ -165,7 +163,7 @@ def main(words: Sequence[str]) -> int:
         return INTERRUPTED
     except OSError as error:
         if (remedy := remedy_of(error)) is None:
-            raise
+            raise  # a fault of the program: its traceback helps more than one line
         _say(f"pipegap trial: {error}: {remedy}", sys.stderr)
         return FAILED
     _say(

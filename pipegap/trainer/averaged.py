@@ -10,20 +10,20 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from pipegap.trainer.base.build import build
-from pipegap.trainer.base.code import use_code
+from pipegap.trainer.base.build import build, use_code
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.resources import require_device
 from pipegap.trainer.executors.emulated import mean_loss
-from pipegap.trainer.folder.checkpoint import kept_weights
-from pipegap.trainer.models.loss import cross_entropy
+from pipegap.trainer.folder.record import kept_weights
+from pipegap.trainer.models.layers import cross_entropy
 from pipegap.trainer.parts import open_data
+from pipegap.trainer.stages.versions import dtypes_of
 
 
 def whole_sets(folder: Path) -> list[int]:
     """The numbers of updates after which a trial kept its weights, ascending.
 
-    Warns of a file that is not whole, which counts as none.
+    A file that is not whole is left out, with a warning.
     """
     return [update for update, path in kept_weights(folder).items() if _is_whole(path)]
 
@@ -45,6 +45,7 @@ def mean_of(folder: Path, updates: Sequence[int]) -> dict[str, Tensor]:
     sets = kept_weights(folder)
     total: dict[str, Tensor] = {}
     for update in updates:
+        # One set at a time: memory holds two sets, the sum and this one.
         weights = load_file(sets[update])
         if total and _shapes(weights) != _shapes(total):
             raise BadInput("average", sets[update], "has other weights than the set before it")
@@ -66,11 +67,12 @@ def validation_loss(config: Mapping[str, Any], weights: Mapping[str, Tensor]) ->
     use_code(config.get("code"))
     device, recipe = require_device(config["device"]), build(config["model"])
     module = recipe.stage(0, recipe.split(1, config["seq_len"]))
-    for name, weight in module.named_parameters():
+    # As `Versions.bind_others` casts them: routers, for one, are read in fp32 in any case.
+    dtypes = dtypes_of(module, getattr(torch, config["eval_dtype"]))
+    for (name, weight), dtype in zip(module.named_parameters(), dtypes, strict=True):
         if name not in weights or weights[name].shape != weight.shape:
             raise BadInput("average", name, "is another weight, or none, in the sets that it kept")
-        weight.copy_(weights[name])
-    module.to(device, getattr(torch, config["eval_dtype"]))
+        weight.data = weights[name].to(device, dtype)
     _, validation = open_data(config)
     batches = validation.batches(config["eval_batch_size"])
     return mean_loss([module], cross_entropy, (batch.to(device) for batch in batches))

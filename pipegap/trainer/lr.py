@@ -19,6 +19,7 @@ def _with_warmup(num_updates: int, warmup: float, decay: Callable[[float], float
     `decay` maps the progress after the warm-up (0 at its first update, 1 at the last) to a factor.
     """
     num_warmup = round(warmup * num_updates)
+    # − 1: the last update is num_updates − 1, and its factor is the final one.
     num_decay = max(1, num_updates - num_warmup - 1)
 
     def factor(update: int) -> float:
@@ -58,4 +59,5 @@ def constant(num_updates: int, *, warmup: Share) -> Factor:
 def inverse_sqrt(num_updates: int, *, warmup: Share) -> Factor:
     """sqrt(num_warmup / (t + 1)) after warm-up (Vaswani et al. 2017, section 5.3)."""
     num_warmup = max(1, round(warmup * num_updates))
+    # The two curves meet at t + 1 = num_warmup, where both are 1.
     return lambda update: min((update + 1) / num_warmup, math.sqrt(num_warmup / (update + 1)))

@@ -11,23 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipegap.trainer.base.build import build, label, locate, made
-from pipegap.trainer.base.code import use_code
+from pipegap.trainer.base.build import build, label, locate, made, use_code
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.compiled.passes import StagePlace, loss_of
 from pipegap.trainer.compiled.stage import CompiledStage
 from pipegap.trainer.data.batches import Batches, Prefetched, Windows
 from pipegap.trainer.data.shards import Dataset
 from pipegap.trainer.executors.emulated import Emulated
-from pipegap.trainer.executors.executor import Loss, practise
-from pipegap.trainer.executors.gradients import Clip
+from pipegap.trainer.executors.executor import Clip, Loss, practise
 from pipegap.trainer.executors.pipelined import Pipelined
+from pipegap.trainer.models.decoder import Recipe, Split, compiled, compiled_stage
 from pipegap.trainer.models.export import start_from
-from pipegap.trainer.models.loss import loss_by
-from pipegap.trainer.models.recipe import Recipe, Split, compiled, compiled_stage
-from pipegap.trainer.optimizers.flat_optimizer import flattened
-from pipegap.trainer.optimizers.in_parts import optimizer_in_parts
+from pipegap.trainer.models.layers import loss_by
 from pipegap.trainer.optimizers.routing import Parameters, is_entrywise
+from pipegap.trainer.optimizers.state import optimizer_in_parts
 from pipegap.trainer.ranks.groups import Gang
 from pipegap.trainer.schedules.operations import Schedule
 from pipegap.trainer.stages.backward import microbatches_of
@@ -64,8 +61,8 @@ def build_parts(config: Config, num_updates: int) -> Parts:
 def build_emulated(config: Config, parts: Parts, device: torch.device) -> Emulated:
     """Builds the executor of all stages in this process, on `device`, weights initialised."""
     schedule = parts.schedule
-    every = range(schedule.num_stages)
-    stages = build_stages(config, parts.model, schedule, parts.lr_factor, device, every)
+    indices = range(schedule.num_stages)
+    stages = build_stages(config, parts.model, schedule, parts.lr_factor, device, indices)
     _say_without_graph(config, stages)
     return Emulated(
         stages,
@@ -93,10 +90,12 @@ def _say_without_graph(config: Config, stages: Iterable[Stage]) -> None:
 def build_pipelined(config: Config, parts: Parts, gang: Gang) -> Pipelined:
     """Builds the executor of this rank's stages of the pipeline, weights initialised."""
     schedule, device = parts.schedule, gang.device
+    # Rows of a microbatch, the unit that stages send each other.
     rows = config["batch_size"] // (schedule.num_microbatches * gang.num_replicas)
     stages_here = schedule.stages(gang.place)
     stages = build_stages(config, parts.model, schedule, parts.lr_factor, device, stages_here)
     loss, message = _loss(config), torch.Size([rows, config["seq_len"], parts.model.hidden_size])
+    # Before `Pipelined` connects the stages, which sends their first messages.
     practise(dict(zip(stages_here, stages, strict=True)), schedule.num_stages - 1, loss, message)
     return Pipelined(
         stages,
@@ -112,16 +111,15 @@ def build_pipelined(config: Config, parts: Parts, gang: Gang) -> Pipelined:
 
 
 def _batch(parts: Parts, device: torch.device) -> Callable[[int], Tensor]:
-    """Returns the reader of batches by number, ahead of their turn on a GPU.
-
-    A core of a CPU has nothing else to do while a batch is read.
-    """
+    """Returns the reader of batches by number, which on a GPU reads them ahead of their turn."""
     read_batch = parts.batches.__getitem__
+    # On a CPU reading ahead gains nothing: the core that would read is the one that computes.
     return Prefetched(read_batch, device) if device.type == "cuda" else read_batch
 
 
 def _clip(config: Config) -> Clip:
     norm = math.inf if config["clip_norm"] is None else config["clip_norm"]
+    # Without a limit both scopes give the same numbers, and the global one reports them earlier.
     return Clip(norm, by_stage=config["clip_scope"] == "stage" and norm < math.inf)
 
 
@@ -142,7 +140,7 @@ def open_data(config: Config) -> tuple[Batches, Windows]:
     model's.
     """
     source = build(config["data"])
-    # Of a source that may say it before it is opened, which can take hours.
+    # A source that knows its vocabulary is checked before it is opened, which can take hours.
     if (vocab_size := getattr(source, "known_vocab_size", None)) is not None:
         _require_vocabulary(config, vocab_size)
     dataset: Dataset = source.open()
@@ -175,12 +173,10 @@ def build_stages(
 ) -> list[Stage]:
     """Builds the model's stages with these `indices`, on `device`, weights initialised.
 
-    A weight whose name both the first and the last stage have is tied. Not in a graph, an optimizer
-    that steps every entry by itself steps all weights that decay at once.
+    A weight that both the first and the last stage name is tied.
     """
-    by_entry = is_entrywise(locate(config["optimizer"]["_target_"]))
-    arrange = flattened if by_entry and config["compile"] != "update" else lambda make: make
     split = model.split(schedule.num_stages, config["seq_len"])
+    # Of the model, whatever `indices` are: a rank may hold one of the two copies.
     ends = (empty_stage(model, index, split).named_parameters() for index in (0, len(split) - 1))
     first, last = (frozenset(name for name, _ in pairs) for pairs in ends)
     tied = first & last if len(split) > 1 else frozenset()
@@ -188,12 +184,13 @@ def build_stages(
     make = _stages_of(config, model, split)
     stages = []
     for index in indices:
+        # Drawn on the CPU and moved then: the same weights on every device.
         module = empty_stage(model, index, split).to_empty(device="cpu")
         start(model, module, config["seed"])
         stage = make(index)(
             module.to(device),
             model.kinds(module),
-            arrange(optimizer_of(config["optimizer"])),
+            optimizer_of(config["optimizer"]),
             lambda lags: build(config["correction"], schedule.num_updates, lags),
             lr_factor,
             lag=schedule.lags[index],
@@ -210,7 +207,8 @@ def build_stages(
 def _stages_of(
     config: Config, model: Recipe, split: Split
 ) -> Callable[[int], Callable[..., Stage]]:
-    """Number of a stage → what makes it of its module and the rest."""
+    """Returns a function from the number of a stage to the class, or a partial of it, that makes
+    it of its module and the other arguments."""
     ways: Mapping[bool | str, Callable[[int], Callable[..., Stage]]] = {
         False: lambda index: Stage,
         True: lambda index: partial(Stage, run=compiled_stage),

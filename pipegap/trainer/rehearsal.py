@@ -18,18 +18,17 @@ from pipegap.trainer.base.atomic import file_hash
 from pipegap.trainer.base.build import build
 from pipegap.trainer.base.errors import Stopped
 from pipegap.trainer.data.shards import Dataset, Source, Tokens
-from pipegap.trainer.folder.result import Row
+from pipegap.trainer.folder.wellformed import Row
 from pipegap.trainer.models.export import FINAL
-from pipegap.trainer.ranks.spawn import run_gang
-from pipegap.trainer.ranks.supervisor import Launch
+from pipegap.trainer.ranks.spawn import Launch, run_gang
 from pipegap.trainer.trial import run_trial
 
-UPDATES, STOPS_AFTER = 6, 3
+UPDATES, STOPS_AFTER = 6, 3  # an evaluation in the middle, and as many updates on either side
 SHORT = {
     "num_updates": UPDATES,
-    "tokens_per_parameter": None,
+    "tokens_per_parameter": None,  # only one of the two lengths may be given
     "eval_every": STOPS_AFTER,
-    "eval_tokens": None,
+    "eval_tokens": None,  # `Excerpt` limits the evaluation, and must keep its shorter last batch
     "save_final": True,
     "trace": False,
 }
@@ -68,18 +67,19 @@ class Excerpt:
         whole = self._source.open()
         num_windows = (len(whole.validation) - 1) // self._seq_len
         num_taken = min(num_windows, self._rows + num_windows % self._rows)
+        # + 1: a window of seq_len inputs has one more token, the target of its last input.
         first = whole.validation.read(0, num_taken * self._seq_len + 1).astype(np.uint32)
         return replace(whole, validation=Tokens([first]))
 
 
 class Rehearsed(NamedTuple):
-    """What became of a rehearsal.
+    """The outcome of a rehearsal.
 
-    `stopped_after` counts updates; None if the trial was at its end before it heard that it should
-    stop, as a very short one may be. `difference` says in words what differs; None if nothing does.
-    `tokens_per_second` are those of all updates after the evaluation: of the last one alone they
-    would be too many, as a delayed update ends right after the one before it at the end.
-    `peak_bytes` are those of the fullest rank.
+    `stopped_after` is the number of updates before the stop; None if the trial ended before it was
+    asked to stop, as a very short one may. `difference` says in words what differs between the two
+    runs; None if nothing does. `tokens_per_second` is a mean over all updates after the
+    evaluation: at the end of a run a delayed update ends right after the one before it, so the last
+    update alone would seem too fast. `peak_bytes` is the peak of the rank with the highest one.
     """
 
     status: str
@@ -101,7 +101,7 @@ def begin(config: Config, folder: Path, launch: Launch = run_gang) -> None:
         nonlocal num_done
         num_done = row["update"] + 1
 
-    with suppress(Stopped):
+    with suppress(Stopped):  # not raised if the trial ended before it was asked
         short = _short(config, folder, STOPPED)
         run_trial(short, report, lambda: num_done >= STOPS_AFTER, launch)
 
@@ -119,6 +119,7 @@ def resume(config: Config, folder: Path, launch: Launch = run_gang) -> Rehearsed
         str(result["status"]),
         stopped_after,
         _difference(straight, stopped) if config["deterministic"] else None,
+        # Harmonic: the rows have equally many tokens, so their seconds add up.
         harmonic_mean(row["tokens_per_second"] for row in _rows(straight)[STOPS_AFTER:]),
         result["peak_memory_bytes"],
     )
@@ -137,7 +138,7 @@ def _short(config: Config, folder: Path, run: str) -> Config:
 
 
 def _difference(straight: Path, stopped: Path) -> str | None:
-    """The first number that the two runs do not share, in words."""
+    """The first number in which the two runs differ, in words; None if there is none."""
     for row, row_stopped in zip(_rows(straight), _rows(stopped), strict=True):
         for key in sorted({*row, *row_stopped} - OF_CLOCK):
             if row.get(key) != row_stopped.get(key):

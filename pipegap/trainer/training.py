@@ -1,35 +1,168 @@
-"""Trains the parts of one trial from drain to drain, evaluates, and records."""
+"""Trains the parts of one trial from drain to drain, evaluates, records, knows how far it is."""
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from heapq import merge
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from pipegap.trainer.base.errors import BadInput, Stopped
+from pipegap.trainer.base.errors import BadInput, Status, Stopped
 from pipegap.trainer.base.resources import (
     device_name,
     peak_memory_bytes,
     random_state,
     restore_random_state,
 )
-from pipegap.trainer.base.status import Status
-from pipegap.trainer.config.identity import made_by
+from pipegap.trainer.config.identity import made_by, provenance
 from pipegap.trainer.config.plan import Plan
-from pipegap.trainer.data.chosen import tokenizer_of, write_tokenizer
-from pipegap.trainer.executors.executor import Executor
-from pipegap.trainer.executors.gradients import Diverged, Update
-from pipegap.trainer.folder import checkpoint
+from pipegap.trainer.data.tokenizers import tokenizer_of, write_tokenizer
+from pipegap.trainer.executors.executor import Diverged, Executor, Update
+from pipegap.trainer.folder import record
 from pipegap.trainer.folder.record import TrialFolder
-from pipegap.trainer.folder.result import Row, trial_folder
+from pipegap.trainer.folder.wellformed import Row, trial_folder
 from pipegap.trainer.models.export import save_final
 from pipegap.trainer.parts import Parts
-from pipegap.trainer.progress import Agenda, TrialProgress, outcome
-from pipegap.trainer.ranks.supervisor import AskedToStop
+from pipegap.trainer.ranks.spawn import AskedToStop
+from pipegap.trainer.schedules.operations import Schedule, delays
 from pipegap.trainer.stages.probe import summary
+
+
+@dataclass(frozen=True)
+class Agenda:
+    """When a trial has to drain. Numbers are in updates; None means never.
+
+    The schedule changes at `phases`.
+    """
+
+    num_updates: int
+    phases: Iterable[int]
+    eval_every: int
+    checkpoint_every: int
+    compare_every: int | None
+
+    def evaluates_after(self, num_done: int) -> bool:
+        """Whether the validation loss is due after `num_done` updates; at the end it always is."""
+        return num_done == self.num_updates or num_done % self.eval_every == 0
+
+    def saves_after(self, num_done: int) -> bool:
+        """Whether a checkpoint is due after `num_done` updates; none is at the end."""
+        return num_done < self.num_updates and num_done % self.checkpoint_every == 0
+
+    def compares(self, update: int) -> bool:
+        """Whether `update` is compared with the one that a fresh gradient would make."""
+        return self.compare_every is not None and update % self.compare_every == 0
+
+    def drains(self, num_done: int) -> Iterator[int]:
+        """Yields how many updates are done at each drain after `num_done` updates, ascending."""
+        # An update that is compared runs between two drains of its own: its fresh gradient is of
+        # the weights that the drain leaves, and no other batch is in flight then.
+        marks = merge(
+            sorted(self.phases),
+            self._each(self.eval_every),
+            self._each(self.checkpoint_every),
+            self._each(self.compare_every),
+            (update + 1 for update in self._each(self.compare_every)),
+        )
+        # `merge` sorts, `groupby` drops equal marks. The end is the last of `phases`.
+        yield from (mark for mark, _ in groupby(marks) if mark > num_done)
+
+    def _each(self, every: int | None) -> Iterable[int]:
+        return range(0, self.num_updates, every) if every is not None else ()
+
+
+class TrialProgress:
+    """The counts and times of a trial so far, whose attempts add up."""
+
+    def __init__(self, config: Mapping[str, Any], schedule: Schedule) -> None:
+        self._tokens_per_update = config["batch_size"] * config["seq_len"]
+        self._schedule = schedule
+        self._started = self._last_tick = time.monotonic()
+        self.seconds_before = 0.0
+        """Seconds of earlier attempts."""
+        self.num_done, self.train_seconds, self.val_loss = 0, 0.0, math.nan
+        self.delays = [0] * schedule.num_stages
+        """The largest delay of each stage that was counted."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that were trained on."""
+        return self.num_done * self._tokens_per_update
+
+    @property
+    def wall_seconds(self) -> float:
+        """Seconds of all attempts."""
+        return self.seconds_before + time.monotonic() - self._started
+
+    def start(self, first: int, last: int) -> None:
+        """Starts the clock of updates `first` to `last` − 1, and counts their delays.
+
+        They are counted from the operations that will be executed, not from what the schedule says.
+        """
+        for operations in self._schedule.operations(first, last):
+            for stage, delays_of_stage in delays(operations).items():
+                self.delays[stage] = max(self.delays[stage], *delays_of_stage)
+        # What was done since the last update, such as an evaluation, is no training.
+        self._last_tick = time.monotonic()
+
+    def row(self, update: Update) -> Row:
+        """Counts an update that was applied; returns its row of metrics.jsonl."""
+        time_now = time.monotonic()
+        seconds, self._last_tick = time_now - self._last_tick, time_now
+        self.train_seconds += seconds
+        self.num_done = update.batch + 1
+        return {
+            "update": update.batch,
+            "train_loss": update.loss,
+            "lr": update.lr,
+            "grad_norm": update.grad_norm,
+            "tokens_per_second": self._tokens_per_update / seconds,
+            "wall_seconds": self.wall_seconds,
+        }
+
+    def state(self) -> Row:
+        """What a checkpoint keeps."""
+        return {
+            "num_updates": self.num_done,
+            "delays": [*self.delays],
+            "train_seconds": self.train_seconds,
+            "val_loss": self.val_loss,
+        }
+
+    def restore(self, state: Row) -> None:
+        """Goes on from the `state` in a checkpoint, except its delays: the checkpoint may be of
+        another trial, with another schedule."""
+        self.num_done, self.train_seconds = state["num_updates"], state["train_seconds"]
+        self.val_loss = state["val_loss"]
+
+
+def outcome(
+    config: Mapping[str, Any],
+    plan: Plan,
+    device: str,
+    status: Status,
+    num_updates: int,
+    **more: object,
+) -> Row:
+    """Return what result.json says of any trial that ended, and `more`."""
+    return {
+        **provenance(config, plan.trial_id, plan.data_hash, device),
+        "status": status,
+        "final_val_loss": None,
+        "diverged_at": None,
+        "seed": config["seed"],
+        "looks_ahead": plan.looks_ahead,
+        "num_updates": num_updates,
+        "num_parameters": plan.num_parameters,
+        "num_active_parameters": plan.num_active_parameters,
+        **more,
+    }
+
 
 Config = Mapping[str, Any]
 Report = Callable[[Row], None]
@@ -51,7 +184,7 @@ def restored_other(config: Config, executor: Executor) -> Row | None:
     path = config["resume_from"]
     if path is None:
         return None
-    state = checkpoint.load_other(Path(path), config)
+    state = record.load_other(Path(path), config)
     try:
         executor.restore(state["executor"])
     except LookupError as error:
@@ -92,10 +225,10 @@ class Training:
         self._device, self._parts, self._executor = device, parts, executor
         self._folder, self._on_finish = folder, on_finish
         schedule, keys = parts.schedule, ("eval_every", "checkpoint_every", "diagnostics")
-        every = (job.config[key] for key in keys)
-        self._agenda = Agenda(job.plan.num_updates, schedule.phases, *every)
+        intervals = (job.config[key] for key in keys)
+        self._agenda = Agenda(job.plan.num_updates, schedule.phases, *intervals)
         self._progress = TrialProgress(job.config, schedule)
-        self._stride = 1
+        self._stride = 1  # updates to the next look; from the measured seconds, once there are any
         self._made_by = made_by(device_name(device))
         self._resume()
 
@@ -120,10 +253,11 @@ class Training:
         last = self._progress.num_done
         while last < drain:
             first, last = last, min(drain, last + self._stride)
-            started = time.monotonic()
+            start = time.monotonic()
             self._advance(first, last)
-            seconds = (time.monotonic() - started) / (last - first)
-            # Clocks and signals differ from rank to rank: a drain only ends if all ranks take part.
+            seconds = (time.monotonic() - start) / (last - first)
+            # Clocks and signals differ from rank to rank, and a drain only ends if all take part.
+            # So all take the decision of rank 0.
             stop, self._stride = self._executor.agreed(
                 (self._asked_to_stop(), max(1, int(STOP_WITHIN / seconds)))
             )
@@ -139,12 +273,13 @@ class Training:
 
         def on_update(update: Update) -> None:
             row = self._progress.row(update)
+            # A row is written once and whole: this one waits for its measurements.
             if (evaluates or compares) and update.batch == last - 1:
                 last_rows.append(row)
             else:
                 self._write(row)
 
-        if compares:
+        if compares:  # before the update: the probe makes a step from W(t) and takes it back
             self._executor.probe(first)
         self._progress.start(first, last)
         self._executor.run(first, last, on_update)
@@ -155,8 +290,8 @@ class Training:
                 self._evaluate(row)
             else:
                 self._write(row)
-        # The weights first: a trial that is killed in between makes them again, while after the
-        # checkpoint it would go on without them.
+        # The weights before the checkpoint: a trial that is killed in between makes them again,
+        # while a trial that resumed from the checkpoint would lack them.
         self._keep_weights(last)
         if self._agenda.saves_after(last):
             # A GPU would be idle meanwhile. On a CPU the same core has to do both.
@@ -167,7 +302,7 @@ class Training:
         self._folder.save(self._progress.num_done, self._state(), wait, may_change=may_change)
 
     def _keep_weights(self, num_done: int) -> None:
-        """Where a checkpoint is due, and at the end."""
+        """Keeps the weights for averages, where a checkpoint is due and at the end."""
         number, is_last = self._config["save_last"], num_done == self._plan.num_updates
         if number and (is_last or self._agenda.saves_after(num_done)):
             self._folder.keep_weights(num_done, self._executor.weights(), number)
@@ -188,7 +323,8 @@ class Training:
         self._progress.val_loss = loss
         row["val_loss"] = loss if math.isfinite(loss) else None
         self._write(row)
-        # While the rate still rises, a loss above that of a guess does not say that all is lost.
+        # ln(vocabulary) is the loss of a uniform guess. While the learning rate still rises, a loss
+        # above it does not say that the trial is lost.
         is_warm = any(self._parts.lr_factor(t) >= 1 for t in range(row["update"] + 1))
         limit = math.log(self._parts.model.vocab_size) + 1 if is_warm else math.inf
         if not loss < limit:  # also if it is not a number
@@ -208,10 +344,10 @@ class Training:
         """Resumes from the newest checkpoint, else from `resume_from`, else starts anew."""
         path = self._executor.agreed(self._folder.newest_checkpoint())
         if path is not None:
-            state = checkpoint.load_own(path, self._plan.trial_id)
+            state = record.load_own(path, self._plan.trial_id)
             self._executor.restore(state["executor"])
             self._go_on(state)
-            self._progress.delays = state["delays"]
+            self._progress.delays = state["delays"]  # not another trial's: its schedule may differ
         elif (other_state := restored_other(self._config, self._executor)) is not None:
             self._go_on(other_state)
         # Resuming renames the file: by then every rank must have read it.
@@ -243,7 +379,7 @@ class Training:
             **self._executor.usage(),
         }
         if self._config["save_final"]:
-            weights = self._executor.weights()
+            weights = self._executor.weights()  # on every rank: they send theirs to rank 0
             if self._folder.records:
                 save_final(weights, self._parts.model, self._folder.path)
                 self._keep_tokenizer(self._folder.path / "final")
@@ -252,6 +388,6 @@ class Training:
 
     def _keep_tokenizer(self, pretrained: Path) -> None:
         """Writes the tokenizer beside weights of transformers, if the data knows its tokenizer."""
-        with suppress(BadInput):
+        with suppress(BadInput):  # data of the user's own may have no tokenizer
             if pretrained.is_dir():
                 write_tokenizer(*tokenizer_of(self._config["data"]), pretrained)

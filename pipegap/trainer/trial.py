@@ -10,7 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipegap.trainer.base.errors import BadInput, LeaseLost, Stopped
+from pipegap.trainer.base.children import compiling, require_compiler
+from pipegap.trainer.base.errors import BadInput, LeaseLost, Status, Stopped
 from pipegap.trainer.base.resources import (
     device_name,
     rank_device,
@@ -20,22 +21,18 @@ from pipegap.trainer.base.resources import (
     reset_peak_memory,
     stream_seed,
 )
-from pipegap.trainer.base.scratch import compiling, require_compiler
-from pipegap.trainer.base.status import Status
 from pipegap.trainer.config.identity import made_by
 from pipegap.trainer.config.plan import Plan, plan_trial
 from pipegap.trainer.config.work import note_compiled
 from pipegap.trainer.executors.executor import Executor
-from pipegap.trainer.folder import checkpoint
+from pipegap.trainer.folder import record
 from pipegap.trainer.folder.lease import newest_number
 from pipegap.trainer.folder.record import ReadOnlyFolder, TrialFolder, tidy
-from pipegap.trainer.folder.result import Row
+from pipegap.trainer.folder.wellformed import Row
 from pipegap.trainer.parts import Parts, build_emulated, build_parts, build_pipelined, open_data
-from pipegap.trainer.progress import outcome
 from pipegap.trainer.ranks.groups import Heartbeat, joined
-from pipegap.trainer.ranks.spawn import run_gang
-from pipegap.trainer.ranks.supervisor import AskedToStop, Launch, Parent
-from pipegap.trainer.training import Job, Report, Training, nowhere, restored_other
+from pipegap.trainer.ranks.spawn import AskedToStop, Launch, Parent, run_gang
+from pipegap.trainer.training import Job, Report, Training, nowhere, outcome, restored_other
 
 Config = Mapping[str, Any]
 
@@ -51,7 +48,7 @@ def run_trial(
     The callback `report` gets every row of metrics.jsonl; `launch` starts the ranks of a gang. A
     finished trial does not run again. A divergence is a result. Raises Stopped, after a checkpoint,
     once `asked_to_stop` is true, and BadInput for a config that cannot run. Any other error is
-    recorded and raised, or is a stop too if it comes after the wish to stop.
+    recorded and raised; once `asked_to_stop` is true it raises Stopped instead.
     """
     runners: Mapping[str, Callable[[], Row]] = {
         "emulated": lambda: _train_alone(job),
@@ -59,19 +56,21 @@ def run_trial(
     }
     job = Job(config, plan_trial(config), report, asked_to_stop)
     folder = job.folder()
-    if (done := folder.result()) is not None:
+    if (earlier_result := folder.result()) is not None:
         tidy(folder.path)
-        return done
+        return earlier_result
     folder.require_sound(config)
     newest_before = newest_number(folder.path)
     try:
+        # Around the gang too: a signal may end a rank before the rank can say why.
         with _failing_as_stopped(job, folder):
             return runners[config["runner"]]()
     # None of these is a failure, and after a lost lease the folder belongs to another process.
     except (BadInput, Stopped, LeaseLost):
         raise
     except Exception:
-        # A full disk may be the error that is to be recorded, and another process run the trial.
+        # The error may be a full disk, which cannot be recorded; or another process may have
+        # claimed the trial meanwhile.
         with suppress(OSError, BadInput, LeaseLost):
             record_failure(config, traceback.format_exc(), newest_before)
         raise
@@ -91,7 +90,8 @@ def _failing_as_stopped(job: Job, folder: TrialFolder) -> Iterator[None]:
     except Exception as error:
         if not job.asked_to_stop():
             raise
-        saved = checkpoint.newest_first(folder.path)
+        # It did not save at this stop, so it resumes from the last checkpoint.
+        saved = record.newest_first(folder.path)
         raise Stopped(saved[0].num_updates if saved else 0) from error
 
 
@@ -103,16 +103,16 @@ def finished_result(config: Config) -> Row | None:
     return Job(config, plan_trial(config)).folder().result()
 
 
-def record_failure(config: Config, error: str, before: int | None = None) -> None:
+def record_failure(config: Config, error: str, newest_before: int | None = None) -> None:
     """Records the `error` of a trial whose process could not; keeps a finished result.
 
-    `before`: the number of the newest attempt before the one that failed, if that is known. What it
-    failed of is recorded with that one, and not with an attempt of its own.
+    `newest_before` is the number of the newest attempt before the one that failed, if that is
+    known. The error is then recorded with the attempt that failed, not with one of its own.
     """
     plan = plan_trial(config)
     folder = Job(config, plan).folder()
-    with folder.claimed(config, made_by(config["device"]), before):
-        if folder.result() is None:
+    with folder.claimed(config, made_by(config["device"]), newest_before):
+        if folder.result() is None:  # else another process has finished it meanwhile
             device, failed = config["device"], Status.FAILED
             folder.fail(outcome(config, plan, device, failed, plan.num_updates, error=error))
 
@@ -128,7 +128,7 @@ def _train_alone(job: Job) -> Row:
         parts = build_parts(job.config, job.plan.num_updates)
         executor = build_emulated(job.config, parts, device)
         result = _train(job, job.folder(), device, parts, executor)
-    note_compiled(job.config)
+    note_compiled(job.config)  # the price of a trial with the same graphs is then without them
     return result
 
 
@@ -153,16 +153,16 @@ def _train(
 ) -> Row:
     """Claims the folder and trains, unless another process has finished the trial meanwhile.
 
-    The parts are built before: a trial that cannot run leaves no trace in the folder. So a
-    `resume_from` that cannot be used is refused here first, which a trial with a checkpoint of its
-    own no longer needs.
+    The parts are built before the claim: a trial that cannot run leaves no trace in the folder.
     """
-    if not checkpoint.newest_first(folder.path):
+    # For the same reason a `resume_from` that cannot be used is refused before the claim. A trial
+    # with a checkpoint of its own no longer reads it.
+    if not record.newest_first(folder.path):
         restored_other(job.config, executor)
     with folder.claimed(job.config, made_by(device_name(device))):
         on_claim()
-        if (done := folder.result()) is not None:
-            return done
+        if (result := folder.result()) is not None:
+            return result
         with _failing_as_stopped(job, folder):  # here, so that the attempt's file says so too
             return Training(job, device, parts, executor, folder, on_finish).run()
 
@@ -175,7 +175,7 @@ def _train_in_gang(job: Job, launch: Launch) -> Row:
     open_data(config)  # raises BadInput once, here, and not in every rank
     parent = Parent(job.report, config["timeout"], job.asked_to_stop)
     launch(_as_rank, (config, plan), plan.num_processes, parent)
-    result = job.folder().result()
+    result = job.folder().result()  # written by rank 0, which sends rows but no result
     assert result is not None
     return result
 
@@ -185,7 +185,8 @@ def _as_rank(
 ) -> None:
     """Runs one rank, wherever `launch` started it."""
     job = Job(config, plan, send, heartbeat.asked_to_stop)
-    # The supervisor finds the rank that hangs: torch's own limit must not come first.
+    # The supervisor finds the rank that hangs, after `timeout`: torch's own limit must not come
+    # first, which only names the ranks that waited for it.
     _train_rank(job, heartbeat, store, 2 * config["timeout"])
 
 
@@ -195,6 +196,7 @@ def _as_elastic_rank(job: Job) -> Row:
         times = f"times num_replicas={config['num_replicas']}"
         allowed = f"{times} must be torchrun's {world} processes"
         raise BadInput("pipeline.num_stages", config["pipeline"]["num_stages"], allowed)
+    # Nobody reads this heartbeat: under torchrun only torch's own limit finds a rank that hangs.
     return _train_rank(job, Heartbeat([0.0] * world, rank, [0]), None, config["timeout"])
 
 
@@ -210,7 +212,7 @@ def _train_rank(job: Job, heartbeat: Heartbeat, store: dist.Store | None, timeou
         reset_peak_memory(device)
         parts = build_parts(config, job.plan.num_updates)
         executor = build_pipelined(config, parts, gang)
-        if not gang.records:
+        if not gang.records:  # every rank has all rows; one of them reports
             job = job._replace(report=nowhere)
         folder = job.folder(TrialFolder if gang.records else ReadOnlyFolder)
         files = [executor.write_trace] if config["trace"] else []

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.reports import FEW, with_figures
+from tests.support.pages import FEW, with_figures
 
 
 @pytest.fixture(scope="module")

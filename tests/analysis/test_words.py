@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipegap.analysis.__main__ import main
-from tests.support.refusals import Refused, name_of
+from tests.support.processes import Refused, name_of
 from tests.support.synthetic_store import write_arms
 
 LONG = "x" * 300

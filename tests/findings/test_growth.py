@@ -12,7 +12,7 @@ from scipy import stats
 
 from findings.growth import __main__ as page
 from pipegap.analysis.figures.figure import plot
-from pipegap.analysis.statistics.intervals import Values
+from pipegap.analysis.statistics.pairs import Values
 from pipegap.sweeps.plan.sweep_plan import plan_sweeps
 from pipegap.sweeps.request.command_line import parse_request
 

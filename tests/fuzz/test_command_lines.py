@@ -20,7 +20,7 @@ from pipegap.trainer.__main__ import main as trainer
 from pipegap.trainer.base.cli import split_command
 from pipegap.trainer.base.places import CONF
 from pipegap.trainer.config.schema import TrialConfig
-from tests.support import fuzzing, odd, small
+from tests.support import fuzzing, small_sweep
 from tests.support.synthetic_store import LOSSES, write_arms
 
 KEYS = (
@@ -72,7 +72,7 @@ OF_ANALYSES = (
 
 
 SMALL = f"""\
-base: [{", ".join(small.SMALL)}]
+base: [{", ".join(small_sweep.SMALL)}]
 scales: {{micro: [eval_every=6]}}
 grid:
   optimizer: [adamw, muon]
@@ -98,7 +98,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fuzz")
     (folder / "a.yaml").write_text(SMALL)
     write_arms(folder / "results", LOSSES)
-    small.corpus(folder)
+    small_sweep.corpus(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         *_, priced = fuzzing.warm(
@@ -144,14 +144,14 @@ def names(words: Sequence[str]) -> set[str]:
 
 
 @fuzzing.inputs(30)
-@given(words=odd.commands(TRIALS, KEYS))
+@given(words=fuzzing.commands(TRIALS, KEYS))
 @example(words=["\0"])  # a word that is empty where it arrives
 def test_of_a_trial(place: Path, words: list[str]) -> None:
     check(place, "pipegap trial", trainer, ["--cfg", *words])
 
 
 @fuzzing.inputs(15)
-@given(words=odd.commands(SWEEPS, OF_SWEEPS))
+@given(words=fuzzing.commands(SWEEPS, OF_SWEEPS))
 def test_of_sweeps(place: Path, words: list[str]) -> None:
     """Without what needs a network: a cluster, or the server of a tracker."""
     first = words[0] if words else ""
@@ -163,7 +163,7 @@ def test_of_sweeps(place: Path, words: list[str]) -> None:
 
 
 @fuzzing.inputs(30)
-@given(words=odd.commands(ANALYSES, OF_ANALYSES))
+@given(words=fuzzing.commands(ANALYSES, OF_ANALYSES))
 def test_of_the_analysis(place: Path, words: list[str]) -> None:
     """A report of a store would be written: here there is none to read."""
     kept = [*words]
@@ -173,16 +173,16 @@ def test_of_the_analysis(place: Path, words: list[str]) -> None:
 
 
 @st.composite
-def files(draw: odd.Draw) -> bytes:
+def files(draw: fuzzing.Draw) -> bytes:
     """The text of a file changed, or its values; mostly that of the small one."""
     valid = draw(st.sampled_from(FILES)) if draw(st.integers(0, 3)) == 0 else SMALL
     how = draw(st.sampled_from(("values", "values", "text", "bytes", "any")))
     if how == "values":
-        return _dumped(draw(odd.trees(yaml.safe_load(valid))))
+        return _dumped(draw(fuzzing.trees(yaml.safe_load(valid))))
     if how == "text":
-        return draw(odd.texts(valid)).encode(errors="replace")
+        return draw(fuzzing.texts(valid)).encode(errors="replace")
     if how == "bytes":
-        return draw(odd.contents(valid.encode()))
+        return draw(fuzzing.contents(valid.encode()))
     return draw(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
 
 

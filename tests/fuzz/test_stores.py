@@ -24,9 +24,9 @@ from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import points
 from pipegap.trainer.__main__ import main as trainer
 from pipegap.trainer.folder import lease
-from pipegap.trainer.folder.result import read_result
+from pipegap.trainer.folder.wellformed import read_result
 from pipegap.trainer.trial import run_trial
-from tests.support import fuzzing, odd, small
+from tests.support import fuzzing, small_sweep
 from tests.support.synthetic_store import LOSSES, record, write_arms
 from tests.support.trials import Stop, rows, stop_at, untimed
 
@@ -104,22 +104,22 @@ def draw_damage(data: st.DataObject, place: Place, paths: Sequence[Path]) -> Dam
     if path.suffix == ".pt":
         name, content = _checkpoint(data, path.name, valid)
         return Damage(path, path.with_name(name), kind, content, is_old)
-    by_suffix = {".json": odd.json_files, ".jsonl": odd.lines}
-    content = data.draw(by_suffix.get(path.suffix, odd.contents)(valid), "content")
+    by_suffix = {".json": fuzzing.json_files, ".jsonl": fuzzing.lines}
+    content = data.draw(by_suffix.get(path.suffix, fuzzing.contents)(valid), "content")
     return Damage(path, path, kind, content, is_old)
 
 
 def _checkpoint(data: st.DataObject, name: str, valid: bytes) -> tuple[str, bytes]:
     """A checkpoint whose bytes were changed, whose digest may be right all the same, or which has
     another name, or another state."""
-    content = data.draw(odd.contents(valid), "content")
+    content = data.draw(fuzzing.contents(valid), "content")
     if data.draw(st.booleans(), "a state"):
         state = torch.load(io.BytesIO(valid), weights_only=True)
         key = data.draw(st.sampled_from([*state]), "key")
         if data.draw(st.booleans(), "drop"):
             del state[key]
         elif key not in ("executor", "random"):  # what is in there is known by its digest alone
-            state[key] = data.draw(odd.values())
+            state[key] = data.draw(fuzzing.values())
         buffer = io.BytesIO()
         torch.save(state, buffer)
         content = buffer.getvalue()
@@ -131,7 +131,7 @@ def _checkpoint(data: st.DataObject, name: str, valid: bytes) -> tuple[str, byte
 
 
 SWEEP = {
-    "base": small.SMALL,
+    "base": small_sweep.SMALL,
     "grid": {"optimizer": ["adamw"]},
     "arms": {"sync": ["pipeline=sync"], "delay": ["pipeline=pipedream_2bw"]},
     "seeds": [0],
@@ -150,9 +150,9 @@ READERS = {
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     folder = tmp_path_factory.mktemp("fuzz")
-    small.corpus(folder)
+    small_sweep.corpus(folder)
     (folder / "a.yaml").write_text(yaml.dump(SWEEP))
-    words = ["sweep=a.yaml", "scale=micro", f"data.path={folder / 'corpus'}", *small.SMALL]
+    words = ["sweep=a.yaml", "scale=micro", f"data.path={folder / 'corpus'}", *small_sweep.SMALL]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         write_arms(folder / "results", LOSSES)

@@ -1,8 +1,7 @@
 """A decoder with experts written naively, token by token, and its training under a delay of 1.
 
 Every expert is a module of its own, so nothing here knows stacks. The loss has its auxiliary term
-written out; biases follow DeepSeek-V3's rule.
-"""
+written out; biases follow DeepSeek-V3's rule."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -118,3 +117,21 @@ def _load(weights: Sequence[nn.Parameter], values: Sequence[Tensor]) -> None:
     with torch.no_grad():
         for weight, value in zip(weights, values, strict=True):
             weight.copy_(value)
+
+
+# The gated delta rule token by token, as in equation 10 of arXiv 2412.06464.
+
+
+def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, rate: Tensor) -> Tensor:
+    """S_t = S_{t−1} (α_t (I − β_t k_t k_tᵀ)) + β_t v_t k_tᵀ and o_t = S_t q_t / √K."""
+    sequences, heads, seq_len, key_size = k.shape
+    identity, rows = torch.eye(key_size, dtype=k.dtype), []
+    for s in range(sequences):
+        for h in range(heads):
+            state = torch.zeros(v.shape[-1], key_size, dtype=k.dtype)
+            for t in range(seq_len):
+                key, value, beta = k[s, h, t], v[s, h, t], rate[s, h, t]
+                kept = log_decay[s, h, t].exp() * (identity - beta * torch.outer(key, key))
+                state = state @ kept + beta * torch.outer(value, key)
+                rows.append(state @ q[s, h, t] / key_size**0.5)
+    return torch.stack(rows).view_as(v)

@@ -21,7 +21,7 @@ from torch.distributed.pipelining.schedules import (
     _PipelineScheduleRuntime,
 )
 
-from pipegap.trainer.models.loss import cross_entropy
+from pipegap.trainer.models.layers import cross_entropy
 from pipegap.trainer.parts import Parts
 from pipegap.trainer.schedules.operations import Op
 

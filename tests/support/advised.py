@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from pipegap.analysis import advise, load
-from pipegap.analysis.advice.advice import Advice
+from pipegap.analysis.advice.verdict import Advice
 
 
 def ask(store: Path, stages: int = 4, microbatches: int = 8, **more: Any) -> Advice:

@@ -8,8 +8,7 @@ from omegaconf import OmegaConf
 
 from pipegap.trainer.base.places import CONF
 from pipegap.trainer.config import compose
-from pipegap.trainer.config.compose import Node
-from pipegap.trainer.config.words import ParsedWords
+from pipegap.trainer.config.compose import Node, ParsedWords
 
 composed_by_hydra = compose._compose
 

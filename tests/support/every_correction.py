@@ -16,7 +16,7 @@ from pipegap.trainer.schedules.operations import Schedule
 from pipegap.trainer.schedules.recipes import constant_delay, pipedream, sync
 from tests.oracles import corrections as references
 from tests.support import toy
-from tests.support.delayed import PHASES, SGD, T, expected_of_stages
+from tests.support.delayed import PHASES, SGD_OF_DELAYED, T, expected_of_stages
 
 NAMES = sorted(path.stem for path in (CONF / "correction").glob("*.yaml"))
 Make = Callable[[int, Sequence[int]], NoCorrection]
@@ -86,7 +86,7 @@ def error(make: Make, oracle: references.Plain, setting: Setting) -> float:
     SGD with momentum in fp64, with a clip that acts.
     """
     schedule = setting.schedule
-    executor = toy.emulated(schedule, SGD, make, clip_norm=0.5)
+    executor = toy.emulated(schedule, SGD_OF_DELAYED, make, clip_norm=0.5)
     toy.run(executor, schedule.phases)
     key = type(oracle), repr(sorted(vars(oracle.o).items())), oracle.T, setting
     if key not in _ENDS:
@@ -101,7 +101,7 @@ _ENDS: dict[object, tuple[torch.Tensor, torch.Tensor]] = {}
 
 def _ends(oracle: references.Plain, setting: Setting) -> tuple[torch.Tensor, torch.Tensor]:
     history, _ = expected_of_stages(
-        SGD,
+        SGD_OF_DELAYED,
         torch.float64,
         setting.schedule.lags,
         setting.version,

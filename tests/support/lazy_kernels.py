@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d
 OF_2BW = (
     "torch.distributed.pipelining.stage._PipelineStageBase.forward_one_chunk",
     "torch.distributed.pipelining.stage._PipelineStageBase.backward_one_chunk",
-    "pipegap.trainer.torch_pipelining.sums.norms_of",
+    "pipegap.trainer.torch_pipelining.late_update.norms_of",
     "pipegap.trainer.torch_pipelining.late_update.LateUpdate.__call__",
 )
 """What launches kernels in `Schedule2BW`."""

@@ -1,10 +1,14 @@
 """The documents of the project, and what their code blocks say."""
 
+import os
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from pipegap.trainer.base.places import CODE_ROOT
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
@@ -75,3 +79,21 @@ def _parts(line: list[str]) -> Iterator[list[str]]:
         else:
             part.append(word)
     yield part
+
+
+# What `make` would run.
+
+
+def lines_of_make(*words: str) -> list[str]:
+    """Lines of `make -n WORDS`, untouched by the words of the `make test` that runs this."""
+    env = {key: value for key, value in os.environ.items() if key not in ("ARGS", "MAKEFLAGS")}
+    done = subprocess.run(
+        ["make", "-n", "--no-print-directory", *words],
+        cwd=CODE_ROOT,
+        env=env,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()

@@ -92,7 +92,7 @@ class NcclLike:
             if name in self._built:
                 return
             self._built.add(name)
-        self._store.set(f"{name}/{self._rank}", b"here")
+        self._store.set(f"{name}/{self._rank}", "here")
         self._store.wait([f"{name}/{member}" for member in members], INIT_TIMEOUT)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pipegap.trainer.executors.emulated import Emulated
-from pipegap.trainer.executors.gradients import Clip
+from pipegap.trainer.executors.executor import Clip
 from pipegap.trainer.schedules.recipes import constant_delay
 from pipegap.trainer.stages.stage import Stage
 from tests.support.delayed import PHASES

@@ -24,7 +24,7 @@ from pipegap.analysis.advice.speed import equal_stages, fastest
 from pipegap.analysis.advice.timing import Timing, timing
 from pipegap.analysis.advice.verdict import MOST_SEEDS, UNDECIDED, Decision
 from pipegap.analysis.claims.rule import Rate
-from pipegap.analysis.statistics.intervals import Values
+from pipegap.analysis.statistics.pairs import Values
 from pipegap.analysis.statistics.tax import Tax
 from tests.support.synthetic_store import put
 

@@ -1,4 +1,4 @@
-"""A small sweep as a process of its own, which can be disturbed and then looked at."""
+"""A trial that takes a second: a small corpus and a small config in a folder of the test's own."""
 
 import json
 import os
@@ -7,14 +7,92 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipegap.trainer.base.status import Status
+from pipegap.sweeps.plan.devices import Rates
+from pipegap.sweeps.request.command_line import parse_request
+from pipegap.sweeps.request.expand import Trial, points, unique
+from pipegap.sweeps.request.schema import Sweep
+from pipegap.trainer.base.errors import Status
+from pipegap.trainer.config.compose import compose
 from pipegap.trainer.store.bucket import BucketClient
+from tests.support.own_files import prepared
+
+SMALL = [
+    "model.hidden_size=24",
+    "model.num_layers=2",
+    "model.intermediate_size=32",
+    "batch_size=4",
+    "seq_len=16",
+    "num_updates=12",
+    "eval_every=4",
+    "checkpoint_every=5",
+    "optimizer.lr=0.01",
+]
+
+
+def corpus(folder: Path) -> Path:
+    """About 30 KB of text, prepared as bytes."""
+    texts = [f"{i} times {i + 1} is {i * (i + 1)}, and so on and on. " * 3 for i in range(300)]
+    prepared(folder / "corpus", texts, validation_share=0.05)
+    return folder / "corpus"
+
+
+def later_wins(words: Iterable[str]) -> list[str]:
+    """Of words with one key the last one."""
+    return [*{word.partition("=")[0]: word for word in words}.values()]
+
+
+def overrides(folder: Path, *more: str) -> list[str]:
+    """Later words win."""
+    if not (folder / "corpus").exists():
+        corpus(folder)
+    return later_wins(
+        [f"data.path={folder / 'corpus'}", f"results={folder / 'results'}", *SMALL, *more]
+    )
+
+
+def config(folder: Path, *more: str) -> dict[str, Any]:
+    """The resolved config of that trial."""
+    return compose(overrides(folder, *more))
+
+
+# Sweeps asked for in a few words, and their trials.
+
+ARMS = {
+    "sync": ["pipeline=sync"],
+    "delay": ["pipeline=pipedream_2bw"],
+    "delay_ef": ["pipeline=pipedream_2bw", "correction=error_feedback"],
+}
+
+
+def content(**changes: Any) -> dict[str, Any]:
+    """What a sweep file says."""
+    plain = {"base": [], "grid": {}, "arms": ARMS, "seeds": [0], "verdict": "none"}
+    return {**plain, **changes}
+
+
+def asked(sweep: Sweep, results: Path) -> list[Trial]:
+    """A trial as often as points ask for it."""
+    return [trial for point in points(sweep, results) for trial in point.trials(sweep.seeds)]
+
+
+def only(*words: str) -> Sweep:
+    """The one sweep of a command line."""
+    [sweep] = parse_request(words).sweeps.values()
+    return sweep
+
+
+def expand(sweep: Sweep, results: Path) -> list[Trial]:
+    """Each trial once."""
+    return unique(asked(sweep, results))
+
+
+# A small sweep as a process of its own, which can be disturbed and then looked at.
 
 GANG = (
     "runner=pipelined",
@@ -175,13 +253,9 @@ class BucketSweep(SmallSweep):
         return sum(self._rows.values())
 
     def left_over(self) -> Sequence[str]:
-        """Return the keys of objects of trials that no register names."""
-        bucket = BucketClient(self.store)
-        named = set()
-        for meta in bucket.list("registers/"):
-            files = json.loads(bucket.read(meta.key).content)["files"]
-            named |= {file.get("key") for file in files.values()}
-        return sorted({meta.key for meta in bucket.list("trials/")} - named)
+        """Return the keys of checkpoints: no trial that has finished needs one."""
+        metas = BucketClient(self.store).list("trials")
+        return sorted(meta.key for meta in metas if "checkpoint-" in meta.key)
 
 
 def disturb(
@@ -223,3 +297,8 @@ def check(sweep: SmallSweep, whole: SmallSweep) -> None:
     for attempts in sweep.attempts().values():
         trained = [attempt.get("ended") for attempt in attempts if "from_update" in attempt]
         assert trained.index(Status.COMPLETED) == len(trained) - 1, "nothing trains what is done"
+
+
+# What a core of a Zen 4 was measured to do (27 November 2026), as were trials on it.
+
+ZEN_4 = Rates({"float32": 104e9, "bfloat16": 209e9}, bytes=92e9, operation=0.68e-6)

@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from pipegap.sweeps.request.files import scale_file
+from pipegap.sweeps.request.schema import scale_file
 from pipegap.trainer.base.build import build
 from pipegap.trainer.base.resources import reproducible
 from pipegap.trainer.config.compose import compose
 from pipegap.trainer.executors.emulated import Emulated
 from pipegap.trainer.models.llama import Llama
 from pipegap.trainer.parts import Parts, build_emulated
-from tests.support.small import later_wins
+from tests.support.small_sweep import later_wins
 
 UPDATES = 100_000
 """More than any benchmark makes: the schedule has to know how many will come."""

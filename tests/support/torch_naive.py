@@ -1,11 +1,31 @@
 """Delayed training of stages as the equation says it, in one process and in float64: an oracle for
-`Schedule2BW` that shares no code with it."""
+`Schedule2BW` that shares no code with it.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from pipegap.trainer.base.resources import rank_device
+from pipegap.trainer.corrections.error_feedback import ErrorFeedback
+from pipegap.trainer.schedules.recipes import pipedream_2bw
+from tests.oracles import corrections, semantics
+from tests.support import every_correction, every_optimizer, toy
+from tests.support.torch_pipeline import (
+    EMBEDDING,
+    HEAD,
+    OPTIMIZERS,
+    Case,
+    T,
+    Trained,
+    batch,
+    modules,
+    modules_of,
+    tokens,
+)
 
 ROWS, WIDTH, MICROBATCHES, BATCHES, RATE = 8, 4, 4, 6, 0.1
 Change = Callable[[nn.Module], object]
@@ -34,7 +54,7 @@ def stages_of(*makes: Callable[[], nn.Module]) -> list[nn.Module]:
     return [make() for make in makes]
 
 
-def batch(t: int) -> tuple[Tensor, Tensor]:
+def batch_of_torch_naive(t: int) -> tuple[Tensor, Tensor]:
     """Inputs and targets."""
     generator = torch.Generator().manual_seed(t)
     x, y = torch.randn(2, ROWS, WIDTH, generator=generator, dtype=torch.float64)
@@ -85,7 +105,7 @@ def naive(
             changes[t](stage)
         history[t] = newest = [w.detach().clone() for w in weights]
         _set(weights, history[max(0, t - delay)])
-        parts = [*zip(*(of.chunk(MICROBATCHES) for of in batch(t)), strict=True)]
+        parts = [*zip(*(of.chunk(MICROBATCHES) for of in batch_of_torch_naive(t)), strict=True)]
         outputs.append([forward(stages, rows, i, keywords) for i, (rows, _) in enumerate(parts)])
         losses.append([loss_of(o, y) for o, (_, y) in zip(outputs[t], parts, strict=True)])
         (sum(losses[t]) / divisor).backward()
@@ -127,3 +147,70 @@ def _clip(weights: Sequence[Tensor], norm: float) -> None:
     for weight in weights:
         if weight.grad is not None:
             weight.grad = weight.grad * (norm / (total + 1e-6)).clamp(max=1.0)
+
+
+# What one process makes of the cases of `torch_pipeline`: by equations, and as a trial does.
+
+
+def expected(case: Case, num_stages: int, dtype: torch.dtype = torch.float32) -> Trained:
+    """The same by the naive equations, in one process, on the device of the first rank."""
+    torch.set_num_threads(1)
+    device = rank_device(case.device, 0, 1)
+    stages = [stage.to(device) for stage in modules_of(case, num_stages, dtype)]
+    start, tied = case.synchronous_start, []
+    if case.shares == "stages":
+        with torch.no_grad():
+            head = stages[-1].get_parameter(HEAD)
+            head.copy_(stages[0].get_parameter(EMBEDDING))
+        names = [name for stage in stages for name, _ in stage.named_parameters()]
+        tied = [(names.index(EMBEDDING), names.index(HEAD))]
+    if case.correction:
+        node = every_correction.settings(case.correction)
+        correction = every_correction.reference(case.correction, node)
+    else:
+        feedback = corrections.Settings(coefficient=case.error_feedback, lag=1)
+        correction = corrections.ErrorFeedback(feedback, T)
+    peak = OPTIMIZERS[case.optimizer](modules(num_stages)[0]).param_groups[0]["lr"]
+    versions, losses = semantics.train(
+        stages,
+        [1] * num_stages,
+        OPTIMIZERS[case.optimizer],
+        lambda t: peak * toy.lr_factor(t),
+        [tuple(rows.to(device) for rows in batch(t)) for t in range(T)],
+        toy.loss,
+        lambda t, _: t if t < start else max(start, t - 1),
+        correction,
+        clip_norm=case.clip_norm,
+        microbatches=case.microbatches,
+        tied=tied,
+    )
+    names = [name for stage in stages for name, _ in stage.named_parameters()]
+    return {n: w.cpu() for n, w in zip(names, versions[-1], strict=True)}, losses
+
+
+def of_our_pipeline(case: Case, name: str, num_stages: int) -> Trained:
+    """The same by the executor of a trial, with our optimizer of that name."""
+    torch.set_num_threads(1)
+    shape = {"num_stages": num_stages, "num_microbatches": case.microbatches}
+    executor = toy.emulated(
+        pipedream_2bw(T, **shape, synchronous_start=0, synchronous_cooldown=0),
+        every_optimizer.maker(name, lr=0.02),
+        partial(ErrorFeedback, coefficient=case.error_feedback, lag=1),
+        case.clip_norm,
+        torch.float32,
+        batch=tokens,
+    )
+    updates = toy.run(executor, (0, T))
+    versions = [stage.versions for stage in executor._stages]
+    weights = {n: w for of in versions for n, w in zip(of.names, of.master, strict=True)}
+    return weights, [update.loss for update in updates]
+
+
+def differences(trained: Trained, reference: Trained) -> list[str]:
+    """Names of weights, and numbers of losses, that are not equal to the last bit."""
+    (weights, losses), (right, right_losses) = trained, reference
+    assert weights.keys() == right.keys()
+    assert len(losses) == len(right_losses)
+    unequal = [name for name in right if not torch.equal(weights[name], right[name])]
+    pairs = enumerate(zip(losses, right_losses, strict=True))
+    return unequal + [f"loss {t}" for t, (ours, theirs) in pairs if ours != theirs]

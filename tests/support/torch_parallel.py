@@ -27,7 +27,7 @@ from pipegap.trainer.ranks.groups import Heartbeat, joined
 from pipegap.trainer.torch_pipelining import Schedule2BW
 from tests.support import toy
 from tests.support.gangs import sent
-from tests.support.torch_expected import expected
+from tests.support.torch_naive import expected
 from tests.support.torch_pipeline import (
     OPTIMIZERS,
     TIGHT,

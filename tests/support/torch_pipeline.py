@@ -23,8 +23,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from pipegap.trainer.base.resources import rank_device
 from pipegap.trainer.executors.channel import POSTED_EARLY
-from pipegap.trainer.optimizers.chained import Chained
-from pipegap.trainer.optimizers.routing import kinds
+from pipegap.trainer.optimizers.routing import Chained, kinds
 from pipegap.trainer.ranks.groups import Heartbeat, joined
 from pipegap.trainer.torch_pipelining import Schedule2BW
 from tests.support import every_correction, every_optimizer, toy

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.executors.emulated import Emulated
-from pipegap.trainer.executors.gradients import Clip, Update
+from pipegap.trainer.executors.executor import Clip, Update
 from pipegap.trainer.optimizers.routing import kinds
 from pipegap.trainer.schedules.operations import Schedule
 from pipegap.trainer.stages.backward import microbatches_of

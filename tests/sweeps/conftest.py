@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import moto
-from tests.support.bucket import Bucket, served
+from tests.support import buckets
+from tests.support.buckets import Bucket, served
 
 
 @pytest.fixture
@@ -18,14 +18,14 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
 
 @pytest.fixture(scope="session")
 def moto_port() -> Iterator[int]:
-    with moto.serving() as port:
+    with buckets.serving() as port:
         yield port
 
 
 @pytest.fixture
 def moto_server(moto_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """The port of moto's server, with an empty bucket, to which the environment leads."""
-    moto.empty(moto_port)
-    moto.found(monkeypatch, moto_port)
+    buckets.empty(moto_port)
+    buckets.found(monkeypatch, moto_port)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return moto_port

@@ -8,9 +8,9 @@ import pytest
 from pipegap.trainer.__main__ import main
 from pipegap.trainer.data import __main__ as corpora
 from pipegap.trainer.folder.record import TrialFolder
-from tests.support import moe, small
-from tests.support.own_text import texts, write_jsonl, write_parquet, write_txt
-from tests.support.refusals import Refused, name_of, refusal
+from tests.support import models, small_sweep
+from tests.support.own_files import texts, write_jsonl, write_parquet, write_txt
+from tests.support.processes import Refused, name_of, refusal
 
 LONG = "x" * 300
 
@@ -80,7 +80,7 @@ BAD |= {
     "data=hf data.name=org/none": "must be a data set that can be read from the Hugging Face hub",
     "data=hf data.name=copy data.text=body data.tokenizer=bytes": "data.text=body: must be a field",
 }
-MIXTURE = f"{' '.join(moe.WORDS)} compile=true dtype=bfloat16"
+MIXTURE = f"{' '.join(models.WORDS)} compile=true dtype=bfloat16"
 STAGES = "pipeline.num_stages=2 pipeline.num_microbatches=2"
 FUSED = "model=tiny_hybrid model.fused_delta_rule=true device=cuda dtype=bfloat16"
 BAD |= {
@@ -123,7 +123,7 @@ BAD_CONFIG = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a corpus and files, good and bad, in which nothing may change."""
     made = tmp_path_factory.mktemp("words")
-    small.corpus(made)
+    small_sweep.corpus(made)
     documents = texts(20, 12)
     write_txt(made / "a.txt", documents)
     write_jsonl(made / "a.jsonl", documents, field="body")
@@ -161,7 +161,7 @@ def test_a_wrong_word_of_a_trial(
     words: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = words.split(" ")
-    error = refusal(lambda: main([*small.overrides(folder), *given]), folder, capsys)
+    error = refusal(lambda: main([*small_sweep.overrides(folder), *given]), folder, capsys)
     assert BAD[words] in error
     assert "Error" not in error
 
@@ -185,7 +185,7 @@ def test_a_config_file_with_a_wrong_value(
     key: str, value: object, tmp_path: Path, refused: Refused
 ) -> None:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({**small.config(tmp_path), key: value}))
+    path.write_text(json.dumps({**small_sweep.config(tmp_path), key: value}))
     assert f"pipegap trial: {key}" in refused(lambda: main(["--config", str(path)]))
 
 

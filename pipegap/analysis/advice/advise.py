@@ -8,15 +8,14 @@ from typing import Any
 
 import pandas as pd
 
-from pipegap.analysis.advice.advice import Advice
-from pipegap.analysis.advice.evidence import FEEDBACK, PLAIN, Evidence, Gap, evidence
-from pipegap.analysis.advice.race import nearest_length
+from pipegap.analysis.advice.evidence import Evidence, Gap, evidence, nearest_length
 from pipegap.analysis.advice.speed import equal_stages, fastest
 from pipegap.analysis.advice.timing import Timing, timing
 from pipegap.analysis.advice.verdict import (
     BY_UPDATES,
     GO,
     STAY,
+    Advice,
     Decision,
     Rival,
     candidates,
@@ -28,6 +27,7 @@ from pipegap.analysis.advice.verdict import (
 )
 from pipegap.analysis.statistics.gaps import gaps
 from pipegap.analysis.table import names
+from pipegap.analysis.table.points import FEEDBACK, PLAIN, by_loss
 from pipegap.analysis.table.text import fitted
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.store.records import Record
@@ -43,7 +43,7 @@ OF_ONE_SWEEP = (
 )
 """Words of a command line, or what they begin with, that say nothing of its trials' setting."""
 OF_DATA = ("code", "data")
-"""Those that hold at every scale."""
+"""Words that hold at every scale."""
 
 
 def advise(
@@ -59,7 +59,7 @@ def advise(
     """The advice for one optimizer and pipeline, from `load`'s table.
 
     `updates`: how long sync trains; by default the length whose runs come nearest to the time of
-    the fastest rival over which 2BW gains (`race.nearest_length`), else the longest. `records`:
+    the fastest rival over which 2BW gains (`evidence.nearest_length`), else the longest. `records`:
     those of the store, from which the advice learns how to run more of its trials. `times`:
     arguments of `timing.timing`: `costs`, times of a microbatch on each stage, by default
     `speed.equal_stages`; `activations`, of how many microbatches a rank may keep activations in the
@@ -103,6 +103,7 @@ def answered(
     gains = {name: ratio for name, ratio in timed.ratios.items() if no_faster(ratio) is None}
     if not gains:
         return _answer(by_length[0], longest, timed, rival)
+    # The rival itself if 2BW gains over it: False sorts before True.
     fastest_beaten = min(gains, key=lambda name: (name != rival, gains[name].value))
     at_length = nearest_length(by_length, *gains[fastest_beaten].ends)
     return _answer(at_length, longest, timed, rival)
@@ -112,12 +113,14 @@ def _answer(evidence: Evidence | None, longest: float, timed: Timing, rival: str
     """The fields of an advice that depend on one length of training."""
     ratios = timed.ratios
     simulated = [at.value for name, at in ratios.items() if name not in timed.measured]
+    # Of every rival that 2BW may beat: an arm is a candidate for all rivals or for none.
     ends = [end for at in ratios.values() for end in at.ends if at.ends[1] > 1]
     gaps_of_candidates = candidates(evidence, ends) if evidence is not None else []
     arms = [gap.arm for gap in gaps_of_candidates]
     rivals = {}
     for name, at in timed.others.items():
         if evidence is not None and arms:
+            # A sweep trains one longer run, which must serve every rival.
             largest = max([*simulated, ratios[name].value])
             decision, same_time = decide(evidence, arms, ratios[name], largest)
         else:
@@ -220,6 +223,7 @@ def _command(
     sweep = MAIN if tried else COEFFICIENT
     words: dict[str, object] = {"sweep": sweep, "scale": record.scale}
     of_sweep = {k: value for k, _, value in (word.partition("=") for word in record.words)}
+    # Later words replace earlier ones: this command's, then the record's, then what settles.
     words |= {"grid.optimizer": f"[{optimizer}]"}
     words |= {k: value for k, value in of_sweep.items() if _is_kept(k.split(".")[0], anew)}
     if anew:
@@ -237,6 +241,7 @@ def _is_kept(group: str, anew: bool) -> bool:
 
 
 def _as_command(words: Mapping[str, object]) -> str:
+    # Lists are printed with spaces, which a shell would ask to quote.
     option_words = (f"{key}={value}".replace(" ", "") for key, value in words.items())
     return f"pipegap sweep {shlex.join(option_words)}"
 
@@ -270,19 +275,15 @@ with schedule.drained(): evaluate(); save()  # between batches, wherever you do 
 
 
 def advices(trials: pd.DataFrame, **question: Any) -> list[Advice]:
-    """Return the advice for each optimizer that was trained with a delay, `most_decided` first.
+    """Return the advice for each optimizer that was trained with a delay, the one of the lowest
+    loss first (`tasks.by_loss`).
 
     `trials`: `load`'s table; `question`: the other arguments of `advise`, which says what is
     raised.
     """
     delayed = trials.loc[trials["family"].isin([PLAIN, FEEDBACK]), "optimizer"]
-    optimizers = sorted({*delayed.dropna()})
-    return most_decided(advise(trials, optimizer=name, **question) for name in optimizers)
-
-
-def most_decided(answers: Iterable[Advice]) -> list[Advice]:
-    """Sort by the number of rivals that a verdict is known against, most first, else as given."""
-    return sorted(answers, key=lambda advice: -advice.num_decided)
+    optimizers = [name for name in by_loss(trials) if name in {*delayed}]
+    return [advise(trials, optimizer=name, **question) for name in optimizers]
 
 
 def rows(answers: Iterable[Advice]) -> pd.DataFrame:

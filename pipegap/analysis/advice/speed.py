@@ -8,7 +8,7 @@ from math import inf, isnan, nan
 
 from pipegap.trainer.base.build import locate
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.config.names import declared
+from pipegap.trainer.config.identity import declared
 from pipegap.trainer.schedules.operations import Schedule
 from pipegap.trainer.schedules.proof import SETTLED, steady
 from pipegap.trainer.schedules.recipes import pipedream_2bw, rival_of
@@ -35,7 +35,7 @@ SLOWEST = next(iter(FLUSHED))
 """1F1B: the others fill a part of its bubble."""
 TWO_BUFFERED = partial(pipedream_2bw, synchronous_start=0, synchronous_cooldown=0)
 GUESSES = 50
-"""At the length of stages: far more than it takes."""
+"""The most guesses of the length of stages: far more than it takes."""
 NEARLY = 1e-9
 """The rounding error of a number of microbatches or of a ratio."""
 
@@ -105,6 +105,7 @@ def flushed_speeds(
         rival_speeds = [*_speeds(forms, costs, num_microbatches, chunks)]
         fitting = [at for at in rival_speeds if at.fits(activations)]
         if fitting:
+            # Rounded: of equally fast forms the first counts, not the luckier sum of floats.
             speeds[name] = min(fitting, key=lambda at: round(at.batch_time, 6))
         elif rival_speeds:
             speeds[name] = min(rival_speeds, key=lambda at: at.activations)
@@ -149,6 +150,7 @@ def with_step_time(costs: Costs, num_microbatches: int, step_time: float) -> Cos
         raise BadInput("step_time", f"{step_time:g}", allowed)
     # The difference rounds to 0 where an update is far longer than all that overlaps.
     passes = max(step_time - costs.update, num_microbatches * max(costs.work))
+    # Stage seconds of work per second of the step's passes.
     overlap = num_microbatches * sum(costs.work) / passes
     overlap = overlap if isnan(costs.overlap) else costs.overlap
     return replace(costs, overhead=step_time - simulated, overlap=overlap)
@@ -170,6 +172,7 @@ def _filling(costs: Costs, num_microbatches: int, step_time: float) -> Costs:
         )
         return replace(costs, forward=forward, backward=backward)
 
+    # `high`: stages that fill the step alone, without updates and messages.
     low, high = 0.0, step_time / slowest(equal_stages(len(costs.forward)), num_microbatches)
     at_low, at_high = (slowest(stages(length), num_microbatches) for length in (low, high))
     if at_low >= step_time:
@@ -205,7 +208,7 @@ def _speed(settled: Schedule, costs: Costs) -> Speed:
         {"F": forward, "B": backward, "I": backward / 2, "W": backward / 2, "U": costs.update}
         for forward, backward in zip(costs.forward, costs.backward, strict=True)
     ]
-    by_chunk = [
+    by_chunk = [  # operations are of one chunk each
         {kind: time / settled.num_chunks for kind, time in times.items()} for times in by_rank
     ]
     batch_time, start = steady(settled, by_chunk, costs.communication)

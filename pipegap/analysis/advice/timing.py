@@ -1,11 +1,15 @@
-"""How much faster 2BW is than each rival, simulated or measured; what a step's time is made of, and
-what stands in the way of a gain."""
+"""How much faster 2BW is than each rival, and the times of operations from traces."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import exp, inf, isfinite, log, nan
-from statistics import fmean, variance
-from typing import NamedTuple
+from pathlib import Path
+from statistics import fmean, mean, median, variance
+from typing import Any, NamedTuple
 
 from pipegap.analysis.advice.speed import (
     CHUNKS,
@@ -19,16 +23,20 @@ from pipegap.analysis.advice.speed import (
     slowest,
     speed,
 )
-from pipegap.analysis.statistics.intervals import CONFIDENCE
+from pipegap.analysis.statistics.pairs import CONFIDENCE
 from pipegap.trainer.base.errors import BadInput
+
+# How much faster 2BW is than each rival, simulated or measured; what a step's time is made of,
+# and what stands in the way of a gain.
 
 LITTLE = 0.05
 """The share of a step below which 2BW can win little: the token tax of AdamW with Error Feedback
 in the README takes as much."""
 SHORTEST, LONGEST = 1e-9, 1e15
-"""The times of a step or a stage, in any unit: quotients of others are no numbers."""
+"""The limits of the times of a step or a stage, in any unit: quotients of times beyond them may be
+no numbers."""
 LEAST = 0.0005
-"""The share that is not said: it would round to nothing."""
+"""Smaller shares are left out of the text: they would round to nothing."""
 HOST = 0.8
 """The share of a step that a rank's kernels must fill, else its host is too slow: without kernels
 for the other fifth it loses as much as to the bubble of m = 4 (p − 1) microbatches."""
@@ -43,8 +51,8 @@ class Ratio(NamedTuple):
 
     value: float
     low: float
-    """Between here and `high` it lies with 95 % confidence: in the same time it makes so many more
-    updates at least. 0 where 2BW's own time is only known to be no shorter than simulated."""
+    """The lower end of the 95 % interval: in the same time 2BW makes at least so many times the
+    updates. 0 where 2BW's own time is only known to be no shorter than simulated."""
     high: float
     """Infinite where 2BW's time was measured, and the rival's is no shorter than simulated."""
 
@@ -66,13 +74,14 @@ def ratio(rival_times: Sequence[float], own_times: Sequence[float]) -> Ratio:
     """
     sides = [[log(time) for time in times] for times in (rival_times, own_times)]
     value = fmean(sides[0]) - fmean(sides[1])
+    # Variance of the mean, and degrees of freedom, of each side that has several times.
     parts = [(variance(x) / len(x), len(x) - 1) for x in sides if len(x) > 1]
     total = sum(part for part, _ in parts)
     if not total:
         return Ratio(*[exp(value)] * 3)
     from scipy import stats  # slow to load
 
-    freedom = total**2 / sum(part**2 / n for part, n in parts)
+    freedom = total**2 / sum(part**2 / n for part, n in parts)  # Welch and Satterthwaite
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * total**0.5
     return Ratio(exp(value), exp(value - half), exp(value + half))
 
@@ -99,6 +108,7 @@ class Timing:
         times = self.own_times or [self.own.batch_time]
         # A measured time has what no simulation knows: against a simulated one it is a bound.
         bound = {"high": inf} if self.own_times else {"low": 0.0}
+        # SLOWEST is as slow as measured too: `own_times` come with costs of its step.
         bounded = {*self.others} - {*self.measured, SLOWEST} if self.own_times else self.measured
         return {
             name: ratio(self.measured.get(name, [at.batch_time]), times)._replace(
@@ -148,6 +158,7 @@ class Timing:
         step = slowest(self.costs, self.num_microbatches)
         still = replace(self.costs, communication=0.0, overhead=0.0)
         compute = self.num_microbatches * max(still.work)
+        # Simulated without messages and host: what is longer than compute and update is bubble.
         quick = slowest(still, self.num_microbatches)
         messages = step - quick - self.costs.overhead
         parts = {
@@ -194,6 +205,134 @@ def timing(
     rivals = flushed_speeds(costs, num_microbatches, most, chunks)
     measured = dict(measured or {})
     for name, times in measured.items():
-        rival = rivals.get(name, Speed(inf, nan, 1))
+        rival = rivals.get(name, Speed(inf, nan, 1))  # a name that no schedule of ours has
         rivals[name] = replace(rival, batch_time=exp(fmean(map(log, times))))
     return Timing(costs, num_microbatches, two_buffered, rivals, measured, tuple(own_times), most)
+
+
+# Times of the operations of a pipeline from traces: the one of a trial, or those of torch's
+# profiler, one per rank.
+
+FORWARD, BACKWARD, UPDATE = "F", ("B", "I", "W"), "U"
+"""Kinds of operations in a trace of ours; a backward in halves has two."""
+STEP, OPTIMIZER = "ProfilerStep#", "Optimizer.step#"
+"""How torch's profiler names a step, and an update."""
+KERNEL, COPIES, OPERATION = "kernel", ("gpu_memcpy", "gpu_memset"), "cpu_op"
+"""Categories of its events: on a GPU, and on a host without one."""
+ON_HOST, ON_GPU = "user_annotation", "gpu_user_annotation"
+"""Categories of the events of steps and updates, by the clock of the host and of the GPU."""
+MESSAGES = re.compile("nccl|gloo|c10d|record_param_comms", re.IGNORECASE)
+"""Found in the names of events that send, or wait for another rank, and compute nothing."""
+LONGEST_EVENT = 1e15
+"""Microseconds."""
+Event = Mapping[str, Any]
+Span = tuple[float, float]
+
+
+def traced_costs(path: Path, num_stages: int, num_microbatches: int) -> Costs:
+    """Return the mean times of a trace.json (`trainer.tracing.trace`), or of the traces of torch's
+    profiler in a folder, one file per rank; in microseconds.
+
+    A rank with several stages of the model takes their sum; an update takes as long as on the
+    slowest rank. The profiler's ranks take the time of their kernels, a backward two forwards.
+    Raises BadInput unless these are traces of one rank per stage asked about.
+    """
+    files = sorted(path.glob("*.json"), key=_number) if path.is_dir() else [path]
+    try:
+        events = [_events(file) for file in files]
+        is_ours = len(events) == 1 and any(event["cat"] == FORWARD for event in events[0])
+        costs = _ours(events[0]) if is_ours else _profiled(events, num_microbatches)
+        if not all(costs.work):
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
+        what = "must be the trace.json of a true pipeline's trial, or a folder of traces of steps"
+        raise BadInput("trace", path, f"{what} by torch's profiler, one per rank") from None
+    if len(costs.forward) != num_stages:
+        raise BadInput("stages", num_stages, f"must be {len(costs.forward)}, the ranks in {path}")
+    return costs
+
+
+def _number(path: Path) -> list[int]:
+    """Return the numbers in a name: rank10 comes after rank2."""
+    return [int(digits) for digits in re.findall(r"\d+", path.name)]
+
+
+def _events(path: Path) -> list[Event]:
+    """Return the events that take time; raises for another file as `traced_costs` expects."""
+    trace_events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    events = [event for event in trace_events if event["ph"] == "X" and "cat" in event]
+    if not all(
+        0 <= event["dur"] <= LONGEST_EVENT and abs(event["ts"]) <= LONGEST_EVENT for event in events
+    ):
+        raise ValueError
+    return events
+
+
+def _ours(events: Iterable[Event]) -> Costs:
+    """Return the costs of a trial's own trace, by its first replica."""
+    times: defaultdict[tuple[int, int, str], list[float]] = defaultdict(list)
+    ends: defaultdict[int, float] = defaultdict(float)
+    for event in events:
+        # pid is the replica; of the two rows of a rank, the even one has its operations.
+        if event["pid"] == 0 and event["tid"] % 2 == 0:
+            place = event["tid"] // 2, int(event["args"]["stage"])
+            times[*place, str(event["cat"])].append(float(event["dur"]))
+            if event["cat"] == UPDATE:
+                batch = int(event["args"]["batch"])
+                ends[batch] = max(ends[batch], event["ts"] + event["dur"])
+    by_rank: defaultdict[tuple[int, str], float] = defaultdict(float)
+    for (rank, _, kind), values in times.items():
+        by_rank[rank, kind] += mean(values)
+    ranks = sorted({rank for rank, _, kind in times if kind == FORWARD})
+    steps = [later - earlier for earlier, later in pairwise(ends[batch] for batch in sorted(ends))]
+    passes = sum(sum(of) for (*_, kind), of in times.items() if kind in (FORWARD, *BACKWARD))
+    return Costs(
+        tuple(by_rank[rank, FORWARD] for rank in ranks),
+        tuple(sum(by_rank[rank, kind] for kind in BACKWARD) for rank in ranks),
+        max(by_rank[rank, UPDATE] for rank in ranks),
+        overlap=passes / len(ends) / median(steps) if steps and min(steps) > 0 else nan,
+    )
+
+
+def _profiled(events: Sequence[Sequence[Event]], num_microbatches: int) -> Costs:
+    """Return the costs of traces of torch's profiler, one per rank.
+
+    On a GPU what waits for another rank is a kernel too: where none runs, the host is late.
+    """
+    works, updates, steps, busy = [], [], [], []
+    for of_rank in events:
+        host_events = [event for event in of_rank if event["cat"] == ON_HOST]
+        spans = [_span(event) for event in host_events if event["name"].startswith(STEP)]
+        begin, end = min(spans)[0], max(spans)[1]
+        inside = [event for event in of_rank if begin <= event["ts"] < end]
+        on_gpu = any(event["cat"] == KERNEL for event in inside)
+        kind, clock = (KERNEL, ON_GPU) if on_gpu else (OPERATION, ON_HOST)
+        computing = [e for e in inside if e["cat"] == kind and not MESSAGES.search(e["name"])]
+        of_update = [e for e in inside if e["cat"] == clock and e["name"].startswith(OPTIMIZER)]
+        updating = sum(_covered(computing, *_span(event)) for event in of_update)
+        works.append((_covered(computing, begin, end) - updating) / len(spans))
+        updates.append(updating / len(spans))
+        steps.append((end - begin) / len(spans))
+        kernels = [event for event in inside if event["cat"] in (KERNEL, *COPIES)]
+        busy.append(_covered(kernels, begin, end) / (end - begin) if on_gpu else nan)
+    forward = tuple(work / num_microbatches / 3 for work in works)  # a backward takes two of it
+    return Costs(
+        forward,
+        tuple(2 * time for time in forward),
+        max(updates),
+        overlap=sum(works) / (mean(steps) - max(updates)),
+        busy=tuple(busy),
+    )
+
+
+def _span(event: Event) -> Span:
+    return float(event["ts"]), float(event["ts"] + event["dur"])
+
+
+def _covered(events: Iterable[Event], begin: float, end: float) -> float:
+    """Return for how long of [begin, end] one of the events runs at least."""
+    covered, at = 0.0, begin
+    for first, last in sorted(map(_span, events)):  # by start: `at` is where the union ends
+        covered += max(0.0, min(last, end) - max(first, at))
+        at = max(at, last)
+    return covered

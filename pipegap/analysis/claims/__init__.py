@@ -3,7 +3,7 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from pipegap.analysis.claims.claim import (
+from pipegap.analysis.claims.rule import (
     ALL_PARTS,
     Claim,
     Outcome,
@@ -14,7 +14,7 @@ from pipegap.analysis.claims.claim import (
     not_run,
 )
 
-ORDER = ("optimizers", "swept", "corrections", "downstream")
+ORDER = ("optimizers", "corrections")
 """Modules whose claims come first in a report. Those of any other module here follow by name."""
 
 

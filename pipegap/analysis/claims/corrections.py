@@ -1,9 +1,7 @@
-"""Claims about what is done about a delay: Error Feedback, Taylor compensation, feedback on
-gradients, and runs that are synchronous at the start or at the end.
-"""
+"""Claims about what is done about a delay, and about downstream tasks."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -12,7 +10,6 @@ import pandas as pd
 from numpy.random import Generator
 from scipy import stats
 
-from pipegap.analysis.claims.claim import Claim
 from pipegap.analysis.claims.measure import (
     DELAY,
     PAPER,
@@ -30,18 +27,35 @@ from pipegap.analysis.claims.measure import (
 )
 from pipegap.analysis.claims.rule import (
     SAME,
+    Claim,
     ClaimRule,
     Codes,
     Comparison,
     Estimate,
     Mask,
     Means,
+    Row,
     codes_of,
     estimate,
 )
-from pipegap.analysis.statistics.diagnostics import WINDOW, spikes
-from pipegap.analysis.statistics.intervals import CONFIDENCE, Values, mean_intervals
-from pipegap.trainer.base.status import Status
+from pipegap.analysis.statistics.diagnostics import (
+    WINDOW,
+    Noise,
+    TaskScores,
+    intervals,
+    noise,
+    safe_intervals,
+    spikes,
+    task_scores,
+)
+from pipegap.analysis.statistics.pairs import CONFIDENCE, Values, mean_intervals
+from pipegap.analysis.table import names
+from pipegap.analysis.table.metrics import ACCURACY, BITS, CHANCE
+from pipegap.analysis.table.points import in_order
+from pipegap.trainer.base.errors import Status
+
+# Claims about what is done about a delay: Error Feedback, Taylor compensation, feedback on
+# gradients, and runs that are synchronous at the start or at the end.
 
 HALF = 0.5
 
@@ -65,9 +79,10 @@ class NoHelp(ClaimRule):
         low, high = mean_intervals(removed[..., -1, :])
         changed = (low > 0) | (high < 0)
         positive = removed.mean(axis=-1) > 0
-        no_limit = np.ones_like(positive)
+        no_limit = np.ones_like(positive)  # [..., coefficients]: both neighbours help in the mean
         no_limit[..., 1:] &= positive[..., :-1]
         no_limit[..., :-1] &= positive[..., 1:]
+        # A single coefficient that helps beside two that harm is taken for chance.
         helps = (mean_intervals(removed, confidence)[0] > 0) & no_limit
         needed = mean_intervals(values[..., 0, :])[0] > 0
         return codes_of(_is_small(values).all(axis=-1) & changed, helps.any(axis=-1), needed)
@@ -84,10 +99,10 @@ class NoHelp(ClaimRule):
 
     def numbers(self, values: Values) -> list[Estimate]:
         """The share that each coefficient removes."""
-        lefts = values[0] - _removed(values)
+        gaps_left = values[0] - _removed(values)  # [coefficients, seeds]
         return [
-            share(f"share removed at λ={coefficient:g}", share_left, values[0])
-            for coefficient, share_left in zip(self.coefficients, lefts, strict=True)
+            share(f"share removed at λ={coefficient:g}", gap_left, values[0])
+            for coefficient, gap_left in zip(self.coefficients, gaps_left, strict=True)
         ]
 
 
@@ -109,6 +124,7 @@ class Diverges(ClaimRule):
     def decide(self, values: Values, confidence: float) -> Codes:
         """Whether more than half diverge, or fewer."""
         total, count = values.shape[-2] * values.shape[-1], values.sum(axis=(-2, -1))
+        # sf(count − 1) is the probability of `count` or more.
         more = stats.binom.sf(count - 1, total, HALF) <= (1 - CONFIDENCE) / 2
         fewer = stats.binom.cdf(count, total, HALF) <= (1 - confidence) / 2
         return codes_of(more, fewer)
@@ -133,6 +149,7 @@ def _by_coefficient(
 ) -> list[Comparison]:
     """One per optimizer and point: the plain delay, and that with each coefficient, ascending."""
     gaps = measured(trials)
+    # Without synchronous phases, as the plain delay that they are compared with.
     late = gaps[(gaps["schedule"] == DELAY) & (gaps["start"] == 0) & (gaps["cooldown"] == 0)]
     compared = []
     for optimizer, name, rows in of_points(late[late["method"] == method]):
@@ -146,7 +163,7 @@ def _by_coefficient(
 
 def _near_one(trials: pd.DataFrame) -> list[Comparison]:
     def rule(values: list[float]) -> ClaimRule:
-        return near_best(values if 1.0 in values else [1.0])
+        return near_best(values if 1.0 in values else [1.0])  # else it is not applied: `reason`
 
     return [
         replace(
@@ -154,7 +171,7 @@ def _near_one(trials: pd.DataFrame) -> list[Comparison]:
             reason="" if "λ=1" in [row.name for row in comparison.rows] else "λ=1 is missing",
         )
         for comparison in _by_coefficient(trials, "error_feedback", rule)
-        if len(comparison.rows) > 2
+        if len(comparison.rows) > 2  # beside the plain delay, two coefficients or more
     ]
 
 
@@ -192,6 +209,7 @@ class Either(ClaimRule):
         low, high = mean_intervals(change)
         within = [mean_intervals(SAME * first + sign * change, confidence)[0] for sign in (1, -1)]
         is_shown = (low > 0) | (high < 0)
+        # A small change may be shown all the same: then it is reproduced, not contradicted.
         return codes_of(is_shown, np.all(np.greater(within, 0), axis=0) & ~is_shown)
 
     def why(self, values: Values) -> str:
@@ -213,7 +231,7 @@ def spike(trials: pd.DataFrame, heights: pd.DataFrame) -> list[Comparison]:
     rule = Above((Contrast("the height", (1.0,)),))
     return [
         Comparison(words(*key), [row("height", group, "height")], rule, key[0] in PAPER)
-        for key, group in heights.groupby(ARM)
+        for key, group in in_order(heights, ARM).groupby(ARM, sort=False)
     ]
 
 
@@ -221,7 +239,7 @@ def spike_by_decay(trials: pd.DataFrame, heights: pd.DataFrame) -> list[Comparis
     """Does its height depend on β2?"""
     key, rule = "optimizer.variance_decay", Either("change of the height")
     compared = []
-    for optimizer, group in with_key(trials, heights, key).groupby("optimizer"):
+    for optimizer, group in with_key(trials, heights, key).groupby("optimizer", sort=False):
         decays = sorted({*group[key].dropna()})
         if len(decays) > 1:
             rows = [
@@ -242,7 +260,7 @@ def _by_height(
 
 def _start(trials: pd.DataFrame) -> list[Comparison]:
     gaps = measured(trials)
-    alone = (gaps["arm"] == gaps["base_arm"]) & (gaps["schedule"] == DELAY)
+    alone = (gaps["arm"] == gaps["base_arm"]) & (gaps["schedule"] == DELAY)  # no correction
     started = gaps[alone & (gaps["start"] > 0) & (gaps["cooldown"] == 0)]
     return _lower(gaps, started.assign(without="delay"))
 
@@ -256,14 +274,15 @@ def _cooldown(trials: pd.DataFrame) -> list[Comparison]:
 def _lower(gaps: pd.DataFrame, changed: pd.DataFrame) -> list[Comparison]:
     """For each arm, that its gap is below that of the arm `without`, at the same point."""
     compared = []
-    for (*key, base, point), rows in changed.groupby([*ARM, "without", "point"]):
+    keys = [*ARM, "without", "point"]
+    for (*key, base, point), rows in in_order(changed, keys).groupby(keys, sort=False):
         plain = gaps[(gaps["point"] == point) & (gaps["arm"] == base)]
         two = Column(str(key[-1]), rows), Column(str(base), plain)
         compared.append(more(words(*key), *two))
     return compared
 
 
-CLAIMS = (
+OF_LOSSES = (
     Claim(
         "coefficient",
         "λ = 1 is near the best coefficient of Error Feedback",
@@ -336,3 +355,117 @@ CLAIMS = (
         _cooldown,
     ),
 )
+
+
+# Claims about downstream tasks: that they see nothing of a delay whose errors are fed back.
+
+MARGINS = {ACCURACY: 0.01, BITS: 0.01}
+"""Differences that would not matter."""
+ABOVE, DIFFERENCE = 0, 1
+"""Rows: what sync scores above a guess, and the arm's score minus sync's, both means over the
+questions, one value per seed."""
+
+
+@dataclass(frozen=True)
+class Equal(ClaimRule):
+    """Reproduced where the difference is surely within the margin, contradicted where it is surely
+    outside. Nothing is decided unless sync is surely better than a guess: guesses are all equal.
+
+    `noises`: how uncertain the questions make each row, see `analysis.statistics.diagnostics`.
+    """
+
+    margin: float
+    noises: tuple[Noise, Noise]
+
+    def decide(self, values: Values, confidence: float) -> Codes:
+        """Whether the difference lies within the margin, or outside of it."""
+        low, high = self._interval(values, DIFFERENCE)
+        refuting = safe_intervals(values[..., DIFFERENCE, :], self.noises[DIFFERENCE], confidence)
+        is_known = self._interval(values, ABOVE)[0] > 0
+        within = (low > -self.margin) & (high < self.margin)
+        outside = (refuting[0] > self.margin) | (refuting[1] < -self.margin)
+        return codes_of(within, outside, is_known)
+
+    def why(self, values: Values) -> str:
+        """That sync may guess, or that the difference may lie on either side of the margin."""
+        if not self._interval(values, ABOVE)[0] > 0:
+            return "sync may answer by chance: guesses are all equal"
+        return f"the difference may be more or less than {self.margin:g}"
+
+    def numbers(self, values: Values) -> list[Estimate]:
+        """The difference, with its interval over seeds and questions."""
+        low, high = self._interval(values, DIFFERENCE)
+        mean = float(values[DIFFERENCE].mean())
+        return [Estimate("difference", mean, float(low), float(high), values.shape[-1])]
+
+    def draw(self, means: Means, values: Values, shape: tuple[int, int], rng: Generator) -> Values:
+        """Seeds with their covariance, and questions drawn anew for each store, which are the same
+        for its seeds: [..., stores, rows, seeds]."""
+        stores, num_seeds = shape
+        n = values.shape[1]
+        residuals = (values - values.mean(axis=1, keepdims=True)) / np.sqrt(n - 1)
+        by_seed = residuals @ rng.standard_normal((stores, n, num_seeds))
+        spread = np.sqrt([[noise.questions] for noise in self.noises])
+        by_question = spread * rng.standard_normal((stores, len(spread), 1))  # shared by the seeds
+        return means[..., None, :, None] + by_seed + by_question
+
+    def _interval(self, values: Values, row: int) -> tuple[Values, Values]:
+        return intervals(values[..., row, :], self.noises[row])
+
+
+def _equal(trials: pd.DataFrame, measure: str) -> Sequence[Comparison]:
+    """One part per optimizer, point and task."""
+    return [_part(scores, measure) for scores in task_scores(trials) if scores.arm == "delay_ef"]
+
+
+def _part(scores: TaskScores, measure: str) -> Comparison:
+    by_question = [_above_a_guess(scores, measure), scores.difference(measure)]
+    rows = [
+        Row(name, pd.Series(values.mean(axis=1), index=[*scores.seeds]), is_shown=False)
+        for name, values in zip(("above a guess", "difference"), by_question, strict=True)
+    ]
+    above, difference = map(noise, by_question)
+    return Comparison(
+        words(names.optimizer(scores.optimizer), scores.task),
+        rows,
+        Equal(MARGINS[measure], (above, difference)),
+        scores.optimizer in PAPER,
+    )
+
+
+def _above_a_guess(scores: TaskScores, measure: str) -> Values:
+    """What sync scores above a guess, [seeds, questions]: its accuracy minus that of a guess. Of
+    another measure it is the score itself."""
+    sync = scores.sync
+    return sync[ACCURACY] - sync[CHANCE] if measure == ACCURACY else sync[measure]
+
+
+def _rule(measure: str, quantity: str, unless: str = "") -> str:
+    return (
+        f"For each optimizer of the paper and task: the 95 % interval over seeds and questions of "
+        f"the difference in {quantity} lies within ±{MARGINS[measure]:g}; contradicted where it "
+        f"lies outside of that altogether{unless}."
+    )
+
+
+OF_TASKS = (
+    Claim(
+        "downstream",
+        "With Error Feedback downstream accuracy is that of sync",
+        "table 4 (10B MoE: MMLU 0.411 and 0.407, HellaSwag 0.670 and 0.673, PIQA 0.775 and 0.778)",
+        ("main",),
+        _rule(ACCURACY, "accuracy", "; undecided where sync may answer by chance"),
+        partial(_equal, measure=ACCURACY),
+    ),
+    Claim(
+        "downstream_bits",
+        "With Error Feedback right answers of downstream tasks are as likely as after sync",
+        "table 4 (10B MoE; accuracy only)",
+        ("main",),
+        _rule(BITS, "the bits per byte of right answers"),
+        partial(_equal, measure=BITS),
+    ),
+)
+
+
+CLAIMS = (*OF_LOSSES, *OF_TASKS)

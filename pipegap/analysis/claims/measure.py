@@ -24,16 +24,17 @@ from pipegap.analysis.claims.rule import (
     codes_of,
     estimate,
 )
-from pipegap.analysis.statistics.intervals import (
+from pipegap.analysis.statistics.pairs import (
+    VARIANT,
     Values,
     mean_intervals,
     moments,
+    pairs,
     share_interval,
 )
-from pipegap.analysis.statistics.pairs import VARIANT, pairs
-from pipegap.analysis.table.points import remembered, settings
+from pipegap.analysis.table.points import in_order, remembered, settings
 from pipegap.analysis.table.schema import OF_ARM
-from pipegap.trainer.base.status import Status
+from pipegap.trainer.base.errors import Status
 
 
 class Contrast(NamedTuple):
@@ -45,7 +46,7 @@ class Contrast(NamedTuple):
     def of(self, values: Values) -> Values:
         """Shape (..., seeds). A row of weight 0 may be infinite."""
         terms = [w * values[..., row, :] for row, w in enumerate(self.weights) if w]
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore"):  # ∞ − ∞ is NaN, which decides nothing
             return np.sum(terms, axis=0)
 
 
@@ -64,6 +65,8 @@ class Above(ClaimRule):
 
     def decide(self, values: Values, confidence: float) -> Codes:
         """Whether all contrasts lie above 0, or one of them below."""
+        # 95 % for what reproduces, where all must hold; `confidence` for what contradicts, where
+        # one is enough.
         sums = [moments(contrast.of(values)) for contrast in self.contrasts]
         lows = [sum_of_rows.interval()[0] for sum_of_rows in sums]
         highs = [sum_of_rows.interval(confidence)[1] for sum_of_rows in sums]
@@ -81,7 +84,7 @@ class Above(ClaimRule):
             return (
                 f"{' and '.join(below)}: below 0 by 95 %, which is too little among so many parts"
             )
-        either = [name for name, (low, _) in ends.items() if not low > 0]
+        either = [name for name, (low, _) in ends.items() if not low > 0]  # `not`: NaN too
         return f"{' and '.join(either)}: may lie on either side of 0"
 
     def numbers(self, values: Values) -> list[Estimate]:
@@ -125,6 +128,7 @@ def share(name: str, gap_left: Values, plain: Values) -> Estimate:
     removed = float(1 - gap_left.mean() / plain.mean())
     if math.isfinite(removed) and math.isnan(low):
         removed = math.nan
+    # `share_interval` is that of the share that is left: its ends change places.
     return Estimate(name, removed, 1 - high, 1 - low, len(plain))
 
 
@@ -202,10 +206,13 @@ def measured(trials: pd.DataFrame) -> pd.DataFrame:
     with warnings.catch_warnings(action="ignore", category=UserWarning):
         rows = pairs(trials)
     rows = rows[rows["status_sync"] == Status.COMPLETED]
+    # Infinite, not left out: a claim that costs are low is not to gain from a divergence.
     value = rows["gap"].astype(float).mask(rows["status"] == Status.DIVERGED, np.inf)
     rows = rows.assign(value=value, setting=rows["point"].map(settings(trials)))
     arms = trials.drop_duplicates("arm")[["arm", *(c for c in OF_ARM if c != "base_arm")]]
-    return rows[value.notna()].sort_values([*VARIANT, "seed"]).merge(arms, on="arm")
+    return in_order(rows[value.notna()], ["optimizer", *VARIANT, "seed"], trials).merge(
+        arms, on="arm"
+    )
 
 
 def with_key(trials: pd.DataFrame, rows: pd.DataFrame, key: str) -> pd.DataFrame:
@@ -217,7 +224,8 @@ def with_key(trials: pd.DataFrame, rows: pd.DataFrame, key: str) -> pd.DataFrame
 
 def of_points(rows: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
     """For each optimizer and point: the optimizer, both in words, and the rows."""
-    for (optimizer, setting, _), group in rows.groupby(["optimizer", "setting", "point"]):
+    keys = ["optimizer", "setting", "point"]
+    for (optimizer, setting, _), group in in_order(rows, keys).groupby(keys, sort=False):
         yield str(optimizer), words(optimizer, setting), group
 
 
@@ -227,12 +235,14 @@ def words(*parts: Hashable) -> str:
     return f"{first} ({', '.join(other_parts)})" if other_parts else first
 
 
-def row(name: str, rows: pd.DataFrame, value: str = "value", *, shown: bool = True) -> Row:
-    """A column by seed; at a seed with several stages or microbatches, the fewest."""
+def row(name: str, rows: pd.DataFrame, value: str = "value", *, is_shown: bool = True) -> Row:
+    """A column of `rows` by seed. A seed with trials of several numbers of stages or microbatches
+    has the value of the fewest."""
+    # The rows are sorted by stages and microbatches: of a seed the first one has the fewest.
     seeds, first = np.unique(rows["seed"].to_numpy(), return_index=True)
     values = rows[value].to_numpy(float, na_value=np.nan)[first]
     is_known = ~np.isnan(values)
-    return Row(name, pd.Series(values[is_known], seeds[is_known]), shown)
+    return Row(name, pd.Series(values[is_known], seeds[is_known]), is_shown)
 
 
 def share_removed(
@@ -246,9 +256,9 @@ def share_removed(
 def at_longest_horizon(trials: pd.DataFrame) -> list[Comparison]:
     """For each optimizer, what Error Feedback leaves of the gap where it trains longest."""
     gaps = measured(trials)
-    tokens = gaps["point"].map(trials.groupby("point")["tokens"].max())
+    tokens = gaps["point"].map(trials.groupby("point")["tokens"].max())  # a diverged run has fewer
     compared = []
-    for optimizer, rows in gaps.assign(tokens=tokens).groupby("optimizer"):
+    for optimizer, rows in gaps.assign(tokens=tokens).groupby("optimizer", sort=False):
         longest = rows[rows["tokens"] == rows["tokens"].max()]
         if {"delay", "delay_ef"} <= {*longest["arm"]}:
             rule = removes(1 - SAME)
@@ -265,7 +275,7 @@ class Column(NamedTuple):
 
     @property
     def whole_points(self) -> list[pd.DataFrame]:
-        """Those with the most seeds, each by seed."""
+        """The points with the most seeds, each with its rows by seed."""
         once = self.rows.drop_duplicates(["point", "seed"]).sort_values("seed", kind="stable")
         groups = [rows for _, rows in once.groupby("point")]
         most = max(map(len, groups), default=0)
@@ -273,8 +283,8 @@ class Column(NamedTuple):
 
     @property
     def points(self) -> list[pd.DataFrame]:
-        """The whole points without a divergence; the one at which sync is best alone if the arm
-        diverged there: to leave that out would flatter the arm."""
+        """The whole points without a divergence. If the arm diverged at the point at which sync is
+        best, that point alone: to leave it out would flatter the arm."""
         whole = self.whole_points
         if len(whole) > 1:
             num_choosing = _num_choosing(len(whole[0]))
@@ -321,6 +331,7 @@ class AtBest(Above):
             sync, gaps = (
                 values[..., at : at + num_points, :] for at in (start, start + num_points)
             )
+            # [..., points, seeds] → [...] → [..., 1, 1], with which the gaps are indexed.
             best_index = sync[..., :num_choosing].mean(axis=-1).argmin(axis=-1)[..., None, None]
             columns.append(np.take_along_axis(gaps, best_index, axis=-2)[..., 0, num_choosing:])
             start += 2 * num_points
@@ -328,6 +339,7 @@ class AtBest(Above):
 
     def placebo(self, means: Means) -> Means:
         """No gap, and losses of sync as they are: the verdict is on the points that are chosen."""
+        # For each column: as many rows of sync losses as points, then as many of gaps.
         is_sync = np.concatenate([np.arange(2 * num) < num for num in self.points])
         return np.where(is_sync, means, 0.0)
 
@@ -347,6 +359,7 @@ def more(what: str, less: Column, greater: Column) -> Comparison:
     choices = [column.points for column in columns]
     optimizers = {name for column in columns for name in column.rows["optimizer"]}
     counts = optimizers <= {*PAPER}
+    # Nothing to choose, so that all seeds compare; or nothing to compare, which `flaw` says.
     if not all(choices) or all(len(column.whole_points) == 1 for column in columns):
         rows = [
             row(column.name, points[0] if points else column.rows)
@@ -354,7 +367,7 @@ def more(what: str, less: Column, greater: Column) -> Comparison:
         ]
         return Comparison(what, rows, Above((contrast,)), counts)
     rows = [
-        row(column.name, point, value, shown=False)
+        row(column.name, point, value, is_shown=False)
         for column, points in zip(columns, choices, strict=True)
         for value in ("final_val_loss_sync", "value")
         for point in points
@@ -369,5 +382,5 @@ def ends(rows: pd.DataFrame, key: str) -> list[Column]:
     values = sorted({*rows[key].dropna()})
     return [
         Column(f"{key.rpartition('.')[2]} {value:g}", rows[rows[key] == value])
-        for value in (values[:1] + values[1:][-1:])
+        for value in (values[:1] + values[1:][-1:])  # a single value once
     ]

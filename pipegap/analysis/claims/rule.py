@@ -1,18 +1,13 @@
-"""What a rule is, what it is applied to, and its audit.
-
-A rule is applied to numbers of the same seeds, one row per quantity. Values have the shape
-(..., rows, seeds), so that a rule judges one store or thousands of simulated ones by the same
-lines. In the audit it judges simulated stores in which there is nothing to decide, and stores with
-the means that were observed: with the rows, seeds and noise of the store in hand, and the parts of
-a claim drawn independently of each other. Draws depend on nothing but the seed.
-"""
+"""What a claim and its rule are, how a claim is judged, and how a rule is audited."""
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache, cached_property
 from typing import NamedTuple
+from zlib import crc32
 
 import numpy as np
 import pandas as pd
@@ -20,15 +15,25 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from scipy import stats
 
-from pipegap.analysis.statistics.intervals import (
+from pipegap.analysis.statistics.pairs import (
     CONFIDENCE,
+    ENOUGH_UPDATES,
     POWER,
     UNTOLD,
     Interval,
     Values,
     ends_text,
     mean_with_ends,
+    shared_confidence,
 )
+
+# What a rule is, what it is applied to, and its audit.
+#
+# A rule is applied to numbers of the same seeds, one row per quantity. Values have the shape
+# (..., rows, seeds), so that a rule judges one store or thousands of simulated ones by the same
+# lines. In the audit it judges simulated stores in which there is nothing to decide, and stores
+# with the means that were observed: with the rows, seeds and noise of the store in hand, and the
+# parts of a claim drawn independently of each other. Draws depend on nothing but the seed.
 
 SAME = 0.2
 """A difference is small if it is surely below this share of the gap of the plain delay."""
@@ -99,9 +104,10 @@ class ClaimRule(ABC):
         stores, num_seeds = shape
         n = values.shape[1]
         residuals = (values - values.mean(axis=1, keepdims=True)) / np.sqrt(n - 1)
-        factor = np.linalg.qr(residuals.T).R.T  # of the covariance, and no wider than it
+        # [rows, min(rows, seeds)]: factor @ factor.T is the covariance of the rows over the seeds.
+        factor = np.linalg.qr(residuals.T).R.T
         noise = rng.standard_normal((stores, factor.shape[1], num_seeds))
-        return means[..., None, :, None] + factor @ noise
+        return means[..., None, :, None] + factor @ noise  # [..., stores, rows, seeds]
 
 
 def codes_of(is_shown: Mask, refuted: Mask, is_known: Mask | bool = True) -> Codes:
@@ -115,7 +121,7 @@ class Row(NamedTuple):
 
     name: str
     by_seed: pd.Series
-    shown: bool = True
+    is_shown: bool = True
 
     @property
     def flaw(self) -> str:
@@ -165,7 +171,7 @@ class Comparison:
     def numbers(self) -> tuple[Estimate, ...]:
         """What is compared, and the paired numbers that decide."""
         paired = [] if self.flaw else self.rule.numbers(self.values)
-        return (*(row.estimate for row in self.rows if row.shown), *paired)
+        return (*(row.estimate for row in self.rows if row.is_shown), *paired)
 
 
 ERRORS, SEARCH = 2_000, 400
@@ -234,9 +240,9 @@ def audit(parts: Sequence[Comparison], confidence: float, seed: int, stores: int
         is_shown, refuted = np.ones(num_stores, bool), np.zeros(num_stores, bool)
         for index, (part, of_part) in enumerate(zip(parts, means, strict=True)):
             shape = num_stores, num_seeds or part.values.shape[1]
-            rng = np.random.default_rng([seed, index])
-            values = part.rule.draw(of_part[None], part.values, shape, rng)
-            codes = part.rule.decide(values, confidence)[0]
+            rng = np.random.default_rng([seed, index])  # each part by itself: independent draws
+            values = part.rule.draw(of_part[None], part.values, shape, rng)  # [1, stores, rows, …]
+            codes = part.rule.decide(values, confidence)[0]  # [stores]
             is_shown &= codes == REPRODUCED
             refuted |= codes == CONTRADICTED
             if refuted.mean() >= enough:  # which no other part takes back
@@ -254,7 +260,7 @@ def audit(parts: Sequence[Comparison], confidence: float, seed: int, stores: int
 
 def _seeds(decides: Callable[[int], bool]) -> int | None:
     """The fewest seeds that decide: doubled until they do, then bisected."""
-    high = 2
+    high = 2  # one seed has no interval
     while not decides(high):
         if high >= MOST_SEEDS:
             return None
@@ -264,3 +270,162 @@ def _seeds(decides: Callable[[int], bool]) -> int | None:
         middle = (low + high) // 2
         low, high = (low, middle) if decides(middle) else (middle, high)
     return high
+
+
+# What a claim is, and how it is judged.
+
+
+class Outcome(StrEnum):
+    """The outcome of a claim, or of a part of it."""
+
+    REPRODUCED = "reproduced"
+    CONTRADICTED = "contradicted"
+    UNDECIDED = "not enough data"
+
+
+OF_CODE = {REPRODUCED: Outcome.REPRODUCED, CONTRADICTED: Outcome.CONTRADICTED}
+"""Outcomes by the numbers that rules give; any other number is undecided."""
+
+
+class ClaimPart(NamedTuple):
+    """One comparison: what was compared, its outcome, its numbers, and why it is undecided."""
+
+    what: str
+    outcome: Outcome
+    numbers: tuple[Estimate, ...] = ()
+    why: str = ""
+
+
+class Claim(NamedTuple):
+    """One sentence of the paper. `compare(trials)` receives the trials of `sweeps` alone."""
+
+    name: str
+    statement: str
+    place: str
+    """Figure or table of the paper, and its own number where it is known."""
+    sweeps: tuple[str, ...]
+    rule: str
+    compare: Callable[[pd.DataFrame], Sequence[Comparison]]
+
+
+class Verdict(NamedTuple):
+    """The outcome of a claim at one scale."""
+
+    claim: Claim
+    outcome: Outcome
+    parts: Sequence[ClaimPart]
+    others: Sequence[ClaimPart] = ()
+    """Parts about optimizers that are not in the paper: they do not judge the claim."""
+    comparisons: Sequence[Comparison] = ()
+    """What `parts` were decided from."""
+    audit: Audit | None = None
+    """How often the claim's rule errs; None before the audit, or if nothing can be simulated."""
+
+    @property
+    def summary(self) -> str:
+        """`5 of 8 reproduced, 1 contradicted`."""
+        count = [part.outcome for part in self.parts].count
+        words = f"{count(Outcome.REPRODUCED)} of {len(self.parts)} reproduced"
+        contradicted = count(Outcome.CONTRADICTED)
+        return words + (f", {contradicted} contradicted" if contradicted else "")
+
+    @property
+    def doubt(self) -> str:
+        """How often the rule decides where there is no effect. Undecided: how many seeds would
+        decide."""
+        if self.audit is None:
+            return ""
+        if self.outcome != Outcome.UNDECIDED:
+            return f"false alarm rate {self.audit.decided_if_placebo}"
+        seeds = self.audit.seeds or f"more than {MOST_SEEDS}"
+        of_parts = ", for its parts that have data" if self.audit.num_left_out else ""
+        return f"{seeds} seeds would decide it with a probability of {POWER:.0%}{of_parts}"
+
+
+ALL_PARTS = (
+    "Every comparison is of pairs: a number of each seed, its mean and Student's t-interval. A "
+    "claim of several parts is reproduced if each of them is, by intervals of 95 %; contradicted "
+    "if one of them is, by intervals of 1 - 5 %/k where k comparisons could contradict it, so that "
+    "many parts do not make a contradiction of noise; and else not enough data. Trials of fewer "
+    f"than {ENOUGH_UPDATES} updates decide nothing, nor do fewer than 2 seeds, or an arm of which "
+    "a part of the seeds diverged. Where all seeds of an arm diverged and those of sync did not, "
+    "its gap counts as infinite. Only the optimizers of the paper judge it: others have a line of "
+    "their own."
+)
+"""The rule that all claims share, in words."""
+
+
+def judged(claim: Claim, trials: pd.DataFrame) -> Verdict:
+    """The verdict on a claim from the trials of its sweeps, `load`'s table."""
+    enough = deciding(trials)
+    if len(trials) and enough.empty:
+        longest = trials["num_updates"].max()
+        why = f"the longest trial has {longest} updates, {ENOUGH_UPDATES} decide something"
+        return _undecided(claim, "length of the trials", why)
+    comparisons = claim.compare(enough) if len(enough) else []
+    comparisons_counted = [comparison for comparison in comparisons if comparison.counts]
+    # By themselves: other optimizers do not make the intervals of the paper's wider.
+    other_parts = _parts([comparison for comparison in comparisons if not comparison.counts])
+    if not comparisons_counted:
+        verdict = _undecided(claim, "trials", "no trial of the arms that it is about")
+        return verdict._replace(others=other_parts)
+    parts = _parts(comparisons_counted)
+    return Verdict(
+        claim, _together([part.outcome for part in parts]), parts, other_parts, comparisons_counted
+    )
+
+
+def deciding(trials: pd.DataFrame) -> pd.DataFrame:
+    """Return the trials of points of ENOUGH_UPDATES: shorter ones are a smoke test. A run that
+    diverged is shorter than those of its point."""
+    longest = trials.groupby("point")["num_updates"].transform("max")
+    return trials[longest.fillna(0) >= ENOUGH_UPDATES]
+
+
+def audited(verdict: Verdict) -> Verdict:
+    """The verdict with its audit; without one if no part of it can be simulated."""
+    comparisons = verdict.comparisons
+    parts = [part for part in comparisons if not part.flaw and np.isfinite(part.values).all()]
+    if not parts:
+        return verdict
+    # crc32, not `hash`, which differs from process to process.
+    audit_of_claim = audit(parts, against(comparisons), seed=crc32(verdict.claim.name.encode()))
+    return verdict._replace(
+        audit=audit_of_claim._replace(num_left_out=len(comparisons) - len(parts))
+    )
+
+
+def not_run(claim: Claim, command: str) -> Verdict:
+    """The verdict on a claim none of whose sweeps was run; `command` runs one."""
+    return _undecided(claim, "trials", f"not run: {command}")
+
+
+def against(comparisons: Sequence[Comparison]) -> float:
+    """The confidence of an interval that may contradict a claim of these parts (Bonferroni)."""
+    return shared_confidence(sum(comparison.rule.num_refuting for comparison in comparisons))
+
+
+def _together(outcomes: Sequence[Outcome]) -> Outcome:
+    """The outcome of a claim from those of its parts."""
+    if Outcome.CONTRADICTED in outcomes:
+        return Outcome.CONTRADICTED
+    return Outcome.REPRODUCED if {*outcomes} == {Outcome.REPRODUCED} else Outcome.UNDECIDED
+
+
+def _parts(comparisons: Sequence[Comparison]) -> list[ClaimPart]:
+    confidence = against(comparisons) if comparisons else CONFIDENCE
+    return [_part(comparison, confidence) for comparison in comparisons]
+
+
+def _part(comparison: Comparison, confidence: float) -> ClaimPart:
+    what, rule, numbers = comparison.what, comparison.rule, comparison.numbers
+    if comparison.flaw:
+        return ClaimPart(what, Outcome.UNDECIDED, numbers, comparison.flaw)
+    code = int(rule.decide(comparison.values, confidence))
+    outcome = OF_CODE.get(code, Outcome.UNDECIDED)
+    why = rule.why(comparison.values) if outcome == Outcome.UNDECIDED else ""
+    return ClaimPart(what, outcome, numbers, why)
+
+
+def _undecided(claim: Claim, what: str, why: str) -> Verdict:
+    return Verdict(claim, Outcome.UNDECIDED, [ClaimPart(what, Outcome.UNDECIDED, why=why)])

@@ -1,4 +1,7 @@
-"""May I make my pipeline asynchronous? From the trials of a store and a simulated pipeline."""
+"""May I make my pipeline asynchronous? From the trials of a store and a simulated pipeline.
+
+e.g. pipegap advise stages=4 microbatches=8
+"""
 
 import json
 import shlex
@@ -14,19 +17,19 @@ from pipegap.trainer.base.build import build
 from pipegap.trainer.base.cli import Given, number, take_choice
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.places import CONF
-from pipegap.trainer.config.names import yamls
+from pipegap.trainer.config.identity import yamls
 from pipegap.trainer.store.opened import pulled
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pipegap.analysis.advice.advice import Advice
     from pipegap.analysis.advice.speed import Costs
+    from pipegap.analysis.advice.verdict import Advice
 
 KEYS = {
     "optimizer": "which one, as in the store (default: all that were trained with a delay)",
-    "stages": "p of the pipeline",
-    "microbatches": "m of the pipeline, p - 1 or more",
+    "stages": "(required) p of the pipeline",
+    "microbatches": "(required) m of the pipeline, p - 1 or more",
     "results": "the store (default: results)",
     "activations": "of how many microbatches a rank may keep activations (default: as 2BW does)",
     "chunks": "how many parts of the model a rank may have (default: as many as the layers of the "
@@ -133,15 +136,16 @@ def _answers(trials: "pd.DataFrame", optimizer: str | None, **question: Any) -> 
 
 
 def _as_text(answers: "Sequence[Advice]") -> str:
-    from pipegap.analysis.advice.advice import heading, headline
     from pipegap.analysis.advice.advise import handover, matrix
+    from pipegap.analysis.advice.verdict import heading, headline, ranking
     from pipegap.analysis.table.text import hanging, terminal_width
 
     width = terminal_width()
     if len(answers) == 1:
         lines = [answers[0].text(width)]
     else:
-        lines = [*heading(answers), *answers[0].limits, matrix(answers, width), ""]
+        lines = [*heading(answers), *answers[0].limits, matrix(answers, width)]
+        lines += [*ranking(answers), ""]
         lines = [hanging("\n".join([*lines, *map(headline, answers)]), width)]
     if todo := handover(answers):
         head, *code = todo.splitlines()
@@ -178,7 +182,7 @@ def _above_0(values: Given, key: str) -> tuple[float, ...]:
 
 def _costs(values: Given, stages: int, microbatches: int) -> "Costs":
     from pipegap.analysis.advice.speed import with_step_time
-    from pipegap.analysis.advice.traces import traced_costs
+    from pipegap.analysis.advice.timing import traced_costs
 
     if "trace" not in values:
         costs = _given_costs(values, stages)

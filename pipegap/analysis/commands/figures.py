@@ -1,4 +1,7 @@
-"""Draws the figures of a results folder for a paper: one or two columns wide, light or dark."""
+"""Draws the figures of a results folder for a paper: one or two columns wide, light or dark.
+
+e.g. pipegap figures only=final_losses width=one
+"""
 
 import warnings
 from pathlib import Path
@@ -21,7 +24,7 @@ KEYS = {
 def main(values: Given) -> None:
     """Prints the files that it wrote, without their endings; raises BadInput."""
     from pipegap.analysis.figures import FIGURES
-    from pipegap.analysis.figures.files import WIDTHS, export
+    from pipegap.analysis.figures.figure import WIDTHS, export
     from pipegap.analysis.report.contents import StoreViews, figures_of, scopes
     from pipegap.analysis.table.load import load
     from pipegap.trainer.store.records import records

@@ -1,4 +1,7 @@
-"""Writes a page, every table and figure of a results folder, and prints the gaps."""
+"""Writes a page, every table and figure of a results folder, and prints the gaps.
+
+e.g. pipegap report results=results out=report
+"""
 
 from pathlib import Path
 
@@ -15,7 +18,7 @@ KEYS = {
 def main(values: Given) -> None:
     """Write the report of a store, which may be empty, and print its text; raises BadInput."""
     from pipegap.analysis.report.report import report  # it is large
-    from pipegap.analysis.table.stores import several
+    from pipegap.analysis.table.selection import several
 
     places = {"results": "results", "out": "report", **values}
     require_folder("out", places["out"])

@@ -1,4 +1,7 @@
-"""Where a delay and its correction put the edge of stability, by theory: no store, no training."""
+"""Where a delay and its correction put the edge of stability, by theory: no store, no training.
+
+e.g. pipegap stability optimizer=muon delay=2
+"""
 
 import json
 import math
@@ -29,7 +32,7 @@ GROUPS = ("optimizer", "correction")
 
 def main(values: Given) -> None:
     """Prints one row per optimizer; raises BadInput."""
-    from pipegap.analysis.theory.stability import stability, table, title
+    from pipegap.analysis.theory import stability, table, title
 
     delay = count(values, "delay", 1, MOST_DELAY, low=0)
     if not (k := amount(values, "k", 0.1, 0, LARGEST_K)):
@@ -53,9 +56,9 @@ def _chosen(
     optimizer: str | None, correction: str, settings: Sequence[str]
 ) -> list[tuple[str, tuple[Any, Any]]]:
     """Return each optimizer with its settings and those of the correction, as trials get them."""
-    from pipegap.analysis.theory.linear import NONE
+    from pipegap.analysis.theory import NONE
     from pipegap.trainer.config.compose import Composer
-    from pipegap.trainer.config.names import declared
+    from pipegap.trainer.config.identity import declared
 
     for word in settings:
         group, dot, _ = word.partition("=")[0].partition(".")

@@ -2,12 +2,10 @@
 
 from importlib import import_module
 
-from pipegap.analysis.figures.figure import Figure, Plot, panels, plot
-from pipegap.analysis.figures.files import save
+from pipegap.analysis.figures.figure import Figure, Plot, panels, plot, save
 
 MODULES = tuple(
-    f"pipegap.analysis.figures.{name}"
-    for name in ("taxes", "dots", "curves", "lines", "diagnostics", "paper")
+    f"pipegap.analysis.figures.{name}" for name in ("dots", "taxes", "curves", "lines", "paper")
 )
 """Modules that hold FIGURES, in the order of the report."""
 

@@ -1,33 +1,40 @@
-"""Numbers of every arm beside each other, one dot per arm: final losses and gaps, with one row per
-optimizer or value of a key, and downstream scores beside those of sync, with one row per task."""
+"""Figures that put the numbers of all arms beside each other: dots and heat maps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import altair as alt
 import pandas as pd
 
 from pipegap.analysis.figures.figure import Chart, Figure
-from pipegap.analysis.figures.multiples import panels_of, titled
-from pipegap.analysis.figures.rows import (
+from pipegap.analysis.figures.panels import (
     MEAN,
     OF_SEED,
     PANEL,
     SERIES,
+    along,
     best_points,
+    gap_axis,
+    linear,
+    loss_axis,
+    mean_of,
+    over_decades,
     paired_seeds,
+    panels_of,
     results_along,
+    titled,
     with_means,
     with_variant,
 )
-from pipegap.analysis.figures.scales import gap_axis, linear, loss_axis, over_decades
 from pipegap.analysis.figures.style import (
     FAINT,
+    ON_COLOR,
     ROW_LINE,
     ROW_PAD,
     SeriesLook,
     Style,
     arm_styles,
+    counted,
     is_long,
     legend,
     names_above,
@@ -38,13 +45,17 @@ from pipegap.analysis.figures.style import (
     whiskers,
     words_beside,
 )
-from pipegap.analysis.statistics.downstream import downstream
+from pipegap.analysis.statistics.diagnostics import downstream
+from pipegap.analysis.statistics.pairs import results
 from pipegap.analysis.statistics.text import diverged_text
 from pipegap.analysis.table import names
-from pipegap.analysis.table.answers import ACCURACY, BITS
-from pipegap.analysis.table.answers import title as task_title
+from pipegap.analysis.table.metrics import ACCURACY, BITS
+from pipegap.analysis.table.metrics import title as task_title
 from pipegap.analysis.table.names import signed
-from pipegap.analysis.table.tasks import updates_asked
+from pipegap.analysis.table.points import in_order, updates_asked
+
+# Numbers of every arm beside each other, one dot per arm: final losses and gaps, with one row per
+# optimizer or value of a key, and downstream scores beside those of sync, with one row per task.
 
 LOSS, GAP = "loss", "gap"
 COLUMNS = [*PANEL, "quantity", "group", *SERIES, "setting", "of_seed", *OF_SEED, *MEAN]
@@ -55,7 +66,7 @@ CAPTION = (
     "dots: means over n seeds; lines: 95 % intervals; hollow: a single seed; faint: each seed",
     "gap: final loss minus that of sync at the same seed, beside its mean, n and × what diverged",
 )
-BEST = "each optimizer at the point where sync ends lowest; sorted by the gap of the delay"
+BEST = "each optimizer at the point where sync ends lowest; the optimizer of the lowest loss first"
 HOVER = ["group", "series", "setting", "n", "mean", "low", "high", "diverged", "pairs"]
 MEASURES = {
     ACCURACY: "accuracy: more is better",
@@ -109,6 +120,7 @@ def by_value(trials: pd.DataFrame, gaps: pd.DataFrame, key: str) -> pd.DataFrame
 
     Groups are sorted from the smallest value on; a group is `none` where the value is null.
     """
+    # Keys in the group `key` are a part of its value, as the warm-up of a schedule is.
     results = results_along(trials, [key], part_of=key)
     results["group"] = results[key].map(names.value)
     return _rows(results.assign(setting=""), trials, gaps)
@@ -121,16 +133,15 @@ def _rows(points: pd.DataFrame, trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.
     paired = paired_seeds(trials, gaps)[["trial_id", "gap", *MEAN]]
     of_gaps = points.merge(paired, on="trial_id").assign(quantity=GAP)
     of_gaps["of_seed"] = of_gaps.pop("gap")
+    # The means of gaps come from the table of gaps; those of losses are made here.
     losses = with_means(losses, "of_seed", OF_MEAN)
     return pd.concat([of_gaps[COLUMNS], losses[COLUMNS]], ignore_index=True)
 
 
 def optimizer_rows(data: pd.DataFrame) -> list[Chart]:
-    """Draw the gaps and the losses of `by_optimizer`, each with one row per optimizer."""
-    delay = data[(data["quantity"] == GAP) & (data["arm"] == "delay")]
-    gaps = delay.groupby("group")["mean"].first()
-    names_by_gap = [name for name in gaps.sort_values().index if pd.notna(gaps[name])]
-    return _charts(data, [*names_by_gap, *sorted({*data["group"]} - {*names_by_gap})], None)
+    """Draw the gaps and the losses of `by_optimizer`, each with one row per optimizer, in the order
+    of the data."""
+    return _charts(data, [*dict.fromkeys(data.loc[data["quantity"] == LOSS, "group"])], None)
 
 
 def value_rows(data: pd.DataFrame, title: str) -> list[Chart]:
@@ -157,6 +168,7 @@ def _charts(data: pd.DataFrame, order: Sequence[str], key: str | None) -> list[C
                 )
                 seeds = quantity_rows.dropna(subset="of_seed").drop(columns="mean")
                 frame = _frame(means, _axis(quantity, data), y, styles)
+                # Renamed: all layers of a panel share the field of the x axis, `mean`.
                 points = _seeds(frame, seeds.rename(columns={"of_seed": "mean"}))
                 charts.append(_chart(frame, means, HOVER, title, points, zero=quantity == GAP))
     return charts
@@ -166,7 +178,7 @@ def _axis(quantity: str, data: pd.DataFrame) -> alt.X:
     rows = data[data["quantity"] == quantity]
     values = pd.concat([rows[name].astype(float) for name in ("of_seed", "mean", "low", "high")])
     if quantity == GAP:
-        symlog = over_decades(rows.drop_duplicates(OF_MEAN)["mean"])
+        symlog = over_decades(rows.drop_duplicates(OF_MEAN)["mean"])  # each mean once, not per seed
         return gap_axis(alt.X("mean:Q"), values, symlog=symlog)
     return loss_axis(alt.X("mean:Q"), values)
 
@@ -200,7 +212,7 @@ def _frame(rows: pd.DataFrame, x: alt.X, of: _Rows, styles: Mapping[str, Style])
     series, is_above = [name for name in styles if name in {*rows["series"]}], is_long(of.names)
     axis = alt.Axis(labels=not is_above, domain=False, ticks=False, labelPadding=6)
     y = alt.Y(f"{of.column}:N", title=of.title, sort=[*of.names], axis=axis)
-    lines = [NAME, *series] if is_above else series
+    lines = [NAME, *series] if is_above else series  # the line of the name comes first
     offset = alt.YOffset("series:N", sort=lines, scale=alt.Scale(domain=lines))
     names = pd.DataFrame({of.column: of.names, "series": NAME})
     return _Frame(
@@ -233,9 +245,11 @@ def _chart(
     mean_rows = rounded(means, [*columns, "words"])
     rows = frame.layer(mean_rows)
     dots = rows.transform_filter("isValid(datum.mean)").encode(x=x, tooltip=tooltips(columns))
-    several, single = (dots.transform_filter(f"datum.n {is_} 1") for is_ in (">", "=="))
+    several, single = (dots.transform_filter(f"datum.n {sign} 1") for sign in (">", "=="))
+    # In pieces where the names of rows stand above them.
+    zero_line = reference_in_rows(0.0, rows, ROW_LINE) if frame.names else reference(0.0, frame.x)
     layers = [
-        *(_zero(frame, rows) if zero else []),
+        *([zero_line] if zero else []),
         *below,
         whiskers(rows, alt.X("low:Q", title=x["title"], scale=x["scale"])),
         several.mark_point(filled=True, size=55, opacity=1).encode(shape=shape),
@@ -244,10 +258,6 @@ def _chart(
         *frame.names,
     ]
     return alt.layer(*layers, title=title, height=frame.height)
-
-
-def _zero(frame: _Frame, rows: alt.Chart) -> list[alt.Chart]:
-    return [reference_in_rows(0.0, rows, ROW_LINE) if frame.names else reference(0.0, frame.x)]
 
 
 def _words(row: Mapping[Any, Any], quantity: str) -> str:
@@ -284,7 +294,7 @@ def task_rows(data: pd.DataFrame) -> list[Chart]:
     styles = arm_styles(data)
     charts = []
     for title, rows, *_ in panels_of(data):
-        same = data[data["measure"] == rows["measure"].iloc[0]]
+        same = data[data["measure"] == rows["measure"].iloc[0]]  # in all panels: one axis
         values = pd.concat([same[name].astype(float) for name in ("mean", "low", "high")])
         scale, axis = linear(pd.concat([values, pd.Series([0.0])])), alt.Axis(tickCount=5)
         x = alt.X("mean:Q", title="difference to sync", scale=scale, axis=axis)
@@ -319,3 +329,133 @@ DOWNSTREAM = Figure(
     columns=2,
 )
 FIGURES = (BY_OPTIMIZER,)
+
+
+# Heat maps of the loss of every arm and of its gap: batch size × learning rate (figure 13).
+
+DOWN, ACROSS = "batch_size", "optimizer.lr"
+MAP = [*PANEL, "quantity", "arm"]
+"""Columns that tell maps apart."""
+MAP_COLUMNS = [*MAP, DOWN, ACROSS, *MEAN, "series", "best"]
+MAP_CAPTION = (
+    "means over n seeds (hover: 95 % interval); frame: the lowest loss where nothing diverged",
+    "× k/n: k of n diverged; nats per token; the colours are logarithmic beyond the middle values",
+)
+CELL = 52  # pixels
+LOSSES, GAPS = ("#f2f8fd", "#6baed6"), ("#a79fd0", "#f4f4f4", "#fdb863")
+"""Pale enough for black words."""
+COLUMN = {"loss": "above", "gap": "mean"}
+"""What the colour shows: of a loss, how far it lies above the lowest one."""
+BARS = {"loss": "loss above the lowest", "gap": "gap to sync"}
+
+
+def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per cell: `quantity` is the `loss` of an arm or its `gap`, in nats per token.
+
+    `pairs` counts trials (or pairs whose sync completed), of which `diverged` are not in the mean.
+    `best` marks the lowest loss of each arm where nothing diverged.
+    """
+    points = along(trials, [DOWN, ACROSS]).drop_duplicates([*PANEL, DOWN, ACROSS])
+    done = results(trials)
+    cells = [
+        {**at, **cell}
+        for point, at in points[[*PANEL, DOWN, ACROSS]].to_dict("index").items()
+        for cell in _cells(done[done["point"] == point], gaps[gaps["point"] == point])
+    ]
+    table = pd.DataFrame(cells, columns=MAP_COLUMNS[:-2])
+    table["series"] = table["arm"].map(names.arms(trials))
+    # A mean without the seeds that diverged may be too low: it is not called the best.
+    whole = table.loc[(table["diverged"] == 0) & (table["quantity"] == "loss")]
+    best = whole.groupby(MAP)["mean"].idxmin().dropna()
+    table = table.assign(
+        best=table.index.isin(best),
+        is_gap=table["quantity"] == "gap",
+        is_arm=table["arm"] != "sync",
+    )
+    order = [*PANEL, "is_gap", "is_arm", "arm", DOWN, ACROSS]
+    return in_order(table, order)[MAP_COLUMNS].reset_index(drop=True)
+
+
+def _cells(done: pd.DataFrame, gaps: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    for arm, of_arm in done.groupby("arm"):
+        yield {"quantity": "loss", "arm": arm, **mean_of(of_arm["final_val_loss"])}
+    for row in gaps[gaps["pairs"] > 0].rename(columns={"gap": "mean"}).to_dict("records"):
+        yield {"quantity": "gap", "arm": row["arm"], **{name: row[name] for name in MEAN}}
+
+
+def charts(data: pd.DataFrame) -> list[Chart]:
+    """Draw one chart per map of the table of `data`; all losses have one scale of colours, and all
+    gaps another."""
+    is_loss = data["quantity"] == "loss"
+    data = data.assign(above=(data["mean"] - data.loc[is_loss, "mean"].min()).where(is_loss))
+    scales = {
+        "loss": _scale(data.loc[is_loss, "above"], LOSSES, centred=False),
+        "gap": _scale(data.loc[~is_loss, "mean"], GAPS, centred=True),
+    }
+    panels: list[Chart] = []
+    for (panel, subtitle, quantity, _), rows in data.groupby(MAP, sort=False):
+        name = f"{panel}: {quantity} of {rows['series'].iloc[0]}"
+        title = titled(name, str(subtitle), counted(rows["n"]))
+        panels.append(_panel(rows, title, scales[str(quantity)]))
+    return panels
+
+
+def _scale(values: pd.Series, colors: Sequence[str], *, centred: bool) -> alt.Scale:
+    """Return a symlog scale: on a linear one, most cells would have nearly the colour of 0."""
+    sizes = values.abs()
+    sizes = sizes[sizes > 0]
+    most = float(sizes.max()) if len(sizes) else 1.0
+    constant = float(sizes.median()) if len(sizes) else 1.0
+    domain = [-most, 0, most] if centred else [0, most]
+    return alt.Scale(type="symlog", constant=constant, domain=domain, range=colors, nice=False)
+
+
+def _panel(rows: pd.DataFrame, title: alt.TitleParams, scale: alt.Scale) -> Chart:
+    quantity = str(rows["quantity"].iloc[0])
+    cells = rounded(rows, ["series", "quantity", *MEAN, "above", "best"]).assign(
+        batch=rows[DOWN].map("{:g}".format),
+        rate=rows[ACROSS].map("{:g}".format),
+        words=[_cell_words(row) for row in rows.to_dict("records")],
+    )
+    down = sorted(rows[DOWN].unique(), reverse=True)
+    x = alt.X(
+        "rate:O",
+        title=names.key(ACROSS),
+        sort=[f"{v:g}" for v in sorted(rows[ACROSS].unique())],
+        axis=alt.Axis(labelAngle=0),
+    )
+    y = alt.Y("batch:O", title=names.key(DOWN), sort=[f"{value:g}" for value in down])
+    chart = alt.Chart(cells).encode(
+        x=x, y=y, tooltip=tooltips(["series", "quantity", "batch", "rate", *MEAN])
+    )
+    bar = alt.Legend(
+        title=BARS[quantity], orient="right", gradientLength=CELL * len(down) - 30, tickCount=4
+    )
+    color = alt.Color(f"{COLUMN[quantity]}:Q", scale=scale, legend=bar)
+    return alt.layer(
+        chart.mark_rect().encode(color=color),
+        chart.transform_filter("datum.best").mark_rect(
+            fillOpacity=0, stroke=ON_COLOR, strokeWidth=2
+        ),
+        chart.mark_text(lineBreak="\n", lineHeight=13, color=ON_COLOR).encode(
+            text=alt.Text("words:N")
+        ),
+        title=title,
+        height=CELL * len(down),
+    )
+
+
+def _cell_words(row: Mapping[Any, Any]) -> str:
+    mean = f"{row['mean']:.3f}" if row["quantity"] == "loss" else names.signed(row["mean"])
+    lines = [mean] if row["n"] else []
+    lines += [f"× {row['diverged']}/{row['pairs']}"] if row["diverged"] else []
+    return "\n".join(lines)
+
+
+BATCH_SIZE = Figure(
+    name="batch_size",
+    title="Loss and gap by batch size and learning rate",
+    data=data,
+    charts=charts,
+    caption=MAP_CAPTION,
+)

@@ -10,25 +10,30 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from pipegap.analysis.figures.colors import INK, readable
 from pipegap.analysis.figures.figure import Chart, Figure
-from pipegap.analysis.figures.multiples import Panel, panels_of
-from pipegap.analysis.figures.rows import (
+from pipegap.analysis.figures.panels import (
     IN_PANEL,
+    MARGIN,
     MEAN,
     OF_GAPS,
     OF_SEED,
     PANEL,
     SERIES,
+    Panel,
+    far_apart,
+    gap_axis,
+    loss_axis,
+    number_axis,
     paired_seeds,
+    panels_of,
     panels_of_keys,
     results_along,
     with_means,
     with_variant,
 )
-from pipegap.analysis.figures.scales import MARGIN, far_apart, gap_axis, loss_axis, number_axis
 from pipegap.analysis.figures.style import (
     FAINT,
+    INK,
     SeriesLook,
     Style,
     Styles,
@@ -36,11 +41,12 @@ from pipegap.analysis.figures.style import (
     counted,
     dodged,
     legend,
+    readable,
     rounded,
     tooltips,
 )
 from pipegap.analysis.table import names
-from pipegap.analysis.table.points import varied
+from pipegap.analysis.table.points import in_order, varied
 
 CORRECTION = ["method", "family", "coefficient"]
 OF_LOSSES = [*PANEL, "key", "value", *SERIES, "size", "loss", "gap", *OF_SEED, *MEAN]
@@ -93,11 +99,12 @@ def gaps_by_coefficient(
 
 def _panels_of_methods(paired: pd.DataFrame, trials: pd.DataFrame) -> Iterator[pd.DataFrame]:
     settings, families = names.settings(trials), names.families(trials)
-    with_value = paired.dropna(subset="value")
-    for key, group in with_value.groupby(["optimizer", "point", "method"]):
+    with_value, keys = paired.dropna(subset="value"), ["optimizer", "point", "method"]
+    for key, group in in_order(with_value, keys).groupby(keys, sort=False):
         optimizer, point, method = map(str, key)
         if group["value"].nunique() > 1:
             corrected = group.assign(series=with_variant(group, group["family"].map(families)))
+            # The arm without correction, which has no coefficient: a band across the panel.
             plain = paired[
                 (paired["optimizer"] == optimizer)
                 & (paired["point"] == point)
@@ -123,19 +130,20 @@ def gaps_by_delay(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     late = paired.assign(
         key="pipeline.delay",
         value=trial_rows.loc[paired["trial_id"], "delay"].to_numpy(dtype=float),
+        # `delay`, `delay of 2`, … are one series: the number stands on the axis.
         series=paired["series"].str.replace(r"^delay( of \d+)?", "delay of τ", regex=True),
         panel=paired["optimizer"].map(names.optimizer),
         subtitle=paired["point"].map(names.settings(trials)),
     )
     delays = late.groupby(["point", "series"])["value"].transform("nunique")
-    return _joined([late[delays > 1].sort_values([*PANEL, *IN_PANEL])])
+    return _joined([in_order(late[delays > 1], [*PANEL, *IN_PANEL])])
 
 
 def optimizers_by_momentum(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     """Return rows of OF_GAPS against momentum (figure 4): a panel per arm, a line per optimizer."""
     table = gaps_by_key(trials, gaps)
     table = table[table["key"] == "optimizer.momentum"]
-    return _with_optimizers(table, table["series"])
+    return _with_optimizers(table, table["series"])  # the arms, which were the series
 
 
 def optimizers_by_coefficient(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
@@ -146,6 +154,7 @@ def optimizers_by_coefficient(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.Da
     table = gaps_by_coefficient(trials, gaps, correction="error_feedback")
     plain = table["value"].isna()
     kinds = [
+        # The plain delay is in each panel, at λ = 0.
         _with_optimizers(table[plain | (table["series"] == kind)].fillna({"value": 0.0}), kind)
         for kind in table.loc[~plain, "series"].unique()
     ]
@@ -164,6 +173,7 @@ def losses_along(
 
     Tokens are those that a point asks for; a diverged trial has fewer.
     """
+    # A diverged seed trained on fewer, and would stand apart from its point on the axis.
     planned = trials.assign(tokens=trials.groupby("point")["tokens"].transform("max"))
     rows = results_along(planned, [key, size] if size else [key], part_of)
     if size and len(rows):
@@ -177,9 +187,10 @@ def _losses(rows: pd.DataFrame, trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.
         return pd.DataFrame(columns=OF_LOSSES)
     losses = with_means(rows.assign(loss=rows["final_val_loss"]), "loss", KEYS)
     of_gaps = rows.merge(paired_seeds(trials, gaps)[["trial_id", "gap", *MEAN]], on="trial_id")
+    # An empty part would change dtypes. MEAN of a row is that of its loss, or else of its gap.
     parts = [part.reindex(columns=OF_LOSSES) for part in (losses, of_gaps) if len(part)]
     table = pd.concat([part.astype({"loss": float, "gap": float}) for part in parts])
-    return table.sort_values([*KEYS, "seed"], kind="stable", ignore_index=True)
+    return in_order(table, [*KEYS, "seed"]).reset_index(drop=True)
 
 
 CAPTION = (
@@ -213,6 +224,7 @@ def gap_lines(data: pd.DataFrame, styles: Styles = arm_styles) -> list[Chart]:
 
 def loss_and_gap_lines(data: pd.DataFrame, styles: Styles = arm_styles) -> list[Chart]:
     """Draw two charts per panel of rows of OF_LOSSES: the loss, and the gap beside it."""
+    # A row has a loss or a gap; a diverged trial has neither, and counts at the loss.
     is_loss, looks = data["loss"].notna() | data["gap"].isna(), styles(data)
     y = loss_axis(alt.Y("loss:Q"), _values(data[is_loss], "loss"), _room(data[is_loss]))
     many = _many(data)
@@ -227,12 +239,13 @@ def loss_and_gap_lines(data: pd.DataFrame, styles: Styles = arm_styles) -> list[
 
 
 def _many(data: pd.DataFrame) -> bool:
-    """Return whether some panel has too many values on its axis to show each of them."""
+    """Return whether some panel has too many values on its axis to show every seed."""
     return bool(data.groupby(PANEL)["value"].nunique().max() > MOST_VALUES)
 
 
 def _values(data: pd.DataFrame, column: str) -> pd.Series:
-    """Return the values that the axis of a column holds; of MANY all means."""
+    """Return the values that the axis of a column holds. With bands these are all means, and the
+    ends of intervals but for the widest."""
     if not _many(data):
         return data[[column, "low", "high", "mean"]].melt()["value"]
     low, high = data["low"].quantile(1 - MOST_ENDS), data["high"].quantile(MOST_ENDS)
@@ -248,6 +261,7 @@ def _room(data: pd.DataFrame) -> float:
     """Return the share of the axis above the values, for the marks of what diverged."""
     if not (data["diverged"] > 0).any():
         return MARGIN
+    # A line of marks for each series of the fullest panel, since all panels share the axis.
     return MARGIN + MARK_HEIGHT * int(data.groupby(PANEL)["series"].nunique().max())
 
 
@@ -262,10 +276,11 @@ class _LineFrame(NamedTuple):
     series_in_legend: frozenset[str]
 
     def layer(self, rows: pd.DataFrame, quantity: str, *more: str) -> alt.Chart:
-        """Return a chart of `rows` with their column `held` on the y axis."""
+        """Return a chart of `rows` with their column `quantity` on the y axis."""
         layer_rows = rounded(rows, list(dict.fromkeys(["series", "value", quantity, *more])))
         places = dodged([name for name in self.styles if name in self.series_in_legend])
         layer_rows["dodge"] = [places[series] for series in layer_rows["series"]]
+        # All layers of a panel share one field on the y axis, whatever they show there.
         chart = alt.Chart(layer_rows.rename(columns={quantity: self.column}))
         return chart.encode(y=self.y, color=self.look.color)
 
@@ -275,6 +290,7 @@ def _drawn(panel: Panel, column: str, y: alt.Y, styles: Mapping[str, Style], man
     zero = alt.Chart(pd.DataFrame({column: [0.0]})).mark_rule(color=INK)
     labels = {str(series): _label(of_series) for series, of_series in rows.groupby("series")}
     swept = rows.dropna(subset="value")
+    # The values of all panels of the same axes, so that their x axes are equal.
     x = number_axis("value", names.key(rows["key"].iloc[0]), panel.same_axes["value"].dropna())
     series_in_legend = frozenset(map(str, swept["series"])) or frozenset(labels)
     frame = _LineFrame(
@@ -330,7 +346,7 @@ def _ribbons(frame: _LineFrame, rows: pd.DataFrame) -> list[alt.Chart]:
     return [
         band.mark_area(opacity=0.18, clip=True).encode(y2=alt.Y2("high:Q")),
         line.mark_line(strokeWidth=1.4).encode(strokeDash=frame.look.dash),
-        line.mark_point(opacity=0, size=40).encode(tooltip=tooltip),
+        line.mark_point(opacity=0, size=40).encode(tooltip=tooltip),  # for a pointer alone
     ]
 
 
@@ -353,7 +369,7 @@ def _diverged(
         alt.Chart(of_series)
         .mark_text(
             baseline="top",
-            y=2 + LINE_HEIGHT * order.index(str(series)),
+            y=2 + LINE_HEIGHT * order.index(str(series)),  # pixels from the top of the panel
             color=readable(frame.styles[str(series)].color),
         )
         .encode(x=frame.x, text=alt.Text("words:N"))

@@ -6,12 +6,12 @@ from typing import Any
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
-from pipegap.analysis.figures import curves, diagnostics, heatmaps, lines
+from pipegap.analysis.figures import curves, dots, lines
 from pipegap.analysis.figures.curves import OVER_TRAINING
 from pipegap.analysis.figures.dots import BY_OPTIMIZER, CAPTION, DOWNSTREAM, by_value, value_rows
 from pipegap.analysis.figures.figure import Chart, Figure
 from pipegap.analysis.figures.lines import GAPS, LOSSES, MOST_VALUES
-from pipegap.analysis.figures.rows import PANEL
+from pipegap.analysis.figures.panels import PANEL
 from pipegap.analysis.figures.style import optimizer_styles, size_styles
 from pipegap.analysis.table import names
 
@@ -36,10 +36,11 @@ BY_RATE = partial(lines.losses_along, key="optimizer.lr")
 
 
 def swept(trials: pd.DataFrame, gaps: pd.DataFrame, key: str) -> pd.DataFrame:
-    """Return rows of `by_value`, or of `losses_along` where that were rows of more than MOST_VALUES
-    numbers."""
+    """Return rows of `by_value`, or rows of `losses_along` if the key has more than MOST_VALUES
+    numbers in a panel."""
     is_number = key in trials and is_numeric_dtype(trials[key])
     if is_number and trials[key].nunique() > MOST_VALUES:
+        # Of all trials there are many values; a panel may still have few.
         along = lines.losses_along(trials, gaps, key, part_of=key)
         if along.groupby(PANEL)["value"].nunique().max() > MOST_VALUES:
             return along
@@ -47,7 +48,7 @@ def swept(trials: pd.DataFrame, gaps: pd.DataFrame, key: str) -> pd.DataFrame:
 
 
 def swept_charts(data: pd.DataFrame, title: str) -> list[Chart]:
-    """Draw either; `title` names the key."""
+    """Draw the table of `swept`, of either kind; `title` names the key."""
     return lines.loss_and_gap_lines(data) if "loss" in data else value_rows(data, title)
 
 
@@ -57,6 +58,7 @@ def _of_paper(base: Figure, number: str, name: str, model: str, **changes: Any) 
     `number` is that of the figure in two digits, and a letter where there are several of it.
     """
     identity = {"name": f"fig{number}_{name}", "source": f"figure {int(number[:2])} ({model})"}
+    # `changes` come last: a figure of other sweeps than `name` says so.
     return base._replace(**{**identity, "sweeps": (name,), **changes})
 
 
@@ -64,7 +66,7 @@ FIGURES = (
     _of_paper(BY_OPTIMIZER, "02", "optimizers", "360M", sweeps=TABLES),
     _of_paper(
         OVER_TRAINING,
-        *("03", "curves", "360M"),
+        *("03", "curves", "360M"),  # the file's name; the sweeps are those of tables 1 and 2
         title="AdamW and Muon over training",
         data=partial(curves.losses_of, optimizers=("adamw", "muon")),
         sweeps=TABLES,
@@ -102,7 +104,7 @@ FIGURES = (
         )
         for number, sweep, words, key in SWEPT
     ),
-    _of_paper(heatmaps.BATCH_SIZE, "13", "batch_size", "135M"),
+    _of_paper(dots.BATCH_SIZE, "13", "batch_size", "135M"),
     _of_paper(
         GAPS,
         *("14", "taylor", "135M, Muon"),
@@ -133,8 +135,8 @@ FIGURES = (
         _of_paper(
             Figure(
                 *(name, title),
-                data=partial(diagnostics.from_switch, name=name),
-                charts=partial(diagnostics.around_switch, name=name),
+                data=partial(curves.from_switch, name=name),
+                charts=partial(curves.around_switch, name=name),
                 caption=curves.CAPTION,
                 columns=2,
             ),
@@ -149,7 +151,7 @@ FIGURES = (
         title="Error Feedback on raw gradients over training",
         data=curves.training,
     ),
-    _of_paper(diagnostics.SPIKE, "20", "spike", "135M"),
+    _of_paper(curves.SPIKE, "20", "spike", "135M"),
     BY_OPTIMIZER._replace(
         name="figA9_cooldown",
         title="What a synchronous cooldown gives back",

@@ -1,23 +1,112 @@
-"""How the figures look: a fixed colour for each optimizer and arm, a fixed dash for each arm;
-and the parts of charts that several figures have: legends, titles, rows, whiskers, words.
-
-The palettes are made for colour-blind eyes: arms have the colours of Okabe and Ito (2008),
-optimizers those of Tol (2021, `muted`), and what has an order (sizes, β₂, numbers of stages) those
-of viridis. What differs in colour differs in shape or dash too.
+"""How the figures look: colours by their contrast, and the colour and dash of each optimizer and
+arm.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import cycle, product
 from typing import Any, NamedTuple
 
 import altair as alt
 import pandas as pd
 
-from pipegap.analysis.figures.colors import GRID, INK, PAPER, SOFT, mixed
-from pipegap.analysis.figures.multiples import MOST_CURVES
-from pipegap.analysis.figures.scales import column_of
+from pipegap.analysis.figures.panels import MOST_CURVES, column_of
+
+# Colours by their contrast: what is drawn on a dark ground instead, and words in a colour.
+#
+# Contrast is that of WCAG 2.2: 4.5 : 1 is what it asks of words.
+
+READABLE = 4.5
+"""The least contrast of words."""
+STEP = 0.02
+"""Share of black or white by which a colour is changed at a time."""
+COLOR = re.compile("#[0-9a-f]{6}")
+INK, SOFT, GRID = "#1b1b1b", "#5d5d5d", "#e4e4e4"
+"""Words and the line of 0; words beside these; grid lines."""
+ON_COLOR = "#010101"
+"""Words and frames of cells, which are pale on a dark page too."""
+PAPER, NIGHT = "#ffffff", "#161616"
+"""The two grounds."""
+DARK: Mapping[str, str] = {
+    PAPER: NIGHT,
+    "#000000": "#f2f2f2",
+    INK: "#ececec",
+    SOFT: "#a8a8a8",
+    GRID: "#333333",
+    ON_COLOR: ON_COLOR,
+}
+"""Colours that are not only lightened on a dark ground → what is drawn there instead."""
+
+
+def contrast(color: str, background: str) -> float:
+    """Return the ratio of the luminances of two colours, from 1 to 21."""
+    darker, lighter = sorted(map(_luminance, (color, background)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _luminance(color: str) -> float:
+    parts = [part / 255 for part in parts_of(color)]
+    # sRGB to linear light, then the weights by which the eye takes red, green and blue for bright.
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def parts_of(color: str) -> list[int]:
+    """Return red, green and blue, of 255."""
+    return [int(color[at : at + 2], 16) for at in (1, 3, 5)]
+
+
+def mixed(color: str, target: str, share: float) -> str:
+    """Return the colour between two, with a `share` of the other."""
+    pairs = zip(parts_of(color), parts_of(target), strict=True)
+    return "#" + "".join(f"{round(a + share * (b - a)):02x}" for a, b in pairs)
+
+
+def readable(color: str) -> str:
+    """Return the colour, so dark that words in it can be read on paper."""
+    return _changed(color, "#000000", PAPER)
+
+
+def on_dark(color: str) -> str:
+    """Return what is drawn in place of a colour on a dark ground, with the contrast of words."""
+    return DARK.get(color) or _changed(color, "#ffffff", NIGHT)
+
+
+def _changed(color: str, toward: str, ground: str) -> str:
+    share, candidate = 0.0, color
+    while contrast(candidate, ground) < READABLE:
+        share += STEP
+        candidate = mixed(color, toward, share)
+    return candidate
+
+
+def dark(spec: Any) -> Any:
+    """Return a specification for a dark ground; its data stay."""
+    if isinstance(spec, dict):
+        return {key: part if key == "datasets" else dark(part) for key, part in spec.items()}
+    if isinstance(spec, list):
+        return [dark(part) for part in spec]
+    return on_dark(spec) if isinstance(spec, str) and COLOR.fullmatch(spec) else spec
+
+
+def colors_of(spec: Any) -> Iterator[str]:
+    """Yield the colours of a specification."""
+    if isinstance(spec, dict):
+        spec = [part for key, part in spec.items() if key != "datasets"]
+    if isinstance(spec, list):
+        for part in spec:
+            yield from colors_of(part)
+    elif isinstance(spec, str) and COLOR.fullmatch(spec):
+        yield spec
+
+
+# A fixed colour for each optimizer and arm, a fixed dash for each arm; and the parts of charts that
+# several figures have: legends, titles, rows, whiskers, words.
+#
+# The palettes are made for colour-blind eyes: arms have the colours of Okabe and Ito (2008),
+# optimizers those of Tol (2021, `muted`), and what has an order (sizes, β₂, numbers of stages)
+# those of viridis. What differs in colour differs in shape or dash too.
 
 
 class Style(NamedTuple):
@@ -62,7 +151,7 @@ ORDERED = ("#440154", "#3b528b", "#21918c", "#3d9a38", "#8c8200", "#c07a00")
 """From the smallest on; each has a contrast of 3 : 1 or more on white."""
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 FEWEST_IN_ORDER = 3
-"""Series that differ in a number alone, from which on their colours have its order."""
+"""From so many series on that differ in a number alone, their colours have the number's order."""
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
 
 _LABELS = {
@@ -117,6 +206,7 @@ def arm_styles(rows: pd.DataFrame) -> dict[str, Style]:
     differ in their number alone, such as λ, are in its order, and have the colours of it.
     """
     arm_rows = rows[rows["arm"].isin([*ARMS])].drop_duplicates(["series", "arm"])
+    # `keep=False` drops every series of an arm that has several.
     alone = arm_rows[~arm_rows["arm"].duplicated(keep=False)].set_index("arm")["series"]
     main = {str(alone[arm]): style for arm, style in ARMS.items() if arm in alone.index}
     looks = map(Style, cycle(OTHER_COLORS), cycle(OTHER_DASHES), cycle(OTHER_SHAPES))
@@ -136,8 +226,9 @@ def _by_number(name: str) -> tuple[str, list[float]]:
 
 
 def optimizer_styles(rows: pd.DataFrame) -> dict[str, Style]:
-    """Return styles of series that are optimizers, by name: a colour and a shape, solid lines."""
-    names = rows.drop_duplicates("series").set_index("series")["optimizer"].sort_index()
+    """Return styles of series that are optimizers, in the order of the rows: a colour and a shape,
+    solid lines."""
+    names = rows.drop_duplicates("series").set_index("series")["optimizer"]
     other_names = sorted({*names} - {*OPTIMIZERS})
     looks = map(Style, cycle(OTHER_OPTIMIZERS), cycle([SOLID]), cycle(SHAPES))
     styles = {**OPTIMIZERS, **dict(zip(other_names, looks, strict=False))}
@@ -163,7 +254,7 @@ def ordered_styles(names: list[str]) -> dict[str, Style]:
 
 def _on_ramp(place: float) -> str:
     """Return the colour at a place of ORDERED, mixed of two where it lies between them."""
-    low = min(int(place), len(ORDERED) - 2)
+    low = min(int(place), len(ORDERED) - 2)  # the last place has no colour above it
     return mixed(ORDERED[low], ORDERED[low + 1], place - low)
 
 
@@ -293,7 +384,7 @@ def names_above(
     """Return the names of rows at their left, moved by `dy`, over whatever line crosses them."""
     words = alt.Text(f"{column_of(y)}:N")
     texts = []
-    for halo in (4, 0):
+    for halo in (4, 0):  # the wide one, in the colour of the paper, interrupts lines behind words
         text = alt.Chart(rows).mark_text(
             align="left", dy=dy, limit=0, stroke=PAPER, strokeWidth=halo
         )

@@ -3,16 +3,15 @@
 import altair as alt
 import pandas as pd
 
-from pipegap.analysis.figures.colors import INK
 from pipegap.analysis.figures.figure import Chart, Figure
-from pipegap.analysis.figures.multiples import Panel, panels_of
-from pipegap.analysis.figures.rows import PANEL
-from pipegap.analysis.figures.scales import number_axis, ratio_axis
+from pipegap.analysis.figures.panels import PANEL, Panel, number_axis, panels_of, ratio_axis
 from pipegap.analysis.figures.style import (
+    INK,
     SOLID,
     arm_styles,
     legend,
     names_above,
+    optimizer_styles,
     ordered_styles,
     reference_in_rows,
     rounded,
@@ -50,7 +49,7 @@ STAGES = (2, 4, 8, 16)
 MICROBATCHES = (4, 8, 16, 32, 64)
 SPEED_UP, TAX = "speed-up", "tax"
 AT_PIPELINE = [
-    *(*PANEL, "kind", "series", "arm", "setting", "stages", "microbatches"),
+    *(*PANEL, "kind", "series", "optimizer", "arm", "setting", "stages", "microbatches"),
     *AS_MEAN.values(),
 ]
 
@@ -58,7 +57,8 @@ AT_PIPELINE = [
 def token_tax(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     """Return one row per optimizer and arm, at its `best_taxes`, and one per number of others.
 
-    The rows are sorted from the smallest tax on, and there is none without a tax of these trials.
+    The rows of these trials come first; each part is sorted from the smallest tax on. There is no
+    row without a tax of these trials.
     `row` says what it is, in words. `mean`, `low` and `high` are the tax and its interval, over `n`
     seeds.
     """
@@ -70,8 +70,9 @@ def token_tax(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     table = pd.concat([taxes_here.assign(who=OURS), taxes_elsewhere])
     suffix = (" (" + table["who"] + ")").where(table["who"] != OURS, "")
     table["row"] = table["optimizer"].map(names.optimizer) + ", " + table["series"] + suffix
-    table = table.assign(panel="token tax", subtitle="").sort_values("mean", kind="stable")
-    return table[COLUMNS].reset_index(drop=True)
+    table = table.assign(panel="token tax", subtitle="", is_other=table["who"] != OURS)
+    order = ["is_other", "mean"]
+    return table.sort_values(order, kind="stable")[COLUMNS].reset_index(drop=True)
 
 
 def own_taxes(gaps: pd.DataFrame) -> pd.DataFrame:
@@ -86,7 +87,7 @@ def tax_rows(data: pd.DataFrame) -> list[Chart]:
     columns = ["row", "series", "setting", "tax_from", "n", "mean", "low", "high"]
     tax_table = rounded(data, columns).assign(
         words=[
-            f"{mean:.2f}" + ("" if pd.isna(n) else f"  n={n:g}")  # others do not say how many seeds
+            f"{mean:.2f}" + ("" if pd.isna(n) else f"  n={n:g}")  # others report no n
             for mean, n in data[["mean", "n"]].itertuples(index=False)
         ],
         source=[SHAPES[name][1] for name in data["tax_from"]],
@@ -94,8 +95,9 @@ def tax_rows(data: pd.DataFrame) -> list[Chart]:
     x = ratio_axis(alt.X("mean:Q"), RATIO, data[["mean", "low", "high"]])
     y = alt.Y("row:N", sort=[*tax_table["row"]], axis=None)
     looks = arm_styles(data)
+    key = alt.Legend(columns=2, symbolType="square", symbolSize=70, symbolStrokeWidth=0)
     colors = alt.Scale(domain=[*looks], range=[style.color for style in looks.values()])
-    base = alt.Chart(tax_table).encode(y=y, color=alt.Color("series:N", legend=None, scale=colors))
+    base = alt.Chart(tax_table).encode(y=y, color=alt.Color("series:N", legend=key, scale=colors))
     dots = base.mark_point(filled=True, size=60, opacity=1)
     layers = [
         reference_in_rows(1.0, base, ROW_HEIGHT / 2),
@@ -113,24 +115,29 @@ def _shape(data: pd.DataFrame) -> alt.Shape:
         domain=[words for _, words in shape_names], range=[mark for mark, _ in shape_names]
     )
     # One column: a page cuts off what is wider.
-    return alt.Shape("source:N", scale=marks, legend=alt.Legend(columns=1, symbolFillColor=INK))
+    return alt.Shape(
+        "source:N",
+        scale=marks,
+        legend=alt.Legend(columns=1, symbolFillColor=INK, symbolStrokeWidth=0),
+    )
 
 
 def break_even(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
-    """Return for each optimizer with a tax its speed-ups and its taxes; columns: AT_PIPELINE.
+    """Return the speed-ups of pipelines, and the tax of each optimizer; columns: AT_PIPELINE.
 
     There is one row of the `kind` SPEED_UP per number of stages and of microbatches, and one of the
-    kind TAX for the delay and for Error Feedback, each at its `best_taxes`. `mean` is the speed-up
-    of 2BW over 1F1B with equal stages, or the tax.
+    kind TAX per optimizer: that of Error Feedback, or of the delay where only that has one, at its
+    `best_taxes`. `mean` is the speed-up of 2BW over 1F1B with equal stages, or the tax. Empty
+    without a tax.
     """
     taxes_here = own_taxes(gaps)
     taxes_here = taxes_here[taxes_here["arm"].isin(MAIN_ARMS)]
-    panels = []
-    for optimizer, rows in taxes_here.groupby("optimizer"):
-        panel = pd.concat([speed_ups(), rows.assign(kind=TAX)])
-        panel = panel.assign(panel=names.optimizer(optimizer), subtitle="")
-        panels.append(panel.reindex(columns=AT_PIPELINE))
-    return pd.concat(panels, ignore_index=True) if panels else pd.DataFrame(columns=AT_PIPELINE)
+    if taxes_here.empty:
+        return pd.DataFrame(columns=AT_PIPELINE)
+    last_arm = taxes_here.drop_duplicates("optimizer", keep="last")  # MAIN_ARMS end with the best
+    series = last_arm["optimizer"].map(names.optimizer) + ", " + last_arm["series"]
+    table = pd.concat([speed_ups(), last_arm.assign(kind=TAX, series=series)], ignore_index=True)
+    return table.assign(panel="2BW over 1F1B", subtitle="").reindex(columns=AT_PIPELINE)
 
 
 def speed_ups() -> pd.DataFrame:
@@ -141,16 +148,14 @@ def speed_ups() -> pd.DataFrame:
     the simulation of `advice.speed` says the same.
     """
     shapes = [(stages, m) for stages in STAGES for m in MICROBATCHES if m >= stages]
-    rows = [(SPEED_UP, f"p = {p}", p, m, (m + p - 1) / m) for p, m in shapes]
+    rows = [(SPEED_UP, f"p = {p}", p, m, (m + p - 1) / m) for p, m in shapes]  # exact: no interval
     return pd.DataFrame(rows, columns=["kind", "series", "stages", "microbatches", "mean"])
 
 
 def speed_lines(data: pd.DataFrame) -> list[Chart]:
-    """Draw one chart per optimizer of rows of `break_even`, or one per tax of it."""
+    """Draw one chart of the rows of `break_even`."""
     y = ratio_axis(alt.Y("mean:Q"), "speed-up, or token tax", data[["mean", "low", "high"]])
-    pipelines = [*dict.fromkeys(data.loc[data["kind"] == SPEED_UP, "series"])]
-    names_of_all = [*dict.fromkeys(data["series"])]
-    return [_panel(panel, y) for panel in panels_of(data, names_of_all, pipelines)]
+    return [_panel(panel, y) for panel in panels_of(data)]
 
 
 def _panel(panel: Panel, y: alt.Y) -> Chart:
@@ -158,7 +163,8 @@ def _panel(panel: Panel, y: alt.Y) -> Chart:
     taxes, speeds = rows[rows["kind"] == TAX], rows[rows["kind"] != TAX]
     pipelines = list(dict.fromkeys(speeds["series"]))
     styles = {name: look._replace(dash=SOLID) for name, look in ordered_styles(pipelines).items()}
-    styles |= {name: look._replace(dash=(6, 3)) for name, look in arm_styles(taxes).items()}
+    looks_of_taxes = optimizer_styles(taxes).items()
+    styles |= {name: look._replace(dash=(6, 3)) for name, look in looks_of_taxes}
     means_of_arms = zip(taxes["series"], taxes["mean"], taxes["n"], strict=True)
     labels = {arm: f"{arm} {mean:.2f} (n={n})" for arm, mean, n in means_of_arms}
     look = legend(labels | {name: name for name in pipelines}, styles, lines=True)
@@ -166,6 +172,7 @@ def _panel(panel: Panel, y: alt.Y) -> Chart:
     columns = ["series", "n", "mean", "low", "high", "setting"]
     speed = alt.Chart(rounded(speeds, ["series", "stages", "microbatches", "mean"]))
     tax = alt.Chart(rounded(taxes, columns)).encode(color=look.color)
+    # The same title: Vega-Lite joins the titles of the layers of one axis if they differ.
     low = alt.Y("low:Q", scale=y["scale"], title=y["title"])
     tooltip = tooltips(["stages", "microbatches", "mean"])
     return alt.layer(
@@ -182,19 +189,6 @@ def _panel(panel: Panel, y: alt.Y) -> Chart:
 
 FIGURES = (
     Figure(
-        name="token_tax",
-        title="Token tax: how many times sync's updates a delayed run needs",
-        data=token_tax,
-        charts=tax_rows,
-        caption=(
-            "dots: means over n seeds; lines: 95 % intervals; 1: the delay costs nothing",
-            "each arm at the point of the lowest loss of sync that has a tax; others' numbers have "
-            "no interval",
-        ),
-        columns=1,
-        together=True,
-    ),
-    Figure(
         name="break_even",
         title="Break-even: the speed-up of the pipeline against the token tax",
         data=break_even,
@@ -205,6 +199,19 @@ FIGURES = (
             "dashed: the token tax with its 95 % interval; the delay pays where a line lies above "
             "it",
         ),
+        together=True,
+    ),
+    Figure(
+        name="token_tax",
+        title="Token tax: how many times sync's updates a delayed run needs",
+        data=token_tax,
+        charts=tax_rows,
+        caption=(
+            "dots: means over n seeds; lines: 95 % intervals; 1: the delay costs nothing",
+            "each arm at the point of the lowest loss of sync that has a tax; others' numbers have "
+            "no interval",
+        ),
+        columns=1,
         together=True,
     ),
 )

@@ -1,24 +1,36 @@
-"""The answer that a report begins with: may each optimizer be trained with a delay?"""
+"""The answer that a report begins with, and what a sweep asks of its report."""
 
 import shlex
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import pandas as pd
 
-from pipegap.analysis.advice.advice import Advice, cost, heading, sentence
-from pipegap.analysis.advice.advise import advices, handover, matrix, most_decided
-from pipegap.analysis.advice.verdict import listed
+from pipegap.analysis.advice.advise import advices, handover, matrix
+from pipegap.analysis.advice.verdict import (
+    Advice,
+    cost,
+    heading,
+    headline,
+    listed,
+    ranking,
+    sentence,
+)
 from pipegap.analysis.report.facts import command
-from pipegap.analysis.statistics.intervals import ends_text
+from pipegap.analysis.statistics.gaps import best
+from pipegap.analysis.statistics.pairs import ends_text
 from pipegap.analysis.statistics.text import failed_lines
 from pipegap.analysis.table import names
+from pipegap.analysis.table.points import by_loss
 from pipegap.analysis.table.text import hanging, terminal_width
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.folder.result import LIST_FAILED
+from pipegap.trainer.folder.wellformed import LIST_FAILED
 from pipegap.trainer.store.records import Record
+
+# The answer that a report begins with: may each optimizer be trained with a delay?
 
 STAGES, MICROBATCHES = 4, 8
 """The pipeline that the answer is for; a command beside it asks about another one."""
@@ -54,7 +66,15 @@ class StoreAnswer(NamedTuple):
     heads: Sequence[str]
     """What it is for, and what not."""
     rivals: Sequence[str]
+    runs: Sequence[str]
+    """For each rival which runs are compared, in words, where they are the same in all rows; else
+    empty, and the cells say it."""
+    seeds: str
+    """`n = 5`, where all cells have as many; else empty, and the cells say it."""
     rows: Sequence[AnswerRow]
+    ranking: Sequence[str]
+    """The losses of the optimizers in the same time, in a line; none where they cannot be
+    compared."""
     text: str
     """The table of the verdicts and the sentences, to be printed."""
     handover: str
@@ -107,7 +127,10 @@ def answer(
         place,
         heads,
         rivals,
+        [_shared(row.cells[number]["evidence"] for row in rows) for number in range(len(rivals))],
+        _shared(f"n = {cell['n']}" for row in rows for cell in row.cells if cell["n"]),
         rows,
+        [*ranking(advices_given)],
         _text(heads, advices_given, rows) if advices_given else "",
         handover(advices_given),
         shlex.join(["pipegap", "advise", *words, store]),
@@ -120,20 +143,30 @@ def answer(
     )
 
 
+def _shared(words: Iterable[str]) -> str:
+    """Return the words that all have which have any; empty where they differ."""
+    several = {*filter(None, words)}
+    return several.pop() if len(several) == 1 else ""
+
+
 def _text(heads: Sequence[str], advices_given: Sequence[Advice], rows: Sequence[AnswerRow]) -> str:
     sentences, width = [row.sentence for row in rows], terminal_width()
-    return hanging("\n".join([*heads, matrix(advices_given, width), *sentences]), width)
+    return hanging(
+        "\n".join([*heads, matrix(advices_given, width), *ranking(advices_given), *sentences]),
+        width,
+    )
 
 
 def _advices(trials: pd.DataFrame, records: Sequence[Record]) -> list[Advice]:
-    """Return the advice for each optimizer of which there can be any, `most_decided` first."""
+    """Return the advice for each optimizer of which there can be any, by loss."""
     advices_given: list[Advice] = []
-    for _, of_optimizer in trials.groupby("optimizer"):
+    for optimizer in by_loss(trials):
+        of_optimizer = trials[trials["optimizer"] == optimizer]
         # A remark of the report says each warning, and why trials cannot be compared.
         with warnings.catch_warnings(action="ignore", category=UserWarning), suppress(BadInput):
             shape = {"stages": STAGES, "microbatches": MICROBATCHES}
             advices_given += advices(of_optimizer, **shape, records=records)
-    return most_decided(advices_given)
+    return advices_given
 
 
 def _row(advice: Advice, store: str) -> AnswerRow:
@@ -187,3 +220,71 @@ def _by_hand(advices_given: Sequence[Advice]) -> str:
             more = f"more of these trainings decide for {optimizer} against {advice.rival}"
             return f"{more}: {advice.settings}"
     return BY_HAND
+
+
+# What a sweep asks of its report: which arm of a search is best, and what it advises.
+
+
+class Pipeline(Protocol):
+    """The pipeline that a sweep asks about."""
+
+    @property
+    def stages(self) -> int:
+        """p"""
+
+    @property
+    def microbatches(self) -> int:
+        """m"""
+
+
+class Asked(NamedTuple):
+    """The questions of a sweep."""
+
+    pipeline: Pipeline | None
+    """Of its advice, if it asks for any."""
+    seeds: Sequence[int] | None
+    """By which its search chose settings, if it has a search."""
+
+
+def answers(
+    question: Asked, trials: pd.DataFrame, records: Sequence[Record], store: str, out: Path
+) -> Iterator[str]:
+    """Yield the answers in lines: `trials` are those of the sweep, `records` those of the `store`.
+
+    Writes best.csv of a search to `out`. Nothing without a question, or a finished trial.
+    """
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # remarks of the report
+        if question.seeds is not None:
+            yield from _best(trials, question.seeds, out)
+        if question.pipeline is not None:
+            yield from _advice(trials, question.pipeline, records, store)
+
+
+def _best(trials: pd.DataFrame, seeds: Sequence[int], out: Path) -> Iterator[str]:
+    table = best(trials, seeds)
+    table.to_csv(out / "best.csv", index=False)
+    for row in table[table["n"] > 0].to_dict("records"):
+        name = " ".join(filter(None, [row["optimizer"], row["task"]]))
+        yield (
+            f"{name}: {row['arm']} at its best ({row['setting']}) minus sync at its own "
+            f"({row['setting_sync']}): {row['gap']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}], "
+            f"n {row['n']}"
+        )
+
+
+def _advice(
+    trials: pd.DataFrame, pipeline: Pipeline, records: Sequence[Record], store: str
+) -> Iterator[str]:
+    """Yield the verdicts for each optimizer, and the command that shows what they rest on."""
+    shape = {"stages": pipeline.stages, "microbatches": pipeline.microbatches}
+    if advices_given := advices(trials, **shape, records=records):
+        words = [*(f"{key}={value}" for key, value in shape.items()), f"results={store}"]
+        width = terminal_width()
+        lines = [
+            *heading(advices_given),
+            matrix(advices_given, width),
+            *ranking(advices_given),
+            *map(headline, advices_given),
+        ]
+        yield hanging("\n".join(lines), width)
+        yield f"what this rests on: pipegap advise {shlex.join(words)}"

@@ -1,6 +1,4 @@
-"""The chapters of a report: the trials of each scale, as the records of sweeps list them, and their
-figures, tables and verdicts, written as files.
-"""
+"""The chapters of a report, and the gallery of the paper's figures and tables."""
 
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -15,18 +13,110 @@ from pipegap.analysis.advice.verdict import TINY
 from pipegap.analysis.claims import CLAIMS, Verdict, audited, deciding, judged, not_run
 from pipegap.analysis.figures import FIGURES, Figure, Plot, plot, save
 from pipegap.analysis.report.facts import command
-from pipegap.analysis.report.gallery import Made, gallery
-from pipegap.analysis.report.page.listing import Listing, listed, write_latex
-from pipegap.analysis.report.page.page import Chapter, drawn
+from pipegap.analysis.report.page.page import (
+    Chapter,
+    Exhibit,
+    Listing,
+    Thumbnail,
+    drawn,
+    listed,
+    tally,
+    write_latex,
+)
 from pipegap.analysis.report.paper_tables import TABLES, Table
 from pipegap.analysis.statistics.gaps import gaps
 from pipegap.analysis.statistics.pairs import side_by_side
 from pipegap.analysis.statistics.text import notes
 from pipegap.analysis.table import names
-from pipegap.analysis.table.points import BESIDE
+from pipegap.analysis.table.points import BESIDE, by_loss, ranked
 from pipegap.trainer.base.children import Worker
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.store.records import Record
+
+# The figures and tables of the paper in its order: what was drawn of each, and what was not.
+
+PAPER = (
+    *("tables 1, 2", *(f"figure {number}" for number in range(2, 6)), "table 3", "table 4"),
+    *(*(f"figure {number}" for number in range(6, 19)), "appendix A.9"),
+    *("figure 19", "figure 20", "appendix F"),
+)
+"""What arXiv 2606.30634 shows, in its order."""
+SHOWN: tuple[Figure | Table, ...] = (*FIGURES, *TABLES)
+PLACE = re.compile(r"(table|figure)s?\b|(\d+) to (\d+)|(\d+)|\b([A-Z](?:\.\d+)?)(?= |$)")
+UNFINISHED = "its sweep has no finished pair of trials yet"
+UNANSWERED = "no trial has answered its tasks yet"
+
+
+class Made(NamedTuple):
+    """A figure or table that was drawn: its place on the page, and its file if it is a picture."""
+
+    shown: Figure | Table
+    anchor: str
+    picture: str
+
+
+def places(words: str) -> frozenset[str]:
+    """Return what a source or a claim names of the paper, without what stands in brackets.
+
+    `tables 1 to 3, figure 2 (360M)` names table 1, table 2, table 3 and figure 2; `A.9` is of the
+    appendix.
+    """
+    place_names, kind = [], ""
+    for of_kind, first, last, number, letter in PLACE.findall(words.partition("(")[0]):
+        kind = of_kind or kind
+        if letter:
+            place_names.append(f"appendix {letter}")
+        elif not of_kind:
+            numbers = range(int(first or number), int(last or number) + 1)
+            place_names += [f"{kind} {place_number}" for place_number in numbers]
+    return frozenset(place_names)
+
+
+def gallery(
+    exhibits_made: Sequence[Made],
+    verdicts: Sequence[Verdict],
+    sweeps: Collection[str],
+    scale: str,
+    store: str,
+) -> list[Exhibit]:
+    """Return an entry for each of PAPER, or none if nothing of it was drawn.
+
+    Each has the outcomes of the claims that its place in the paper states. `sweeps` are those with
+    a record at this scale; `store` is the word of a command that names the store.
+    """
+    exhibits = []
+    for name in PAPER:
+        places_here = places(name)
+        known_exhibits = [
+            thumbnails for thumbnails in SHOWN if places(thumbnails.source) & places_here
+        ]
+        drawn = [exhibit for exhibit in exhibits_made if places(exhibit.shown.source) & places_here]
+        thumbnails = [
+            Thumbnail(exhibit.shown.title, exhibit.anchor, exhibit.picture) for exhibit in drawn
+        ]
+        stated = tally(
+            [verdict for verdict in verdicts if places(verdict.claim.place) & places_here]
+        )
+        outcomes = [(outcome, count) for outcome, count in stated if count]
+        lacks = ("", "") if thumbnails else _lacks(known_exhibits[0], sweeps, scale, store)
+        exhibits.append(Exhibit(name, known_exhibits[0].title, thumbnails, outcomes, *lacks))
+    return exhibits if any(exhibit.shown for exhibit in exhibits) else []
+
+
+def _lacks(
+    exhibit: Figure | Table, sweeps: Collection[str], scale: str, store: str
+) -> tuple[str, str]:
+    """Return in words why something was not drawn, and the command of its sweep."""
+    if not exhibit.sweeps:
+        return UNANSWERED, ""
+    if {*exhibit.sweeps} & {*sweeps}:
+        return UNFINISHED, ""
+    words = [f"sweep={exhibit.sweeps[-1]}", f"scale={scale}"]
+    return "its sweep was not run", command(words, store)
+
+
+# The chapters of a report: the trials of each scale, as the records of sweeps list them, and
+# their figures, tables and verdicts, written as files.
 
 
 class StoreView(NamedTuple):
@@ -43,19 +133,20 @@ class StoreViews:
     store: pd.DataFrame
     records: Sequence[Record]
     """What each sweep asked for."""
-    _known: dict[frozenset[str], StoreView] = field(default_factory=dict)
+    _views: dict[tuple[frozenset[str], tuple[str, ...]], StoreView] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # A view has a part of the trials; whatever ran beside them in the store shared a machine.
         self.store = self.store.assign(**{BESIDE: side_by_side(self.store)})
 
-    def of(self, trial_ids: frozenset[str]) -> StoreView:
-        """Return the view of the trials that the store has of these."""
+    def of(self, trial_ids: frozenset[str], order: tuple[str, ...] = ()) -> StoreView:
+        """Return the view of the trials that the store has of these, its optimizers in `order`."""
         ids_here = trial_ids & self._ids
-        if ids_here not in self._known:
+        if (key := (ids_here, order)) not in self._views:
             trials = self.store[self.store["trial_id"].isin(ids_here)]
-            self._known[ids_here] = StoreView(trials, gaps(trials))
-        return self._known[ids_here]
+            trials = ranked(trials, order) if order else trials
+            self._views[key] = StoreView(trials, gaps(trials))
+        return self._views[key]
 
     def whole(self) -> StoreView:
         """Return the view of the whole store."""
@@ -95,18 +186,28 @@ class Scope:
 
     def of_records(self, records: Sequence[Record]) -> StoreView:
         """Return the trials that these sweeps compare."""
-        return self.views.of(_compared(records))
+        return self.views.of(_compared(records), self.order)
 
     def whole(self) -> StoreView:
         """Return all trials of the scope."""
-        return self.views.of(self.trial_ids)
+        return self.views.of(self.trial_ids, self.order)
 
     def asked_for(self) -> StoreView:
         """Return all trials of the scope, and the others that its sweeps asked for.
 
         Among these are the longer runs that no table compares and that tell a tax.
         """
-        return self.views.of(self.trial_ids.union(*(record.trials for record in self.records)))
+        return self.views.of(self._asked_ids, self.order)
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """The optimizers by the losses of all its trials: one order for each of its views."""
+        store = self.views.store
+        return tuple(by_loss(store[store["trial_id"].isin(self._asked_ids)]))
+
+    @property
+    def _asked_ids(self) -> frozenset[str]:
+        return self.trial_ids.union(*(record.trials for record in self.records))
 
     def remarks(self) -> Iterator[str]:
         """Yield remarks on each sweep by itself: it does not need the arms and seeds of others."""

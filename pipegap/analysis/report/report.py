@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
-from pipegap.analysis.report.answer import StoreAnswer, answer
-from pipegap.analysis.report.asked import Asked, answers
+from pipegap.analysis.report.answer import Asked, StoreAnswer, answer, answers
 from pipegap.analysis.report.contents import (
     EXPECTED,
     Scope,
@@ -21,24 +20,41 @@ from pipegap.analysis.report.contents import (
     scopes,
     write_chapter,
 )
-from pipegap.analysis.report.details import makers, provenance, write_details
 from pipegap.analysis.report.facts import (
     cost,
+    makers,
     missing,
     overview,
+    provenance,
     running,
     settings_by_trial,
     shown,
     summary,
+    write_details,
 )
-from pipegap.analysis.report.page.listing import listed
-from pipegap.analysis.report.page.page import Chapter, Opening, Page, html, with_lead
-from pipegap.analysis.statistics.text import gap_table, printed_gaps, taxes_text
+from pipegap.analysis.report.page.page import (
+    Chapter,
+    GapRow,
+    Opening,
+    Page,
+    html,
+    listed,
+    with_lead,
+)
+from pipegap.analysis.statistics.tax import MAIN_ARMS
+from pipegap.analysis.statistics.text import (
+    gap_table,
+    gap_text,
+    printed_gaps,
+    removed_text,
+    tax_text,
+    taxes_text,
+)
 from pipegap.analysis.table import names
 from pipegap.analysis.table.load import as_csv
 from pipegap.analysis.table.metrics import DamagedRows
 from pipegap.analysis.table.points import BESIDE, settings
-from pipegap.analysis.table.stores import stored
+from pipegap.analysis.table.selection import stored
 from pipegap.analysis.table.text import hanging, in_markdown, terminal_width
 from pipegap.trainer.base.atomic import write_atomically
 from pipegap.trainer.base.children import Worker
@@ -194,7 +210,7 @@ def _write(
         source=word.removeprefix("results="),
         made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
         summary=contents.summary,
-        opening=_opening(contents.records, chapters),
+        opening=_opening(contents, chapters),
         answer=_answer(contents, sweeps_left, word),
         overviews=[overview(scope.title, scope.whole().trials) for scope in contents.parts],
         taxes=[
@@ -214,16 +230,41 @@ def _write(
     )
 
 
-def _opening(records: Sequence[Record], chapters: Sequence[Chapter]) -> Opening | None:
+def _opening(contents: _Contents, chapters: Sequence[Chapter]) -> Opening | None:
     """Return what the page of one sweep begins with."""
-    if len(records) != 1:
+    if len(contents.records) != 1:
         return None
-    [record] = records
+    [record] = contents.records
     verdicts = [verdict for chapter in chapters for verdict in chapter.verdicts]
     verdicts_of_sweep = [verdict for verdict in verdicts if record.sweep in verdict.claim.sweeps]
     return Opening(
-        record.question or f"The sweep {record.sweep}", verdicts_of_sweep, record.verdict
+        record.question or f"The sweep {record.sweep}",
+        _gap_rows(contents.parts[0].asked_for().gaps),
+        verdicts_of_sweep,
+        record.verdict,
     )
+
+
+def _gap_rows(gaps: pd.DataFrame) -> list[GapRow]:
+    """Return one row per optimizer that has a pair: MAIN_ARMS at its best setting of sync."""
+    paired = gaps[(gaps["pairs"] > 0) & gaps["arm"].isin(MAIN_ARMS)]
+    rows = []
+    for optimizer, of_optimizer in paired.groupby("optimizer", sort=False):
+        best = of_optimizer.sort_values("loss_sync", kind="stable")["point"].iloc[0]
+        of_best = of_optimizer[of_optimizer["point"] == best].drop_duplicates("arm")
+        by_arm: dict[str, dict[str, Any]] = of_best.set_index("arm").to_dict("index")
+        delay, feedback = (by_arm.get(arm) for arm in MAIN_ARMS)
+        texts = [
+            "" if row is None else names.minus(text(row))
+            for row, text in (
+                (delay, gap_text),
+                (feedback, gap_text),
+                (feedback, removed_text),
+                (feedback or delay, lambda row: tax_text(row).rpartition(" (")[0]),
+            )
+        ]
+        rows.append(GapRow(names.optimizer(optimizer), *texts))
+    return rows
 
 
 def _answer(contents: _Contents, sweeps_left: pd.DataFrame, word: str) -> StoreAnswer:

@@ -30,9 +30,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from pipegap.analysis.statistics.intervals import CONFIDENCE, Values, ratio_interval
-from pipegap.analysis.statistics.pairs import ENOUGH_UPDATES, SAME_ARM, VARIANT, results
-from pipegap.analysis.table.tasks import families, families_by_decay, updates_asked
+from pipegap.analysis.statistics.pairs import (
+    CONFIDENCE,
+    ENOUGH_UPDATES,
+    SAME_ARM,
+    VARIANT,
+    Values,
+    ratio_interval,
+    results,
+)
+from pipegap.analysis.table.points import families, families_by_decay, in_order, updates_asked
 
 ByLength = Mapping[int, float]
 """Final losses by the number of updates of the run."""
@@ -103,6 +110,7 @@ def bracket(finals: Sequence[ByLength], level: float) -> tuple[int, int] | float
     lengths = sorted(finals[0])
     means = [float(np.mean([losses[length] for losses in finals])) for length in lengths]
     for index in range(len(lengths) - 1):
+        # The last condition: between two equal means every length would do.
         if means[index] >= level >= means[index + 1] < means[index]:
             return lengths[index], lengths[index + 1]
     return np.inf if means[-1] > level else 0.0
@@ -149,6 +157,7 @@ def _along(coordinate: Coordinate, lengths: tuple[int, int], share: float) -> fl
     """The length at a share of the way between two lengths, in a coordinate."""
     if np.isnan(share):
         return np.nan
+    # Beyond the two lengths too, for the ends of an interval: hence overflows and 1 / 0.
     shorter, longer = map(coordinate.of_length, lengths)
     with np.errstate(over="ignore"):
         return float(coordinate.to_length(shorter + share * (longer - shorter)))
@@ -158,8 +167,8 @@ LENGTHS, SLOPE = "lengths", "slope"
 MAIN_ARMS = ("delay", "delay_ef")
 """The arms of the paper's question: their taxes are the headline."""
 SECOND = 0.98
-"""Confidence of an estimate that stands in for another one. That one was left by its losses, so
-that of those given each may err, and both together in one of twenty."""
+"""Confidence of the second estimate, where the losses gave no first one. Of the numbers that are
+then given either estimate may err, and both together are to err in one of twenty."""
 Finals = Mapping[int, ByLength]
 """By seed, the final losses of an arm's runs by their length; NaN where a run diverged."""
 REPORTED, ESTIMATED = "reported", "estimated"
@@ -185,8 +194,8 @@ def taxes(trials: pd.DataFrame, pairs: pd.DataFrame) -> dict[tuple[Any, ...], Ta
     """The tax of each arm at each point, by the values of SAME_ARM.
 
     `trials`: `load`'s table; `pairs`: that of `pairs.pairs`. The runs of several lengths are at
-    points that differ in their length alone (`tasks.families`); where all such have one length, at
-    those whose weight decay falls as the length grows (`tasks.families_by_decay`).
+    points that differ in their length alone (`points.families`); if all of these have one length,
+    at points whose weight decay falls as the length grows (`points.families_by_decay`).
     """
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # pairs has said so
         done = results(trials)
@@ -207,6 +216,7 @@ def _taxes(
 ) -> dict[tuple[Any, ...], Tax]:
     """The taxes if the runs of several lengths are those of one family."""
     lengths = updates_asked(trials.drop_duplicates("point").set_index("point"))
+    # By stages: of several sync trials of a seed `_by_family` takes the first, as `pairs` does.
     sync = done[done["arm"] == "sync"].sort_values(VARIANT, kind="stable")
     sync_finals = _by_family(sync, ["optimizer"], family, lengths)
     arm_finals = _by_family(pairs, ["optimizer", "arm", *VARIANT], family, lengths)
@@ -227,6 +237,7 @@ def _by_family(
     finals: dict[tuple[Any, ...], dict[int, dict[int, float]]] = {}
     columns = [*keys, "point", "seed", "final_val_loss"]
     for *key, point, seed, loss in table[columns].itertuples(index=False):
+        # A point without a family, as one of `families_by_decay` without decay, stands for itself.
         by_seed = finals.setdefault((*key, family.get(point, point)), {})
         by_seed.setdefault(int(seed), {}).setdefault(int(lengths[point]), float(loss))
     return finals
@@ -249,6 +260,7 @@ def token_tax(sync: Finals, delayed: Finals, updates: int) -> Tax:
         return Tax(tax_why=f"{diverged} of {len(seeds)} delayed runs diverged")
     finals_of_seeds = {seed: sync[seed] for seed in seeds}, {seed: delayed[seed] for seed in seeds}
     first = by_lengths(*finals_of_seeds, updates)
+    # Where no delayed run has another length, the slope is the only estimate that there ever was.
     is_second = first.tax_why != ONE_LENGTH
     estimates = [first, by_slope(*finals_of_seeds, updates, SECOND if is_second else CONFIDENCE)]
     estimates_known = [tax for tax in estimates if tax.tax_n]
@@ -275,8 +287,13 @@ def by_slope(sync: Finals, delayed: Finals, updates: int, confidence: float = CO
 def _read_off(
     runs: Finals, references: Finals, updates: int, confidence: float, source: str
 ) -> Tax:
-    """The tax by the length at which runs of several lengths end as the others do at `updates`: the
-    delayed ones as sync, over its length, or sync's as the delayed ones, and the inverse of it."""
+    """The tax by the length at which `runs`, of several lengths, end at the mean loss of
+    `references` at `updates`.
+
+    For LENGTHS the runs are delayed and the references are sync's: the tax is this length over
+    `updates`. For SLOPE the runs are sync's and the references delayed: it is `updates` over this
+    length.
+    """
     seeds, lengths = _several(runs)
     if not seeds:
         return Tax(tax_why=ONE_LENGTH)
@@ -296,9 +313,9 @@ def _read_off(
         return Tax(tax_why=f"{side} {ratio:.3g}: all {whose} end {higher} than {than}")
     above, below = (np.array([of_seed[length] for of_seed in losses]) for length in ends)
     at = crossing(above, below, levels, ends, confidence)
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore"):  # a length may end at 0: `_tax` refuses an infinite tax
         taxes = np.array(at) / updates if is_delayed else updates / np.array(at)
-    tax, *interval = map(float, taxes)
+    tax, *interval = map(float, taxes)  # the inverse exchanges the ends
     return _tax(tax, min(interval), max(interval), len(seeds), source)
 
 
@@ -322,12 +339,12 @@ def _tax(tax: float, low: float, high: float, n: int, source: str) -> Tax:
 
 
 def best_taxes(gaps: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a table of gaps that have a tax, for each optimizer and arm the one of the lowest
-    loss of sync, by optimizer and arm. Of 5 to 9 settings that are alike, 93 to 97 % of the
-    intervals at the best one cover its tax (simulated)."""
+    """For each optimizer and arm, the row of a table of gaps with the lowest loss of sync among
+    those that have a tax; sorted by optimizer and arm. Of 5 to 9 settings that are alike, 93 to
+    97 % of the intervals at the best one cover its tax (simulated)."""
     rows_with_tax = gaps[gaps["tax_n"] > 0].sort_values("loss_sync", kind="stable")
     best = rows_with_tax.drop_duplicates(["optimizer", "arm"])
-    return best.sort_values(["optimizer", "arm"], ignore_index=True)
+    return in_order(best, ["optimizer", "arm"], gaps).reset_index(drop=True)
 
 
 @cache

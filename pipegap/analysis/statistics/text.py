@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -11,13 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from pipegap.analysis.statistics.gaps import INACTIVE, SHORT
-from pipegap.analysis.statistics.intervals import ends_text, share_text
+from pipegap.analysis.statistics.pairs import ends_text, share_text
 from pipegap.analysis.statistics.tax import MAIN_ARMS, best_taxes
 from pipegap.analysis.table import names
 from pipegap.analysis.table.text import in_markdown, packed
-from pipegap.trainer.base.errors import some
-from pipegap.trainer.base.status import Status
-from pipegap.trainer.folder.result import failures
+from pipegap.trainer.base.errors import Status, some
+from pipegap.trainer.folder.wellformed import failures
 
 Cells = Mapping[Any, Any]
 
@@ -68,7 +67,8 @@ def _loss(name: str) -> Callable[[Cells], str]:
     return lambda row: "—" if math.isnan(row[name]) else f"{row[name]:.4f}"
 
 
-def _share(row: Cells) -> str:
+def removed_text(row: Cells) -> str:
+    """`80% [35%, 140%]`; empty for an arm that removes none."""
     ends = (row["removed_low"], row["removed_high"])
     return share_text(row["removed"], *ends) if row["removed_n"] else ""
 
@@ -88,42 +88,61 @@ TEXTS: Mapping[str, Callable[[Cells], str]] = {
     "gap [95 %]": gap_text,
     "n": _plain("n"),
     "diverged": diverged_text,
-    "gap removed [95 %]": _share,
+    "gap removed [95 %]": removed_text,
     "token tax [95 %]": tax_text,
 }
 VARYING = ("setting", "stages", "microbatches")
 """Columns that are left out if they are the same in all rows."""
 BARE = ("optimizer", "setting", "arm")
 """Columns that need no head."""
+LOSSES = ("sync loss", "loss")
+"""Columns that are the first to be left out on a narrow terminal: the gap is their difference."""
+LAST = ("token tax [95 %]", "gap removed [95 %]")
 OPTIONAL = ("token tax [95 %]",)
 """Columns that are left out if they are empty in all rows."""
 
 
 def gap_table(gaps: pd.DataFrame, *, width: int | None = None) -> str:
-    """The rows that have a pair: Markdown, or for a terminal a ruled table without empty columns,
-    or each row by itself where `width` columns are too few: no cell is broken."""
+    """The rows that have a pair: Markdown, or for a terminal a ruled table without empty columns.
+
+    Where `width` columns are too few, columns are left out and named below the table: LOSSES, then
+    those of one value, then LAST one by one. Where that is no help each row stands by itself: no
+    cell is broken.
+    """
     rows = _named(gaps)[gaps["pairs"] > 0].to_dict("records")
-    cells = {name: [text(row) for row in rows] for name, text in TEXTS.items()}
+    cells = {name: [text(row) for row in rows] for name, text in TEXTS.items()}  # by column
     if width is None:
         cells = {name: [*map(in_markdown, column)] for name, column in cells.items()}
     constant = [name for name in VARYING if len({*cells[name]}) <= 1]
+    # In a file only OPTIONAL columns are left out, on a terminal every empty one.
     may_go = OPTIONAL if width is None else cells
     empty = [name for name in may_go if not any(cells[name])]
     columns_shown = [name for name in cells if name not in (*constant, *empty)]
-    table = Table(*columns_shown, box=box.MARKDOWN if width is None else box.SIMPLE_HEAD)
-    lines = [*zip(*(cells[name] for name in columns_shown), strict=True)]
-    for values in lines:
+    if width is None:
+        return _ruled(columns_shown, cells, box.MARKDOWN)
+    constant = [n for n in columns_shown if len(rows) > 1 and len({*cells[n]}) == 1]
+    in_order = [*dict.fromkeys([*LOSSES, *constant, *LAST])]
+    for num_left_out in (0, len(LOSSES), *range(len(in_order) - len(LAST), len(in_order) + 1)):
+        left_out = [name for name in in_order[:num_left_out] if name in columns_shown]
+        text = _ruled([n for n in columns_shown if n not in left_out], cells, box.SIMPLE_HEAD)
+        if max(map(len, text.splitlines())) <= width:
+            words = [f"{n} {cells[n][0]}" if n in constant else n for n in left_out]
+            return f"{text}\n  not shown: {', '.join(words)}" if words else text
+    lines = zip(*(cells[name] for name in columns_shown), strict=True)
+    return "\n".join(packed(columns_shown, values, width, BARE) for values in lines)
+
+
+def _ruled(heads: Sequence[str], cells: Mapping[str, Sequence[str]], style: box.Box) -> str:
+    table = Table(*heads, box=style)
+    for values in zip(*(cells[name] for name in heads), strict=True):
         table.add_row(*values)
     buffer = io.StringIO()
-    console = Console(file=buffer, width=WIDTH_OF_FILES, color_system=None, markup=False)
-    if width is not None and console.measure(table).maximum > width:
-        return "\n".join(packed(columns_shown, values, width, BARE) for values in lines)
-    console.print(table)
+    Console(file=buffer, width=WIDTH_OF_FILES, color_system=None, markup=False).print(table)
     return "\n".join(line.rstrip() for line in buffer.getvalue().strip("\n").splitlines())
 
 
 def _named(gaps: pd.DataFrame) -> pd.DataFrame:
-    """Optimizers and arms as people write them."""
+    """The table with optimizers and arms as people write them."""
     return gaps.assign(
         optimizer=gaps["optimizer"].map(names.optimizer), arm=gaps["arm"].map(names.arms(gaps))
     )

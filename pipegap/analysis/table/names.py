@@ -13,7 +13,7 @@ import pandas as pd
 
 from pipegap.analysis.table.points import by_point, labelled
 from pipegap.analysis.table.points import in_words as exactly
-from pipegap.trainer.config.names import declared, spaced
+from pipegap.trainer.config.identity import declared, spaced
 
 
 def title_case(name: str) -> str:
@@ -116,7 +116,7 @@ def head(column: str, arms: Mapping[str, str]) -> str:
     if match := COUNTED.fullmatch(column):
         return f"{head(match[1], arms)}, n"
     arm_names = REPORTED_ARMS | {"sync": "sync"} | dict(arms)
-    parts = column.split(" ")
+    parts = column.split(" ")  # an arm and a quantity, as in `delay_ef gap`
     return " ".join(arm_names.get(part) or HEADS.get(part) or key(part) for part in parts)
 
 
@@ -147,6 +147,7 @@ def prose(text: object) -> str:
     text_with_names = SETTING.sub(
         lambda match: f"{key(match[1])} {VALUES.get(match[2], match[2])}", str(text)
     )
+    # Then single words: the names of optimizers and arms, but not those within a setting or path.
     return minus(WORD.sub(lambda match: WORDS.get(match[0], key(match[0])), text_with_names))
 
 
@@ -191,6 +192,7 @@ def _by_label(trials: pd.DataFrame, column: str) -> dict[str, str]:
 
     Each is of the first row of the label, of one with a counted delay if there is such a row.
     """
+    # An arm's first trial may be unfinished, and its delay not counted: NaN sorts last.
     late_first = trials[[column, "delay"]].sort_values("delay", ascending=False, kind="stable")
     columns = [name for name in IN_NAME if name in trials]
     rows = trials.loc[late_first.drop_duplicates(column).index, columns].to_dict("records")
@@ -219,7 +221,7 @@ def _arm(row: Mapping[Any, Any], *, with_coefficient: bool) -> str:
 
 
 def of_kind(group: str, kind: str) -> str:
-    """Return the name of a pipeline or correction by what it is (`trainer.config.names.kind`)."""
+    """Return the name of a pipeline or correction by its `kind` (`trainer.config.identity`)."""
     choice = declared(group).get(kind)
     name = None if choice is None else choice.name
     return spaced(kind.rpartition(".")[2]) if name is None else name
@@ -228,6 +230,7 @@ def of_kind(group: str, kind: str) -> str:
 def _options(row: Mapping[Any, Any], with_coefficient: bool) -> str:
     coefficient, lag = row["coefficient"], row["lag"]
     choice = declared("correction").get(str(row["method"]))
+    # A correction whose arm names its coefficient shows it always, else unless it is the usual one.
     usual = {} if choice is None or "{coefficient}" in choice.arm else choice.usual
     parts = []
     if with_coefficient and pd.notna(coefficient) and coefficient != usual.get("coefficient"):

@@ -1,20 +1,21 @@
-"""The key of a point: what the trials of a comparison must have in common; and how what is made of
-tables is made once."""
+"""The key of a point, which is what the trials of a comparison have in common; and its task, which
+is what tuning leaves alone.
+"""
 
 import hashlib
 import json
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, wraps
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import pandas as pd
 
 from pipegap.analysis.table.schema import TRIAL
-from pipegap.trainer.base.status import FINAL, Status
-from pipegap.trainer.config.identity import CHANGES_NO_NUMBER
-from pipegap.trainer.config.names import GROUPS, of_any_path, without_younger
+from pipegap.trainer.base.errors import FINAL, Status
+from pipegap.trainer.config.identity import CHANGES_NO_NUMBER, GROUPS, of_any_path, without_younger
 
 T = TypeVar("T")
 
@@ -41,9 +42,10 @@ def remembered(function: Callable[..., T]) -> Callable[..., T]:
 
     @wraps(function)
     def once(*tables: pd.DataFrame) -> T:
-        key = tuple(map(id, tables))
+        key = tuple(map(id, tables))  # a table has no hash
         if key not in results:
             results[key] = function(*tables)
+            # An id may be given again once its table is gone: its result goes before.
             for table in tables:
                 weakref.finalize(table, results.pop, key, None)
         return results[key]
@@ -81,8 +83,8 @@ BESIDE = "beside"
 def is_of_point(key: str) -> bool:
     """Return whether a config key belongs to the point.
 
-    Those of the arm, the seed and paths do not, nor does the checkpoint that a trial resumed from:
-    it goes on exactly as before, on another number of stages.
+    Keys of the arm, the seed and paths do not, nor does the checkpoint that a trial resumed from:
+    such a trial goes on exactly as before, on another number of stages.
     """
     return (
         group_of(key) not in (*ARM_GROUPS, *MEASURES_ONLY)
@@ -107,6 +109,7 @@ def loop_point_columns(flat_config: Mapping[str, Any], names: Mapping[str, str])
 
 def _point(config: Mapping[str, Any], data_hash: str | None) -> dict[str, str]:
     shared = {key: value for key, value in config.items() if is_of_point(key)}
+    # Stores and reports have these keys: what is hashed must not change.
     digest = hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:12]
     return {"settings_key": digest, "point": f"{digest}-{(data_hash or '0')[:8]}"}
 
@@ -124,6 +127,7 @@ def with_one_name(trials: pd.DataFrame) -> pd.DataFrame:
 
 def _usual(trials: pd.DataFrame, group: str) -> pd.Series:
     """Return for each point the name that most of its trials have for a choice."""
+    # groupby sorts by name, and a stable sort keeps that order among equal counts.
     counts = trials.groupby(["point", group]).size().sort_values(ascending=False, kind="stable")
     names = counts.index.to_frame(index=False).drop_duplicates("point")
     return names.set_index("point")[group]
@@ -137,7 +141,7 @@ def varied(trials: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """
     return {
         str(optimizer): _telling_apart(points)
-        for optimizer, points in _points(trials).groupby("optimizer")
+        for optimizer, points in _points(trials).groupby("optimizer", sort=False)
     }
 
 
@@ -151,7 +155,7 @@ def labelled(trials: pd.DataFrame) -> list[pd.DataFrame]:
     """
     has_pair = _with_pair(trials)
     tables = []
-    for _, points in _points(trials).groupby("optimizer"):
+    for _, points in _points(trials).groupby("optimizer", sort=False):
         paired = points[points.index.isin(has_pair)]
         other_points = _telling_apart(points).drop(index=paired.index)
         tables += [_called(table, points) for table in (_telling_apart(paired), other_points)]
@@ -177,9 +181,9 @@ def _with_pair(trials: pd.DataFrame) -> set[str]:
 def _telling_apart(points: pd.DataFrame) -> pd.DataFrame:
     """Return the columns that tell the points of one optimizer apart, called as their keys.
 
-    Of several models these are their names, and settings that differ between points of one name. If
-    two points have the same keys, as those of a class that moved to another file, `point` is a
-    column.
+    If there are several models, their names are a column, and of their settings only those that
+    differ between points of one name. If two points have the same keys, as those of a class that
+    moved to another file, `point` is a column.
     """
     in_config = [key for key in map(str, points) if is_of_point(key) and key not in TRIAL]
     keys = [key for key in in_config if group_of(key) != VERSIONS and key != SHARDS]
@@ -188,6 +192,7 @@ def _telling_apart(points: pd.DataFrame) -> pd.DataFrame:
     differing += [data] if data else []
     differing += [choice for choice in CHOICES if _differs(points[choice])]
     by_name = {name: points.groupby(name) for name in (*CHOICES, "data") if name in differing}
+    # Of a choice's own keys only those that its name does not tell: they differ under one name.
     kept_keys = [
         key
         for key in differing
@@ -258,8 +263,8 @@ def by_point(tables: Iterable[pd.DataFrame], of_row: Callable[[pd.Series], T]) -
 def in_words(keys: pd.Series | Mapping[str, Any]) -> str:
     """Return `optimizer.lr=0.002, batch_size=16` for a row of `varied`, for example.
 
-    Other values are other texts, but for 1 and 1.0. What is missing is None, however a column holds
-    it.
+    Different values give different texts, except 1 and 1.0. A missing value is written None,
+    however the column holds it.
     """
     return ", ".join(f"{key}={_text(value)}" for key, value in keys.items())
 
@@ -284,3 +289,168 @@ def _is_plain(text: str) -> bool:
         return isinstance(json.loads(text), list)  # the list itself, as a column holds it
     is_whole = text.isprintable() and text.strip() == text != ""
     return is_whole and text not in ("None", "True", "False") and not {",", '"'} & {*text}
+
+
+# The task of a point: the settings that tuning leaves alone, and how long it trains; and the
+# order of optimizers by their losses at one task.
+
+TUNED = (
+    *("optimizer", "lr_schedule", "batch_size", "clip_norm", "clip_scope"),
+    *("eval_every", "eval_tokens"),
+)
+"""Groups and keys that people tune: settings of one task differ in these alone."""
+LENGTH = ("num_updates", "tokens_per_parameter")
+"""The keys that say how long a trial trains."""
+DECAY = "optimizer.weight_decay"
+NO_KEYS = ("data_hash", "point")
+"""Columns that may tell points apart, and are no keys of the config."""
+
+
+PLAIN, FEEDBACK = "delay", "delay_ef"
+"""Families of arms: those that differ in the coefficient of Error Feedback are one."""
+IN_ORDER = ("optimizer", "panel")
+"""Columns that tables sort by the order in which their values appear, and not by name."""
+
+
+def by_loss(trials: pd.DataFrame) -> list[str]:
+    """Return the optimizers of these trials, the one of the lowest final loss first.
+
+    Losses of different models, data or numbers of tokens cannot be compared: those count that most
+    optimizers have, of these the ones of the most work. At the longest runs these are the losses of
+    delayed runs in the time of 1F1B, where a sweep trained such runs. An optimizer's loss is the
+    lowest mean of a delayed arm (of any arm where nothing was delayed) among its settings with the
+    most seeds; one seed that diverged makes it infinite. Optimizers without a loss come last, and
+    equal ones stand by name.
+    """
+    optimizers = sorted({*trials["optimizer"].dropna()})
+    done = trials[trials["status"].isin(FINAL)]
+    delayed = done[done["family"].isin([PLAIN, FEEDBACK])]
+    done = done if delayed.empty else delayed
+    if len(optimizers) < 2 or done.empty:
+        return optimizers
+    tokens = tokens_asked(done)
+    table = pd.DataFrame(
+        {
+            **{name: done[name] for name in ("optimizer", "point", "arm")},
+            "task": [*zip(done["num_parameters"], done["data_hash"], tokens, strict=True)],
+            "work": (done["num_parameters"] * tokens).astype(float),
+            "loss": done["final_val_loss"].astype(float).fillna(np.inf),
+        }
+    )
+    of_tasks = table.groupby("task").agg(num=("optimizer", "nunique"), work=("work", "max"))
+    task = of_tasks.sort_values(["num", "work"]).index[-1]
+    of_arms = table[table["task"] == task].groupby(["optimizer", "point", "arm"])["loss"]
+    means = of_arms.agg(["mean", "size"]).reset_index()
+    means = means[means["size"] == means.groupby("optimizer")["size"].transform("max")]
+    losses = means.groupby("optimizer")["mean"].min().to_dict()
+    return sorted(optimizers, key=lambda name: losses.get(name, np.inf))
+
+
+def ranked(trials: pd.DataFrame, order: Sequence[str] = ()) -> pd.DataFrame:
+    """Return the rows optimizer by optimizer in an order, by default that of `by_loss`: what is
+    made of a table of trials keeps the order of its rows."""
+    order = order or by_loss(trials)
+    return trials.sort_values("optimizer", kind="stable", key=lambda names: names.map(order.index))
+
+
+def in_order(
+    table: pd.DataFrame, keys: Sequence[str], of: pd.DataFrame | None = None
+) -> pd.DataFrame:
+    """Return the rows sorted by `keys`: of the columns IN_ORDER the value comes first that appears
+    first in the table `of`, by default in this one."""
+    of = table if of is None else of
+    orders = {name: [*of[name].unique()] for name in IN_ORDER if name in keys}
+
+    def rank(column: pd.Series) -> pd.Series:
+        return column.map(orders[column.name].index) if column.name in orders else column
+
+    return table.sort_values([*keys], kind="stable", key=rank)
+
+
+def updates_asked(trials: pd.DataFrame) -> pd.Series:
+    """Return how many updates each trial was asked for, whether or not it got there."""
+    tokens = trials["tokens_per_parameter"].astype("Float64") * trials["num_parameters"]
+    by_size = (tokens / (trials["batch_size"] * trials["seq_len"])).round().clip(lower=1)
+    return trials["num_updates_asked"].astype("Float64").fillna(by_size).astype("Int64")
+
+
+def tokens_asked(trials: pd.DataFrame) -> pd.Series:
+    """Return how many tokens each trial was asked for.
+
+    Those of `tokens_per_parameter` are not rounded to whole batches: then settings with batches of
+    several sizes have as many.
+    """
+    tokens = trials["tokens_per_parameter"].astype("Float64") * trials["num_parameters"]
+    by_updates = trials["num_updates_asked"] * trials["batch_size"] * trials["seq_len"]
+    return tokens.fillna(by_updates.astype("Float64")).round().astype("Int64")
+
+
+def tasks(trials: pd.DataFrame) -> dict[str, str]:
+    """Return for each point its task in words: model, data, tokens and whatever else differs among
+    the points of its optimizer and is not TUNED; empty if nothing does."""
+    tokens = tokens_asked(trials.drop_duplicates("point").set_index("point"))
+
+    def settings(group: pd.DataFrame) -> pd.DataFrame:
+        is_varied = tokens[group.index].nunique(dropna=False) > 1
+        return _fixed(group).assign(**{"tokens": tokens} if is_varied else {})
+
+    return by_point(map(settings, labelled(trials)), in_words)
+
+
+def kinds(trials: pd.DataFrame) -> dict[str, str]:
+    """Return for each point its task in words, but for how long it trains."""
+    return by_point(map(_fixed, labelled(trials)), in_words)
+
+
+class Family(NamedTuple):
+    """What a point shares with the points that differ from it in their length alone."""
+
+    words: str
+    label: str
+    """The words for people: those of the keys that differ among points that have a pair."""
+    keys: Mapping[str, Any]
+    """What the points share, by key of the config; None is null."""
+
+
+def families(trials: pd.DataFrame) -> dict[str, Family]:
+    """Return for each point its family; points of one family have the same words."""
+    labels = by_point(map(_without_length, labelled(trials)), in_words)
+    tables = map(_without_length, varied(trials).values())
+    return by_point(
+        tables, lambda row: Family(in_words(row), labels[str(row.name)], _as_config(row))
+    )
+
+
+def families_by_decay(trials: pd.DataFrame) -> dict[str, str]:
+    """Return for each point what it shares with points that differ in their length alone, where the
+    weight decay of an update falls as the updates grow, so that each run decays as much in all."""
+    updates = updates_asked(trials.drop_duplicates("point").set_index("point"))
+
+    def settings(group: pd.DataFrame) -> pd.DataFrame:
+        if DECAY not in group:
+            return group.head(0)
+        decay = group[DECAY].astype(float) * updates[group.index].astype(float)
+        in_all = decay.map(lambda total: float(f"{total:.9g}"))  # equal but for rounding
+        return _without_length(group.assign(**{DECAY: in_all}))
+
+    return by_point(map(settings, varied(trials).values()), in_words)
+
+
+def _as_config(row: pd.Series) -> dict[str, Any]:
+    return {
+        str(key): None if pd.isna(value) else value
+        for key, value in row.to_dict().items()
+        if key not in NO_KEYS
+    }
+
+
+def _fixed(group: pd.DataFrame) -> pd.DataFrame:
+    """Return the settings that are neither tuned nor a length."""
+    fixed_keys = [
+        key for key in map(str, group) if group_of(key) not in TUNED and key not in LENGTH
+    ]
+    return group[fixed_keys]
+
+
+def _without_length(group: pd.DataFrame) -> pd.DataFrame:
+    return group[[key for key in group if key not in LENGTH]]

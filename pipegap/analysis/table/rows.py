@@ -20,9 +20,9 @@ from pipegap.analysis.table.points import (
 )
 from pipegap.analysis.table.schema import TRIAL
 from pipegap.trainer.base.build import is_own
+from pipegap.trainer.base.errors import Status
 from pipegap.trainer.base.former import LOOKED_AHEAD, YOUNGER
-from pipegap.trainer.base.status import Status
-from pipegap.trainer.config.names import (
+from pipegap.trainer.config.identity import (
     COMPUTED_WITH,
     DEFINED,
     GROUPS,
@@ -41,7 +41,7 @@ Row = dict[str, Any]
 Config = Mapping[str, Any]
 
 LAST = 9e9
-"""Seconds since 1970 of the last time that a column of nanoseconds can hold, about."""
+"""Seconds from 1970 to about the last time that a column of nanoseconds can hold."""
 SOURCE = "_source_"
 """Key beside those of a choice from outside the trainer: digest of the source that it ran."""
 PLAIN = {"_target_": "trainer.corrections.none.NoCorrection"}
@@ -54,22 +54,24 @@ trial made."""
 TAKEN = frozenset((*TRIAL, *GROUPS, *trial_keys(), BESIDE, VERSIONS, WORDS))
 """Columns, or what they begin with, that mean something else than a word of a recorded loop."""
 NO_WORDS = (SHARDS, "data.skip_bad_rows")
-"""The same in the groups of choices: no table compares them."""
+"""Keys in the groups of choices that mean something else too: no table compares them."""
 NOT_STALENESS = ("_target_", "num_stages", "num_microbatches", "slack")
 PHASES = {"synchronous_start": "start", "synchronous_cooldown": "cooldown"}
 """Keys of the pipeline → the columns that hold them, and what the name of an arm calls them."""
 
 
 def row(trial_id: str, config: Config, result: Config, written_ns: int) -> Row:
-    """Return the row of a trial but for its place, as JSON can hold it.
+    """Return a trial's row without its folder, in types that JSON can hold.
 
-    `result` is empty of an unfinished trial; else its file was last changed at `written_ns`, which
-    counts for when the trial finished if the result does not say that itself, as older ones.
+    The `result` of an unfinished trial is empty; else its file was last changed at `written_ns`.
+    That is taken for the time at which the trial finished if the result does not say it, as older
+    ones do not.
     """
     if is_of_loop(config):
         flat = _of_loop(config)
         point = loop_point_columns(flat, names(config))
     else:
+        # Keys that an older release lacked have their usual values; `choices` are names, below.
         flat = dict(flatten({**YOUNGER, **config, "choices": {}}))
         digests = result.get("sources", {}).items()
         flat |= {f"{group}.{SOURCE}": digest for group, digest in digests}
@@ -85,6 +87,7 @@ def row(trial_id: str, config: Config, result: Config, written_ns: int) -> Row:
             if not key.endswith("._target_") and (key not in TRIAL or key in OF_BOTH)
         },
         **names(config),
+        # A later entry replaces an earlier one: what a trial made goes before what it was asked.
         **{key: value for key, value in result.items() if key in OF_RESULT & TRIAL.keys()},
         **dict(flatten(result.get("versions", {}), f"{VERSIONS}.")),
         **arm_columns(config, result),
@@ -144,7 +147,7 @@ def arm_columns(config: Config, result: Config) -> dict[str, Any]:
         "arm_without_cooldown": arm(without_cooldown, correction, result),
         "schedule": kind("pipeline", pipeline),
         "method": kind("correction", correction),
-        "delay": max(result.get("delays") or [None]),
+        "delay": max(result.get("delays") or [None]),  # `max` of [None] alone compares nothing
         "coefficient": correction.get("coefficient", usual.get("coefficient")),
         "lag": None if lag is None else str(lag),
         **{name: pipeline.get(key) or 0 for key, name in PHASES.items()},
@@ -167,6 +170,7 @@ def arm(pipeline: Config, correction: Config, result: Config) -> str:
     suffix = "" if name == "none" else f"_{name}"
     phases = (f"+{name}({pipeline[key]})" for key, name in PHASES.items() if pipeline.get(key))
     nodes = {"pipeline": pipeline, "correction": correction}
+    # Code of one's own may change under one name: its digest keeps other sources apart.
     foreign = [group for group, node in nodes.items() if not is_own(str(node["_target_"]))]
     sources = [result["sources"][group] for group in foreign if group in result.get("sources", {})]
     digests = "".join(f"~{digest[:DIGITS]}" for digest in sources)
@@ -182,7 +186,7 @@ def _looks_ahead(correction: Config, result: Config) -> bool:
 def _is_sync(pipeline: Config, result: Config) -> bool:
     """Return whether no delay was counted. A trial that diverged in its synchronous start had no
     time to be delayed."""
-    delays = result.get("delays") or [None]
+    delays = result.get("delays") or [None]  # without a count: not sync
     cut_short = result.get("status") == Status.DIVERGED and pipeline.get("synchronous_start")
     return all(delay == 0 for delay in delays) and not cut_short
 

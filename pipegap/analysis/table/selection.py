@@ -1,7 +1,8 @@
-"""Trials of a store by what is known of them: whoever lists, repeats or prunes selects here."""
+"""The trials of a store, or of several stores together, selected by what is known of them."""
 
 import json
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -13,13 +14,17 @@ import pandas as pd
 from pandas.api import types
 
 from pipegap.analysis.table.load import load
+from pipegap.analysis.table.points import in_order
 from pipegap.analysis.table.rows import Row
 from pipegap.analysis.table.text import fitted, terminal_width
 from pipegap.trainer.base.cli import number
-from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.status import ENDED, Status
+from pipegap.trainer.base.errors import ENDED, FINAL, BadInput, Status
 from pipegap.trainer.folder.lease import holder
-from pipegap.trainer.folder.result import why_failed
+from pipegap.trainer.folder.wellformed import why_failed
+from pipegap.trainer.store.opened import pulled
+from pipegap.trainer.store.records import Record, records
+
+# Trials of a store by what is known of them: whoever lists, repeats or prunes selects here.
 
 STATUSES = (*ENDED, Status.RUNNING, Status.INTERRUPTED)
 SHOWN = (
@@ -27,7 +32,7 @@ SHOWN = (
     *("where", "finished_at", "error"),
 )
 """Columns of a list, unless others are asked for."""
-WIDTH_OF_FILES = 10_000
+WIDTH_OF_FILES = 10_000  # letters: a file has no width
 LISTED = 10
 """Values of a column that are named where no trial has the one asked for."""
 
@@ -56,7 +61,8 @@ class Selection:
 
 
 def select(results: Path, conditions: Mapping[str, str]) -> Selection:
-    """Return the trials of a store that fulfil every condition, a value by the name of a column.
+    """Return the trials of a store that fulfil every condition, a value by the name of a column, by
+    optimizer, arm and seed.
 
     Numbers are compared as numbers, words may hold * and ?, several values are separated by commas,
     `none` stands for what is missing. Warns as `load` does; raises BadInput for a column or status
@@ -64,6 +70,7 @@ def select(results: Path, conditions: Mapping[str, str]) -> Selection:
     """
     trials = _now(load(results))
     selected = fulfilling(trials, conditions)
+    selected = in_order(selected, ["optimizer", "arm", "seed"])
     return Selection(selected, "" if len(selected) else _why_empty(trials, conditions))
 
 
@@ -86,7 +93,7 @@ def _why_empty(trials: pd.DataFrame, conditions: Mapping[str, str]) -> str:
         other_conditions = {
             other_key: value for other_key, value in conditions.items() if other_key != key
         }
-        remaining = fulfilling(trials, other_conditions)
+        remaining = fulfilling(trials, other_conditions)  # may be empty too
         where = f" where {_said(other_conditions)}" if other_conditions and len(remaining) else ""
         values_there.append(
             f"{key} is {_values(trials if remaining.empty else remaining, key)}{where}"
@@ -109,12 +116,13 @@ def _values(trials: pd.DataFrame, key: str) -> str:
 
 def _records(table: pd.DataFrame) -> list[Row]:
     columns = {str(name): table[name].astype(object) for name in table}
+    # Of dtype object, so that `tolist` gives Python's own numbers, which JSON can write.
     lists = [column.where(column.notna(), None).tolist() for column in columns.values()]
     return [dict(zip(columns, values, strict=True)) for values in zip(*lists, strict=True)]
 
 
 def _now(table: pd.DataFrame) -> pd.DataFrame:
-    """A trial without a result is run by somebody, or was left."""
+    """Return the table with STATUSES and `where`: a trial without a result runs, or was left."""
     states = {
         folder: holder(Path(folder))
         for folder in table.loc[table["status"].isin([Status.UNFINISHED, Status.FAILED]), "folder"]
@@ -167,14 +175,15 @@ def _equal(column: pd.Series, key: str, word: str) -> pd.Series:
 
 
 def _plain(table: pd.DataFrame) -> str:
-    """In columns; on a terminal that is too narrow each row by itself."""
+    """Return the table in columns, or on a terminal that is too narrow, each row by itself."""
     heads = [str(name) for name in table]
     rows = [[*map(_words, row)] for row in table.itertuples(index=False)]
     return "\n".join(fitted(heads, rows, terminal_width() or WIDTH_OF_FILES, heads[:1]))
 
 
 def _words(value: Any) -> str:
-    """Short: a loss to four digits, a time to the minute, of an error the line that says most."""
+    """Return a value in short: a loss with four digits, a time to the minute, and of an error the
+    line that says most."""
     if isinstance(value, list):
         return " ".join(map(str, value))
     if pd.isna(value):
@@ -192,3 +201,61 @@ FORMS = {
     "json": lambda table: json.dumps(_records(table), indent=1, default=str),
 }
 """How a list can be written."""
+
+
+# What one store has, or several stores together: their trials and the records of their sweeps.
+
+SAME = ("status", "final_val_loss", "diverged_at", "num_updates")
+"""Columns that are equal for one trial wherever it ran."""
+
+
+def several(word: str) -> list[str]:
+    """Return the stores that `[A,B]` names; one of any other word, and of a path that exists.
+
+    Raises BadInput for a store twice.
+    """
+    if not (word.startswith("[") and word.endswith("]")) or Path(word).exists():
+        return [word]
+    stores = [store.strip() for store in word[1:-1].split(",")]
+    if not all(stores) or len({*map(pulled, stores)}) < len(stores):
+        raise BadInput("results", word, "must name stores, each once: [A,B]")
+    return stores
+
+
+def stored(stores: Sequence[Path]) -> tuple[pd.DataFrame, list[Record]]:
+    """Return the trials of these stores, each once, and their records.
+
+    A trial that several stores have is the finished one, or else the first. Warns of how many there
+    are, and, in a line each, of those whose result is another one in a later store.
+    """
+    tables = [load(store) for store in stores]
+    if len(stores) == 1:
+        return tables[0], records(stores[0])
+    places = [table.assign(store=str(store)) for table, store in zip(tables, stores, strict=True)]
+    whole = pd.concat(places, ignore_index=True)
+    # Finished trials first; a stable sort keeps the order of the stores among them.
+    whole = whole.iloc[(~whole["status"].isin(FINAL)).argsort(kind="stable")]
+    shared = whole[whole.duplicated("trial_id", keep=False)]
+    for _, same in shared.groupby("trial_id"):
+        _warn_of_other_results(same)
+    counts = " and ".join(
+        f"{len(table)} trials of {at}" for at, table in zip(stores, tables, strict=True)
+    )
+    in_both = f"{shared['trial_id'].nunique()} trials are in several and count once"
+    where = f"commands name {stores[0]}"
+    warnings.warn(f"{counts} are compared, {in_both}; {where}", stacklevel=2)
+    first = whole.drop_duplicates("trial_id").drop(columns="store").reset_index(drop=True)
+    return first, [record for store in stores for record in records(store)]
+
+
+def _warn_of_other_results(same: pd.DataFrame) -> None:
+    """Warn of what the rows of one trial say in other stores than the first that is shown."""
+    first, *other_rows = same[[*SAME, "store", "trial_id"]].astype(object).to_dict("records")
+    for row in other_rows:
+        differ = [key for key in SAME if str(first[key]) != str(row[key])]
+        if differ and row["status"] != Status.UNFINISHED:
+            differences = "; ".join(f"{key} {first[key]} and {row[key]}" for key in differ)
+            where = f"{first['store']} (shown) and {row['store']}"
+            warnings.warn(
+                f"trial {first['trial_id']} differs in {where}: {differences}", stacklevel=3
+            )

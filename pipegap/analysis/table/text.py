@@ -68,9 +68,10 @@ def _broken(line: str, width: int) -> str:
     if len(line) <= width:
         return line
     inner = " " * (len(line) - len(line.lstrip()) + 4)
+    # What stands after COMMAND is not wrapped: a broken command could not be copied.
     sentence, command, words = line.partition(COMMAND)
     parts = fill(
-        sentence + ":" * bool(command),
+        sentence + ":" * bool(command),  # which COMMAND took away
         width,
         subsequent_indent=inner,
         break_long_words=False,

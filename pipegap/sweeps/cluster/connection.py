@@ -1,4 +1,4 @@
-"""The Ray cluster of a driver, the one of RAY_ADDRESS or one of its own on this machine; and the
+"""The Ray cluster of a driver, which is that of RAY_ADDRESS or its own on this machine; and the
 session in which trials run there, until the driver is asked to stop.
 
 All nodes of a cluster must share the store.
@@ -29,11 +29,10 @@ from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipegap.sweeps.cluster.notices import Ends
-from pipegap.sweeps.tracking.choice import Tracking
-from pipegap.trainer.base.children import load, num_cores, repeated
+from pipegap.sweeps.tracking.tracker import Tracking
+from pipegap.trainer.base.children import load, num_cores, repeated, scratch, socket_base
 from pipegap.trainer.base.cli import say, stopping
 from pipegap.trainer.base.errors import BadInput, Unavailable, one_line
-from pipegap.trainer.base.scratch import scratch, socket_base
 from pipegap.trainer.store.store import SweepStore
 
 CONNECT_WITHIN = 8.0
@@ -77,13 +76,13 @@ CHANGED: Mapping[tuple[Any, str], Any] = {
     (services, "ConsolePopen"): partial(services.ConsolePopen, process_group=0),
     (ray_utils, "set_sigterm_handler"): _nothing,  # ours stays
 }
-"""What of Ray is another while it starts here."""
+"""What replaces Ray's own functions while Ray starts here."""
 
 OF_ANOTHER = re.compile(r"RAY_(?!AUTH_|DEFAULT_|ENABLE_|OBJECT_STORE_|TLS_|US(AG)?E_)[A-Z_]+")
 """Variables by which Ray describes a job, a node or a cluster that exists already, such as
 RAY_JOB_CONFIG_JSON_ENV_VAR, RAY_RUNTIME_ENV_HOOK, RAY_OVERRIDE_RESOURCES or RAY_REDIS_ADDRESS: its
 processes and notebooks have them. Most settings are in lower case (RAY_worker_niceness)."""
-NOTHING = re.compile(r"(?!)")
+NOTHING = re.compile(r"(?!)")  # matches no name
 OF_RAY, OF_RAY_AGAIN, TOKEN = "r", "s", "token"
 """Ray's folder inside a driver's own, that of a second start, and the file by which the processes
 of its cluster know each other. Everyone may enter what Ray makes, and nobody else may enter a
@@ -153,7 +152,7 @@ def cluster() -> Iterator[tuple[Path, Callable[[], bool]]]:
             yield folder, asked_to_stop
         finally:
             ray.shutdown()
-            AuthenticationTokenLoader.instance().reset_cache()
+            AuthenticationTokenLoader.instance().reset_cache()  # the token's file is deleted next
 
 
 def _reason(error: Exception) -> str:
@@ -245,7 +244,7 @@ def _errors_in_one_line() -> Iterator[None]:
 
 def _require_listening(address: str) -> None:
     """Raises OSError if nobody listens at HOST:PORT: Ray tries for minutes, and prints that."""
-    host, _, port = address.rpartition("//")[2].rpartition(":")
+    host, _, port = address.rpartition("//")[2].rpartition(":")  # also of ray://HOST:PORT
     if port.isdigit():
         with socket.create_connection((host.strip("[]"), int(port)), CONNECT_WITHIN):
             pass
@@ -282,6 +281,7 @@ def require_seen_by_nodes(store: SweepStore) -> None:
         return
     task: Any = ray.remote(_sees)
     with store.probe() as sees:
+        # All nodes are asked before any answer is awaited: a slow one costs its own time alone.
         answers = {
             node["NodeManagerAddress"]: task.options(
                 num_cpus=0,

@@ -19,11 +19,10 @@ from pipegap.sweeps.cluster.gang import run_gang_on_ray
 from pipegap.sweeps.plan.devices import bundles, require_room
 from pipegap.sweeps.plan.pricing import in_bytes
 from pipegap.sweeps.request.expand import Trial
+from pipegap.trainer.base.children import scratch
 from pipegap.trainer.base.cli import duration
 from pipegap.trainer.base.errors import Unavailable, one_line
-from pipegap.trainer.base.scratch import scratch
-from pipegap.trainer.ranks.spawn import PRELOAD
-from pipegap.trainer.ranks.supervisor import AskedToStop
+from pipegap.trainer.ranks.spawn import PRELOAD, AskedToStop
 from pipegap.trainer.rehearsal import UPDATES, Config, Rehearsed, begin, resume
 
 ASK_EVERY = 0.5
@@ -45,7 +44,7 @@ class _Asked(Exception):
 def try_first(session: Session, todo: Sequence[Trial], is_wanted: bool | None) -> None:
     """Trains the first updates of the largest trial to do, and says what became of them.
 
-    With `is_wanted` None only where a trial takes GPUs. Ends early once a signal asks to stop.
+    If `is_wanted` is None, it does so only if a trial takes GPUs. Ends once a signal asks to stop.
     Raises Unavailable, in one line that says what to change, if the updates fail or do not repeat
     to the bit, and BadInput if the cluster is too small for the trial.
     """
@@ -65,7 +64,7 @@ def try_first(session: Session, todo: Sequence[Trial], is_wanted: bool | None) -
     try:
         with scratch(Path(trial.config["results"]), ".first-trial-") as folder:
             first.ask(_begin, trial.config, folder)
-            first.end()
+            first.end()  # the second process resumes, as that of a killed trial does
             rehearsed: Rehearsed = second.ask(_resume, trial.config, folder)
             print(_verdict(rehearsed, trial, time.monotonic() - started), flush=True)
     except _Asked:
@@ -75,7 +74,7 @@ def try_first(session: Session, todo: Sequence[Trial], is_wanted: bool | None) -
 
 
 class _Works:
-    """What runs in a process of Ray's; it imports the modules of these names before it is asked."""
+    """What runs in a process of Ray's. It imports the modules `names` before it is asked."""
 
     def __init__(self, names: Sequence[str]) -> None:
         for name in names:
@@ -122,7 +121,7 @@ class _Process:
         raise Unavailable(f"first trial: {one_line(why)} {WITHOUT}")
 
     def end(self) -> None:
-        """Ends the process: its resources are free."""
+        """Ends the process, which frees its resources."""
         ray.kill(self._actor)
 
 

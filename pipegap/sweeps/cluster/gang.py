@@ -15,14 +15,7 @@ from ray.util.placement_group import PlacementGroup, get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from pipegap.trainer.base.errors import GangFailed, first_line
-from pipegap.trainer.ranks.supervisor import (
-    START_UP,
-    Cause,
-    Liveness,
-    Parent,
-    exit_message,
-    supervise,
-)
+from pipegap.trainer.ranks.spawn import START_UP, Cause, Liveness, Parent, exit_message, supervise
 
 Address = tuple[str, int]
 
@@ -32,6 +25,8 @@ class RankActor:
 
     def __init__(self, index: int) -> None:
         self._index, self._stop = index, [0]
+        # Each rank writes its own entry, as where all ranks of a gang share one array. The first
+        # beat lies ahead: the rank has START_UP seconds until its first progress.
         self._beats = [monotonic() + START_UP] * (index + 1)
         self._store: Any = None
 
@@ -51,7 +46,7 @@ class RankActor:
             is_master=True,
             wait_for_workers=False,
             timeout=timedelta(seconds=START_UP),
-            master_listen_fd=listener.detach(),
+            master_listen_fd=listener.detach(),  # of a bound socket: nobody can take its port
         )
         return host, port
 
@@ -88,7 +83,7 @@ class RankActor:
 
     def liveness(self) -> tuple[float, bool]:
         """Return the seconds since the rank made progress, and whether it waits for another."""
-        beat = self._beats[self._index]
+        beat = self._beats[self._index]  # a negative time: the rank waits for another one
         return monotonic() - abs(beat), beat < 0
 
     def ask_to_stop(self) -> None:
@@ -103,6 +98,7 @@ def run_gang_on_ray(
     group = get_current_placement_group()
     assert group is not None, "Tune runs a trial in its group"
     nodes: dict[int, str] = ray.util.placement_group_table(group)["bundles_to_node_id"]
+    # The supervisor's bundle is empty, so Ray leaves it out: the group has the ranks' alone.
     order = by_node([nodes[bundle] for bundle in range(num_ranks)])
     actors = [_start(group, bundle, index) for index, bundle in enumerate(order)]
     try:
@@ -145,7 +141,7 @@ def _start(group: PlacementGroup, number: int, index: int) -> Any:
             num_gpus=bundle.get("GPU", 0),
             max_restarts=0,
             max_task_retries=0,
-            max_concurrency=4,
+            max_concurrency=4,  # `liveness` and `ask_to_stop` while `run` lasts
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, number),
         )
         .remote(index)

@@ -21,8 +21,8 @@ from typing_extensions import override
 
 from pipegap.sweeps.plan.sweep_plan import Round
 from pipegap.sweeps.plan.sweep_record import FOLDER
-from pipegap.trainer.base.status import Status
-from pipegap.trainer.folder.result import why_failed
+from pipegap.trainer.base.errors import Status
+from pipegap.trainer.folder.wellformed import why_failed
 from pipegap.trainer.store.bucket import StoreAway
 
 TOLD = "told.jsonl"
@@ -30,7 +30,7 @@ TOLD = "told.jsonl"
 TIMEOUT = 10.0
 """Seconds that a server has to answer."""
 EVERY = 60.0
-"""Seconds between two notices of a kind at least: what happens between them comes in one."""
+"""Seconds at least between two notices of a kind: what happens between them comes in one notice."""
 LOOK_EVERY = 0.5
 """Seconds between two looks at whether something is due."""
 LISTED, LONGEST_LINE, LONGEST_TEXT = 10, 300, 2000
@@ -134,7 +134,7 @@ class Notices(Ends):
                 self._due.setdefault(kind, {})[key] = line
 
     def _ended(self, trial_id: str, name: str, status: Status, error: str) -> None:
-        """Have told that a trial failed for good or diverged; of others nothing."""
+        """Have a line told if a trial failed for good or diverged."""
         if status == Status.FAILED:
             why = why_failed(error)
             key = f"failed {trial_id} {_digest(why)}"
@@ -143,11 +143,12 @@ class Notices(Ends):
             self.tell("diverged", f"diverged {trial_id}", f"{trial_id} {name} diverged")
 
     def end(self, sweep_round: Round, *, stopped: bool, has_run: bool) -> None:
-        """Have told that the sweep was stopped, or how it ended: if trials ran, or nobody did; and
-        before what the store says of trials, and nobody told."""
+        """Have a line told that says that the sweep was stopped, or how it ended, if trials ran or
+        if no driver has told it before. Lines on trials that failed or diverged, and that a killed
+        driver did not deliver, come first."""
         words = []
         for trial in sweep_round.planned:
-            row = sweep_round.seen.result(trial.folder) or {"status": Status.WAITING}
+            row = sweep_round.snapshot.result(trial.folder) or {"status": Status.WAITING}
             words.append(Status(row["status"]))
             self._ended(trial.trial_id, trial.name, words[-1], row.get("error") or "")
         counts = ", ".join(f"{words.count(s)} {s}" for s in dict.fromkeys(Status) if s in words)
@@ -155,7 +156,7 @@ class Notices(Ends):
         state = [*zip((trial.trial_id for trial in sweep_round.planned), words, strict=True)]
         key = f"{what} {_digest([self.title, state])}"
         if stopped or has_run:
-            self._known.discard(key)
+            self._known.discard(key)  # the same end of another run is told again
         self.tell(what, key, f"{what}: {counts}")
 
     def _work(self) -> None:
@@ -166,6 +167,7 @@ class Notices(Ends):
     def _send(self, *, is_last: bool) -> None:
         """Posts what is due, of each kind if its minute is over; if it `is_last`, at once."""
         with self._lock:
+            # The notice of the end, or else any one, takes along the lines of all other kinds.
             kinds = [kind for kind in ENDS if kind in self._due] or [*self._due] * is_last
             for last in kinds[:1]:
                 for kind in self._due.keys() - {last}:

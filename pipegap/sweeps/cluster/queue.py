@@ -35,7 +35,7 @@ def in_order(trials: Iterable[Trial], driver: str) -> list[Trial]:
 
     def key(trial: Trial) -> tuple[int, bytes]:
         mixed = sha256(f"{driver} {trial.trial_id}".encode()).digest()
-        return -frexp(trial.plan.flops)[1], mixed
+        return -frexp(trial.plan.flops)[1], mixed  # frexp's second part: the power of two
 
     return sorted(trials, key=key)
 
@@ -103,6 +103,7 @@ class WorkList:
         A trial that is not in the store yet needs no look, and one listing serves for all.
         """
         started = self._store.started(self._trials) if self._turns else ()
+        # Another driver may start a trial after this listing: then `Held` puts it back.
         looks = 0
         while self._turns and looks < LOOKS_AT_ONCE:
             trial = self._turns.popleft()
@@ -130,7 +131,7 @@ class WorkList:
             if state == TrialState.FREE:
                 return trial
             if state == TrialState.HELD:
-                self._elsewhere.append(trial)
+                self._elsewhere.append(trial)  # at the end: the next look is at another one
                 wait = LOOK_EVERY
                 break
         # On a slow file server a look takes long: the next one comes later, so that looks take at

@@ -13,9 +13,9 @@ from pipegap.sweeps.plan import sweep_record
 from pipegap.sweeps.plan.sweep_plan import Round
 from pipegap.sweeps.request.expand import Trial
 from pipegap.sweeps.view.progress import SILENT
+from pipegap.trainer.base.children import require_compiler
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.resources import require_device
-from pipegap.trainer.base.scratch import require_compiler
 from pipegap.trainer.parts import open_data
 from pipegap.trainer.store.bucket import StoreAway
 from pipegap.trainer.store.store import SweepStore
@@ -45,7 +45,7 @@ def run_rounds(sweep_round: Round, ends: Ends) -> tuple[Round, bool]:
         from pipegap.sweeps.cluster.driver import run_trials
         from pipegap.sweeps.cluster.first_trial import try_first
 
-        if len(sweep_round.todo) == len(sweep_round.planned):
+        if len(sweep_round.todo) == len(sweep_round.planned):  # nothing of it has finished yet
             try_first(running_session, sweep_round.runnable, request.first_trial)
         if note := request.tracking.note(request.results):
             print(f"tracking  {note}", flush=True)
@@ -62,14 +62,13 @@ def run_rounds(sweep_round: Round, ends: Ends) -> tuple[Round, bool]:
             if time.monotonic() - last_word > SILENT:
                 last_word = time.monotonic()
                 print(f"waits for {len(work)} trials that other drivers run", flush=True)
-            if len(work) < num_left:
+            if len(work) < num_left:  # a trial has ended, which may decide what runs next
                 sweep_round = _next(sweep_round, running_session.asked_to_stop)
                 work.add(sweep_round.runnable)
         stopped = running_session.asked_to_stop()
     sweep_round = sweep_round.again()
-    sweep_record.write(
-        sweep_round, sweep_round.sweeps
-    )  # what is left is priced by what has finished
+    # All of them, changed or not: what is left is priced by what has finished meanwhile.
+    sweep_record.write(sweep_round, sweep_round.sweeps)
     return sweep_round, stopped
 
 
@@ -103,7 +102,9 @@ def require_ready(store: SweepStore, todo: Sequence[Trial]) -> None:
     there.
     """
     store.require_usable()
-    distinct = {_needs(trial.config): trial.config for trial in todo}
+    # One trial of those that need the same of a machine: data may be large to look at.
+    needs = ("device", "compile", "data", "seq_len", "model")
+    distinct = {json.dumps([trial.config[key] for key in needs]): trial.config for trial in todo}
     missing = {str(error): error for config in distinct.values() for error in _missing_of(config)}
     if missing:
         first, *more_problems = missing.values()
@@ -123,8 +124,3 @@ def _missing_of(config: Mapping[str, Any]) -> Iterator[BadInput]:
             check()
         except BadInput as error:
             yield error
-
-
-def _needs(config: Mapping[str, Any]) -> str:
-    """Return the keys that say what a trial needs of a machine, as JSON."""
-    return json.dumps([config[key] for key in ("device", "compile", "data", "seq_len", "model")])

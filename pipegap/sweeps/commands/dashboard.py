@@ -1,4 +1,7 @@
-"""Makes the wandb workspace of a sweep: prints its spec, or saves it to the server."""
+"""Makes the wandb workspace of a sweep: prints its spec, or saves it to the server.
+
+e.g. pipegap dashboard sweep=main scale=tiny project=pipegap
+"""
 
 import os
 from collections.abc import Sequence
@@ -6,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.schema import Sweep, overrides
-from pipegap.sweeps.tracking import choice
-from pipegap.sweeps.tracking.choice import GROUP
+from pipegap.sweeps.tracking import tracker
+from pipegap.sweeps.tracking.tracker import GROUP
 from pipegap.trainer.base.cli import DONE, parse
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.places import CONF
@@ -29,7 +32,7 @@ def main(words: Sequence[str]) -> int:
     """Exit code 0. Raises BadInput for a bad key, or if the server refuses the workspace."""
     values = parse(words, "pipegap dashboard", __doc__ or "", OPTIONS)
     of_tracker = {f"{GROUP}.{key}": values.pop(key) for key in KEYS if key in values}
-    node = choice.take({GROUP: "wandb", **of_tracker}).node
+    node = tracker.take({GROUP: "wandb", **of_tracker}).node
     request = parse_request([f"{key}={value}" for key, value in values.items()]) if values else None
     workspace = build_workspace(
         node["project"],

@@ -1,5 +1,8 @@
 """Asks the final models of a sweep's trials downstream questions, by lm-eval's `hf` model, or what
-the mean of their last weights loses on the validation split."""
+the mean of their last weights loses on the validation split.
+
+e.g. pipegap evaluate tasks=[hellaswag,piqa] sweep=main scale=135m dry_run=true
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -14,19 +17,19 @@ from pipegap.sweeps.request.command_line import Request, parse_count, parse_requ
 from pipegap.sweeps.request.expand import Trial
 from pipegap.sweeps.tracking.tracker import run_name
 from pipegap.trainer.base.cli import DONE, FAILED, Given, one_of, parse, say
-from pipegap.trainer.base.errors import BadInput, first_line
+from pipegap.trainer.base.errors import BadInput, Status, first_line
 from pipegap.trainer.base.places import require_folder
 from pipegap.trainer.base.resources import require_device
-from pipegap.trainer.base.status import Status
-from pipegap.trainer.data import benchmarks
-from pipegap.trainer.data.benchmarks import BENCHMARKS, FOLDER
+from pipegap.trainer.data import hub
+from pipegap.trainer.data.hub import BENCHMARKS, FOLDER
 from pipegap.trainer.store.snapshot import Snapshot
 
 HUB = "hub"
 BATCH_SIZE = 16
 COUNTS = ("limit", "max_length", "batch_size")
 KEYS = f"""\
-tasks=      [{",".join(BENCHMARKS)}], or any of lm-eval's tasks of multiple choice, or FILE.yaml
+tasks=      (required, or average=) [{",".join(BENCHMARKS)}], or any of lm-eval's tasks
+            of multiple choice, or FILE.yaml
 benchmarks= the folder of those named here (default: {FOLDER}, which `make data-evaluation` fills),
             or hub: the Hugging Face hub, as for all others
 limit=      ask only the first so many questions of each task
@@ -65,7 +68,7 @@ def main(words: Sequence[str]) -> int:
         return _average(request)
     trials = _with_weights(request.request)
     if request.request.dry_run:
-        from pipegap.analysis.statistics.downstream import precision
+        from pipegap.analysis.statistics.diagnostics import precision
 
         print(precision(request.request.results))
         return DONE
@@ -195,7 +198,7 @@ def _tasks(word: str, folder: str) -> list[Any]:
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     datasets.disable_progress_bars()
     if word in BENCHMARKS and folder != HUB:
-        return benchmarks.tasks(word, Path(folder))
+        return hub.tasks(word, Path(folder))
     is_file = Path(word).is_file()
     manager = TaskManager(include_defaults=not is_file)  # to list lm-eval's own takes seconds
     if not is_file and word not in manager.all_tasks:

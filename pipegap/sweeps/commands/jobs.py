@@ -1,4 +1,7 @@
-"""Lists the jobs of a Ray cluster that are sweeps."""
+"""Lists the jobs of a Ray cluster that are sweeps.
+
+e.g. pipegap jobs
+"""
 
 from collections.abc import Sequence
 from datetime import datetime

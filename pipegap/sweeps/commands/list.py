@@ -1,4 +1,7 @@
-"""Lists trials of a store."""
+"""Lists trials of a store.
+
+e.g. pipegap list status=failed optimizer=muon
+"""
 
 import sys
 from collections.abc import Sequence

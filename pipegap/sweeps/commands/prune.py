@@ -1,4 +1,7 @@
-"""Deletes checkpoints of selected trials, never of a trial that a process runs."""
+"""Deletes checkpoints of selected trials, never of a trial that a process runs.
+
+e.g. pipegap prune checkpoints=finished dry_run=true
+"""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -6,7 +9,7 @@ from pathlib import Path
 
 from pipegap.sweeps.commands.list import KEYS, select
 from pipegap.trainer.base.cli import DONE, parse, take_choice, take_flag
-from pipegap.trainer.base.status import ENDED, FINAL, Status
+from pipegap.trainer.base.errors import ENDED, FINAL, Status
 
 STATUSES = {"finished": FINAL, "failed": (Status.FAILED,), "all": (*ENDED, Status.INTERRUPTED)}
 OPTIONS = f"""\

@@ -1,4 +1,7 @@
-"""Runs trials of a store again, from their recorded configs."""
+"""Runs trials of a store again, from their recorded configs.
+
+e.g. pipegap rerun status=failed,interrupted dry_run=true
+"""
 
 import sys
 from collections.abc import Sequence
@@ -11,15 +14,13 @@ from pipegap.sweeps.cluster.rounds import require_ready
 from pipegap.sweeps.commands.list import KEYS, select
 from pipegap.sweeps.request.command_line import CHOICES, parse_gpus
 from pipegap.sweeps.request.expand import Trial, placed
-from pipegap.sweeps.tracking import choice
+from pipegap.sweeps.tracking import tracker
 from pipegap.sweeps.view.progress import Progress
 from pipegap.trainer.base.cli import DONE, FAILED, parse, take_choice, take_flag
-from pipegap.trainer.base.errors import BadInput, Stopped
-from pipegap.trainer.base.status import FINAL, Status
+from pipegap.trainer.base.errors import FINAL, BadInput, Status, Stopped
 from pipegap.trainer.config.plan import plan_trial
 from pipegap.trainer.config.schema import validate
-from pipegap.trainer.folder.result import Row, failures, trial_folder
-from pipegap.trainer.folder.wellformed import CONFIG, read
+from pipegap.trainer.folder.wellformed import CONFIG, Row, failures, read, trial_folder
 from pipegap.trainer.store.opened import open_store
 from pipegap.trainer.store.snapshot import Snapshot
 
@@ -45,7 +46,7 @@ def main(words: Sequence[str]) -> int:
     force, dry_run = take_flag(values, "force"), take_flag(values, "dry_run")
     gpus_per_trial = parse_gpus(values.pop("gpus_per_trial", "1"))
     first_trial = CHOICES[take_choice(values, "first_trial", [*CHOICES])]
-    tracking = choice.take(values, values.get("code"))
+    tracking = tracker.take(values, values.get("code"))
     store = open_store(values.get("results", "results"))
     if not values.keys() - {"results"}:
         raise BadInput("rerun", "", "must say which trials, e.g. status=failed")

@@ -1,5 +1,6 @@
 """Runs the missing trials of a sweep, then reports gaps."""
 
+import json
 import shlex
 from collections.abc import Sequence
 
@@ -8,21 +9,31 @@ from pipegap.sweeps.cluster.notices import Notices
 from pipegap.sweeps.cluster.rounds import require_ready, run_rounds
 from pipegap.sweeps.commands import COMMANDS
 from pipegap.sweeps.plan import sweep_record
-from pipegap.sweeps.plan.pricing import summary
+from pipegap.sweeps.plan.pricing import as_json, summary
 from pipegap.sweeps.plan.sweep_plan import Round, SweepPlan
 from pipegap.sweeps.request.command_line import NOTIFY, parse_request, take_url
-from pipegap.sweeps.request.files import ALL, PAPER, known
-from pipegap.trainer.base.cli import DONE, FAILED, parser
-from pipegap.trainer.base.errors import Stopped
-from pipegap.trainer.folder.result import LIST_FAILED, failures
+from pipegap.sweeps.request.schema import ALL, PAPER, known
+from pipegap.trainer.base.cli import DONE, FAILED, parser, take_choice
+from pipegap.trainer.base.errors import BadInput, Stopped
+from pipegap.trainer.folder.wellformed import LIST_FAILED, failures
 from pipegap.trainer.store.opened import open_store
 
 
 def main(words: Sequence[str]) -> int:
     """Exit code: 0 done, 1 a trial failed or has not run, 143 stopped. Raises BadInput."""
     url, words = take_url(words)
+    formats = dict(word.split("=", 1) for word in words if word.startswith("format="))
+    in_json = take_choice(formats, "format", ("text", "json")) == "json"
+    words = [word for word in words if not word.startswith("format=")]
     request = parse_request(_request_words(words))
+    if in_json and not request.dry_run:
+        raise BadInput(
+            "format", "json", "needs dry_run=true; pipegap status format=json shows a run"
+        )
     sweep_round = Round.first(request, open_store(request.where))
+    if in_json:
+        print(json.dumps(as_json(sweep_round), indent=1))
+        return DONE
     print(hanging(summary(sweep_round), terminal_width()), flush=True)
     if request.dry_run:
         return DONE
@@ -46,14 +57,15 @@ def _request_words(words: Sequence[str]) -> list[str]:
     return (
         parser(
             "pipegap sweep",
-            "Runs the trials of a sweep that are not in the store yet, then reports gaps.",
+            "Runs the trials of a sweep that are not in the store yet, then reports gaps.\n\n"
+            "e.g. pipegap sweep sweep=main scale=tiny dry_run=true",
             f"commands:\n{commands}\n\n"
             f"sweep=    {sweeps}, or a file: path/to/a.yaml; several: a,b; "
             f"all of them: {ALL}; those of the paper: {PAPER}\n"
             f"scale=    {scales} (default: few_updates)\n"
             "results=  the store (default: results): a folder, or s3://BUCKET/PREFIX\n"
-            "dry_run=  true prints the plan and runs nothing; gpus=8 prices it on so many GPUs, "
-            "hourly=2.5 in money, per hour of a core or GPU\n"
+            "dry_run=  true prints the plan and runs nothing; format=json prints it for programs; "
+            "gpus=8 prices it on so many GPUs, hourly=2.5 in money, per hour of a core or GPU\n"
             "gpus_per_trial=  of a trial without ranks, e.g. 0.5 to run two on each GPU\n"
             "first_trial=  true tries six updates before the sweep, as a sweep on GPUs does by "
             "itself; false does not\n"
@@ -80,14 +92,20 @@ def _say_what_is_left(sweep_round: Round) -> int:
 
 
 def _end(sweep_round: Round, plan: SweepPlan) -> int:
-    """Prints what became of a sweep, its report and its advice; returns an exit code."""
-    if len(sweep_round.sweeps) > 1:
-        print(f"\nsweep {plan.label}")
-    todo = [trial for trial in plan.distinct if sweep_round.seen.finished(trial) is None]
+    """Prints what became of a sweep, its report and its advice, or of one among several a line that
+    names its page; returns an exit code."""
+    todo = [trial for trial in plan.distinct if sweep_round.snapshot.finished(trial) is None]
     failed_trials = [
-        (trial.name, row) for trial in todo if (row := sweep_round.seen.failure(trial)) is not None
+        (trial.name, row)
+        for trial in todo
+        if (row := sweep_round.snapshot.failure(trial)) is not None
     ]
-    print(sweep_record.report(sweep_round, plan))
+    text = sweep_record.report(sweep_round, plan)
+    if len(sweep_round.sweeps) > 1:
+        page = sweep_record.folder(sweep_round.request.results, plan) / "index.html"
+        num_done = len(plan.distinct) - len(todo)
+        text = f"sweep {plan.label}: {num_done} of {len(plan.distinct)} trials done: {page}"
+    print(text)
     for line in failures(failed_trials, len(plan.distinct)):
         print(line)
     if failed_trials:

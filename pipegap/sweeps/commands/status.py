@@ -1,24 +1,28 @@
-"""Shows the progress of a sweep that another process runs; without words, of all in the store."""
+"""Shows the progress of a sweep that another process runs; without words, of all in the store.
 
+e.g. pipegap status sweep=main scale=tiny
+"""
+
+import json
 import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 from rich.console import RenderableType
 from rich.live import Live
 
 from pipegap.analysis.table.text import aligned, terminal_width
-from pipegap.sweeps.plan.labels import Asked
-from pipegap.sweeps.plan.sweep_plan import Round
+from pipegap.sweeps.plan.sweep_plan import Round, SweepRequest
 from pipegap.sweeps.request.command_line import Request, parse_request
-from pipegap.sweeps.view.progress import Progress
+from pipegap.sweeps.request.expand import Trial
+from pipegap.sweeps.view.progress import Progress, State
 from pipegap.sweeps.view.render import SHARE, GapTable, ReadConsole, render
-from pipegap.trainer.base.cli import DONE, parse, take_flag
-from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.status import ENDED, Status
-from pipegap.trainer.folder.result import LIST_FAILED, Row, failures
+from pipegap.trainer.base.cli import DONE, parse, take_choice, take_flag
+from pipegap.trainer.base.errors import ENDED, BadInput, Status
+from pipegap.trainer.folder.wellformed import LIST_FAILED, Row, failures, why_failed
 from pipegap.trainer.store.bucket import StoreAway
 from pipegap.trainer.store.opened import open_store, pulled
 from pipegap.trainer.store.records import Record, records
@@ -31,7 +35,21 @@ WIDTH_OF_FILES = 240
 KEYS = """\
 sweep=, scale=, results= and all other keys as of `pipegap sweep`; without sweep=, one line for
 each sweep that the store has a record of
-watch=  true shows the progress until all trials have ended, or Ctrl-C"""
+watch=  true shows the progress until all trials have ended, or Ctrl-C
+format=  text, or json: each trial's state, and what is next and when to look again"""
+STALLED = 600.0
+"""Seconds without a row, or those of TIMES updates if they are more, after which a trial that a
+process holds counts as stalled."""
+TIMES = 20
+SOONEST, LATEST = 10.0, 600.0
+"""Seconds after which a program should look again, at least and at most."""
+STATES = {
+    Status.COMPLETED: "finished",
+    Status.DIVERGED: "finished",
+    Status.RUNNING: "training",
+    Status.ELSEWHERE: "training",
+}
+"""What JSON calls a status; any other one is called as it is."""
 
 
 class WatchedSweep:
@@ -41,22 +59,18 @@ class WatchedSweep:
         self._gaps = GapTable(request.results)
         self._now = Round.first(request, open_store(request.where))
         for sweep in self._now.sweeps:
-            _require_asked(sweep.asked, request.where)
+            _require_asked(sweep.request, request.where)
         self.progress = Progress([])
 
     def render(self, width: int | None) -> RenderableType:
         """The view now. The gap table has `width` columns; with None it is Markdown."""
-        with suppress(StoreAway):  # for a moment: what was seen last is shown
-            self._now = self._now.again()
-        trials, snapshot = self._now.planned, self._now.seen
-        self.progress = Progress(trials, self.progress)
-        self.progress.refresh(self.progress.trials, snapshot)
+        trials, snapshot = self._refresh()
         self._gaps.refresh(self.progress, width)
         failed = [(t.name, row) for t in trials if (row := snapshot.failure(t)) is not None]
         notes = [*failures(failed, len(trials))]
         if any(trial.plan.data_hash is None for trial in trials):
             notes.append("its data is not prepared here: trials cannot be recognised by their ids")
-        if closed := self._now.seen.closed:
+        if closed := self._now.snapshot.closed:
             notes.append(closed)
         return render(
             self._now.title,
@@ -65,15 +79,102 @@ class WatchedSweep:
             note="\n".join(notes),
         )
 
+    def _refresh(self) -> tuple[Sequence[Trial], Snapshot]:
+        with suppress(StoreAway):  # for a moment: what was seen last is shown
+            self._now = self._now.again()
+        trials, snapshot = self._now.planned, self._now.snapshot
+        self.progress = Progress(trials, self.progress)
+        self.progress.refresh(self.progress.trials, snapshot)
+        return trials, snapshot
+
+    def as_json(self, words: Sequence[str]) -> dict[str, Any]:
+        """The view now for programs: each trial's state, the counts of states, the seconds left,
+        and what is next. `words`: those of the sweep."""
+        trials, snapshot = self._refresh()
+        states = self.progress.states
+        nodes = [_as_json(trial, states[trial.trial_id], snapshot) for trial in trials]
+        counts = Counter(node["state"] for node in nodes)
+        results, where = self._now.request.results, _store(self._now.request.where)
+        run = ["pipegap", "sweep", *(w for w in words if not w.startswith("results=")), *where]
+        seconds = self.progress.seconds_left
+        look_again = None
+        if counts["training"]:
+            what, command = "wait", []
+            look_again = round(min(max(seconds or LATEST, SOONEST), LATEST))
+        elif counts["stalled"]:
+            what, command = "look at what stalled", ["pipegap", "list", "status=running", *where]
+        elif len(nodes) > counts["finished"] + counts["failed"]:
+            what, command = "run what is left", run
+        elif counts["failed"]:
+            what, command = "look at what failed", [*LIST_FAILED, *where]
+        else:  # a sweep that is done prints its report again
+            what, command = "read the answer", run
+        return {
+            "sweep": self._now.title,
+            "states": dict(counts),
+            "share_done": round(self.progress.share, 4),
+            "seconds_left": None if seconds is None else round(seconds),
+            "next": {"do": what, "command": shlex.join(command), "look_again_seconds": look_again},
+            "reports": [str(results / "reports" / plan.label) for plan in self._now.sweeps],
+            "trials": nodes,
+        }
+
+
+def _as_json(trial: Trial, state: State, snapshot: Snapshot) -> dict[str, Any]:
+    """A trial for programs. `result` is what result.json holds of it, which was read and is whole;
+    `checkpoint_update` is that of the newest checkpoint, by its name."""
+    from pipegap.trainer.folder.record import newest_first  # torch is slow
+
+    rows, num_updates = trial.folder / "metrics.jsonl", trial.plan.num_updates
+    age = time.time() - rows.stat().st_mtime if rows.is_file() else None
+    seconds_per_update = state.wall_seconds / state.num_done if state.num_done else 0.0
+    name = STATES.get(state.status, str(state.status))
+    is_late = age is not None and age > max(STALLED, TIMES * seconds_per_update)
+    if state.status == Status.RUNNING and is_late:
+        name = "stalled"
+    is_active = name in ("training", "stalled")
+    result, failure = snapshot.finished(trial), snapshot.failure(trial)
+    checkpoints = newest_first(trial.folder)
+    left = seconds_per_update * (num_updates - state.num_done)
+    return {
+        "trial": trial.trial_id,
+        "name": trial.name,
+        "arm": trial.arm,
+        "seed": trial.config["seed"],
+        "state": name,
+        "status": str(state.status),
+        "update": state.num_done,
+        "num_updates": num_updates,
+        "row_age_seconds": round(age, 1) if age is not None and is_active else None,
+        "tokens_per_second": round(state.tokens_per_second) if is_active else None,
+        "seconds_left": round(left) if is_active and state.num_done else None,
+        "where": state.where,
+        "checkpoint_update": checkpoints[0].num_updates if checkpoints else None,
+        "result": {key: result[key] for key in IN_JSON} if result else None,
+        "error": why_failed(str(failure.get("error") or "")) if failure else None,
+    }
+
+
+IN_JSON = ("status", "final_val_loss", "num_updates", "wall_seconds")
+"""What of a result is shown to programs."""
+
 
 def main(words: Sequence[str]) -> int:
     """Exit code 0, whatever became of the trials. Raises BadInput."""
     values = parse(words, "pipegap status", __doc__ or "", KEYS)
+    form = take_choice(values, "format", ("text", "json"))
     if not values.keys() - {"results"}:
-        print(_overview(values.get("results", "results")))
+        where = values.get("results", "results")
+        print(json.dumps(_counted(where), indent=1) if form == "json" else _overview(where))
         return DONE
     watch = take_flag(values, "watch")
-    sweep = WatchedSweep(parse_request([f"{key}={value}" for key, value in values.items()]))
+    sweep_words = [f"{key}={value}" for key, value in values.items()]
+    sweep = WatchedSweep(parse_request(sweep_words))
+    if form == "json":
+        if watch:
+            raise BadInput("format", form, "is one view: watch=true shows text")
+        print(json.dumps(sweep.as_json(sweep_words), indent=1))
+        return DONE
     console = ReadConsole()
     width = console.width if console.is_terminal else None
     console.width = width or WIDTH_OF_FILES
@@ -86,6 +187,25 @@ def main(words: Sequence[str]) -> int:
         else:
             console.print(sweep.render(width))
     return DONE
+
+
+def _counted(where: str) -> list[dict[str, Any]]:
+    """How many trials of each recorded sweep ended how, and the command for more."""
+    snapshot, results = Snapshot(), pulled(where)
+    nodes = []
+    for record in records(results):
+        rows = [snapshot.result(results / "trials" / key) for key in record.trials]
+        ends = Counter(str(row["status"]) for row in rows if row)
+        nodes.append(
+            {
+                "sweep": record.label,
+                "trials": len(record.trials),
+                **{str(status): ends[str(status)] for status in ENDED},
+                "left": len(record.trials) - ends.total(),
+                "command": f"{_command(record, where)} format=json",
+            }
+        )
+    return nodes
 
 
 def _overview(where: str) -> str:
@@ -134,7 +254,7 @@ def _command(record: Record, where: str) -> str:
     return shlex.join(["pipegap", "status", *record.given, *_store(where)])
 
 
-def _require_asked(request: Asked, where: str) -> None:
+def _require_asked(request: SweepRequest, where: str) -> None:
     """Raise BadInput for a sweep that was asked for here, but only in other words."""
     if request.record is None and request.records:
         commands = " or ".join(_command(record, where) for record in request.records)

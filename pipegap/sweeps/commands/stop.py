@@ -1,4 +1,7 @@
-"""Ends jobs of a Ray cluster: their running trials save a checkpoint first."""
+"""Ends jobs of a Ray cluster: their running trials save a checkpoint first.
+
+e.g. pipegap stop raysubmit_1a2b3c
+"""
 
 from collections.abc import Sequence
 

@@ -1,9 +1,11 @@
-"""Sends a sweep to a Ray cluster, as a job that runs `pipegap sweep` there."""
+"""Sends a sweep to a Ray cluster, as a job that runs `pipegap sweep` there.
+
+e.g. pipegap submit sweep=main scale=135m results=/shared/results dry_run=true
+"""
 
 from collections.abc import Sequence
 
-from pipegap.sweeps.cluster.jobs import ADDRESS, follow, jobs_of, submit
-from pipegap.sweeps.cluster.package import require_shared, take_along
+from pipegap.sweeps.cluster.jobs import ADDRESS, follow, jobs_of, require_shared, submit, take_along
 from pipegap.sweeps.request.command_line import NOTIFY, parse_request
 from pipegap.trainer.base.cli import parse, take_choice, take_flag
 from pipegap.trainer.base.errors import BadInput

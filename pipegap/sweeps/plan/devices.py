@@ -1,12 +1,10 @@
-"""Devices: what a trial occupies of them, and the seconds of a trial that nobody has measured.
+"""Devices: what a trial occupies of them, and the seconds that trials will take there.
 
-The seconds are the trial's counted work, on a GPU at the rates of devices.yaml, on a core at what
-this machine was measured to do: in a second, once per machine and version of torch. There trials
-reach shares of what plain loops of torch do, which were fitted to trials of `tiny` and
-`few_updates` on one core of a Zen 4 (bench/README.md).
+Seconds come from finished trials of the same shape in the store, or else from counted work.
 """
 
 import json
+import os
 import platform
 import socket
 import time
@@ -16,29 +14,43 @@ from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache, partial
 from hashlib import sha256
-from math import inf
+from itertools import chain
+from math import ceil, inf
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
 import yaml
 from annotated_types import Interval
 from pydantic import TypeAdapter
 
-from pipegap.sweeps.request.expand import Trial
+from pipegap.sweeps.request.expand import Expected, Trial
 from pipegap.trainer.base.atomic import write_json
-from pipegap.trainer.base.build import build
+from pipegap.trainer.base.build import build, published, use_code
 from pipegap.trainer.base.children import num_cores
-from pipegap.trainer.base.code import use_code
 from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.former import YOUNGER
 from pipegap.trainer.base.places import cache_folder
+from pipegap.trainer.config.identity import without_younger
 from pipegap.trainer.config.plan import FORWARD, Plan, which_optimizer
 from pipegap.trainer.config.work import StageWork, to_compile, work
-from pipegap.trainer.models.recipe import Recipe
+from pipegap.trainer.folder import lease
+from pipegap.trainer.folder.wellformed import CONFIG, read
+from pipegap.trainer.models.decoder import Recipe
 from pipegap.trainer.schedules.operations import Schedule
 from pipegap.trainer.schedules.proof import steady
+from pipegap.trainer.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from pipegap.trainer.corrections.none import NoCorrection
+
+
+# What a trial occupies, and the seconds of a trial by its counted work.
+#
+# The work is counted on a GPU at the rates of devices.yaml, and on a core at the rates that this
+# machine was measured to reach: in a second, once per machine and version of torch. On a core
+# trials reach shares of what plain loops of torch reach. These shares were fitted to trials of
+# `tiny` and `few_updates` on one core of a Zen 4 (bench/README.md).
 
 TABLE = Path(__file__).with_name("devices.yaml")
 CORE = "core"
@@ -102,9 +114,9 @@ SIDE, IN_CACHE, CALLS = 256, 2**18, 100
 
 
 Dtype = Literal["float32", "bfloat16"]
-"""Those of trials."""
+"""The dtypes of trials."""
 PerSecond = Annotated[float, Interval(gt=1e6, lt=1e18)]
-"""What a core can reach: what lies beyond was not measured."""
+"""What a core can reach: a number beyond was not measured, and the file is not trusted."""
 
 
 class Rates(NamedTuple):
@@ -133,9 +145,9 @@ COMPILED = Shares(0.97, {"float32": 0.22, "bfloat16": 0.12}, 0.2, 200)
 
 @cache
 def measured() -> Rates:
-    """Return the rates of one core of this machine, from the cache folder if it has all of them.
+    """Return the rates of one core of this machine, from the cache folder if its file has them all.
 
-    Whatever else the file holds, they are measured again.
+    Else they are measured, whatever the file holds.
     """
     path = _rates_file()
     with suppress(OSError, ValueError):
@@ -143,7 +155,7 @@ def measured() -> Rates:
         if {*rates.products} == {*get_args(Dtype)} and date.fromisoformat(rates.day):
             return rates
     rates = measure()._replace(day=date.today().isoformat())
-    with suppress(OSError):  # it is measured again
+    with suppress(OSError):  # the next process measures again
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, rates._asdict())
     return rates
@@ -173,7 +185,7 @@ def measure() -> Rates:
     import torch
 
     num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # the rates are those of one core
     try:
         products = {}
         for name in get_args(Dtype):
@@ -181,8 +193,8 @@ def measure() -> Rates:
             matrix, out = torch.ones(SIDE, SIDE, dtype=dtype), torch.empty(SIDE, SIDE, dtype=dtype)
             seconds = _fastest(partial(torch.mm, matrix, matrix, out=out))
             products[name] = 2 * SIDE**3 / seconds
-        first, second, total = torch.ones(3, IN_CACHE)
-        moved = 3 * IN_CACHE * first.itemsize
+        first, second, total = torch.ones(3, IN_CACHE)  # three rows of 1 MiB in fp32
+        moved = 3 * IN_CACHE * first.itemsize  # two rows are read, one is written
         in_cache = moved / _fastest(lambda: torch.add(first, second, out=total))
         small = torch.zeros(16)
         calls = _fastest(lambda: [small.add_(small) for _ in range(CALLS)])
@@ -196,7 +208,7 @@ RATES = TypeAdapter(Rates)
 
 
 def _fastest(call: Callable[[], object]) -> float:
-    call()
+    call()  # the first call starts libraries
     end, fastest = time.perf_counter() + SECONDS, float("inf")
     while (start := time.perf_counter()) < end:
         call()
@@ -241,6 +253,7 @@ class Device:
             for of in stages
         )
         host = self.host * sum(of.launches for of in stages)
+        # A GPU works off its queue while the host fills it; a core does one after the other.
         return max(kernels, host) if self.is_gpu else kernels + host
 
     def update(self, stages: Sequence[StageWork], dtype: str) -> float:
@@ -292,7 +305,8 @@ def _gpu() -> Device:
 def counted_seconds(config: Config, plan: Plan) -> float:
     """Return the seconds of training and evaluation, each process with its own core or GPU."""
     update, forward = counted_update_and_forward(config, plan.num_updates)
-    evaluated = plan.evaluation_flops / (FORWARD * plan.flops)  # tokens, over those of training
+    # The evaluations' tokens over those of training: FORWARD is a forward's share of the FLOPs.
+    evaluated = plan.evaluation_flops / (FORWARD * plan.flops)
     return plan.num_updates * (update + forward * evaluated)
 
 
@@ -300,7 +314,7 @@ def counted_update_and_forward(config: Config, num_updates: int) -> tuple[float,
     """Return `of_update_and_forward` of a trial on the device of its config; counted once for all
     trials that differ in nothing that matters to it."""
     facts = {key: config[key] for key in KEYS} | which_optimizer(config)
-    return _counted(json.dumps(facts, sort_keys=True), num_updates)
+    return _counted(json.dumps(facts, sort_keys=True), num_updates)  # text: a dict has no hash
 
 
 @cache
@@ -329,7 +343,7 @@ def of_update_and_forward(config: Config, num_updates: int, device: Device) -> t
     updates = [device.update(rank, config["dtype"]) for rank in training]
     if len(training) == 1:
         return passes[0] + updates[0], forward
-    operations = schedule.num_microbatches * schedule.num_chunks
+    operations = schedule.num_microbatches * schedule.num_chunks  # forwards of a rank in a batch
     costs = [
         _costs(pass_seconds / operations, u)
         for pass_seconds, u in zip(passes, updates, strict=True)
@@ -350,5 +364,149 @@ def _by_rank(
 def _costs(forward_and_backward: float, update: float) -> dict[str, float]:
     """Return the seconds of each kind of operation, from those of a forward with its backward."""
     backward = (1 - FORWARD) * forward_and_backward
-    halves = {"I": backward / 2, "W": backward / 2}
+    halves = {"I": backward / 2, "W": backward / 2}  # by input and by weight: as many FLOPs
     return {"F": FORWARD * forward_and_backward, "B": backward, **halves, "U": update}
+
+
+# The seconds that trials will take, start and evaluation included: by the pace of finished trials
+# of their shape, or else by their counted work.
+
+ASSUMED_START = 0.35
+"""Seconds that a trial takes besides (bench/README.md): to build its parts, to write its record."""
+SHAPE = (
+    *("model", "seq_len", "batch_size", "num_replicas", "dtype", "runner", "num_threads"),
+    *("eval_tokens", "eval_dtype"),
+)
+"""Keys that trials of one shape share, with the device, `compile`, stages and microbatches."""
+MAX_READ = 2_000
+"""How many trials of the store are read beside those of the plan, the newest first."""
+OFF, MOST_COMPARED, LEAST_SECONDS = 2.0, 20, 1.0
+"""Measured rates are measured again where trials take this many times as long as counted, or as
+short: so many trials at most, the newest of the store, that trained for some time."""
+
+
+class Pace(NamedTuple):
+    """What a trial takes, by the clock."""
+
+    tokens_per_second: float
+    """Of the training alone."""
+    seconds_per_evaluation: float
+    """Of everything else, start and checkpoints included, divided by its evaluations."""
+
+
+Paces = dict[str, dict[str, list[Pace]]]
+"""Shape → optimizer and pipeline → the paces of finished trials."""
+
+
+def expected(
+    store: Path,
+    trials: Sequence[Trial],
+    todo: Sequence[Trial],
+    snapshot: Snapshot,
+    gpus_per_trial: float,
+) -> Expected:
+    """Return what these trials take, by the results that were seen, and the compiler before those
+    `todo`.
+
+    Those of a shape that no finished trial has are counted. If the finished ones of other shapes
+    disagree with what is counted of them, the rates of this machine are measured again.
+    """
+    paces, ratios = _paces(store, trials, snapshot)
+    to_count = [trial for trial in trials if shape(trial.config) not in paces]
+    # First of all: the new rates price what is counted below.
+    if to_count and ratios and not 1 / OFF < median(ratios) < OFF:
+        measure_again()
+    seconds_counted = {
+        trial.trial_id: _seconds_of_work(trial, gpus_per_trial) for trial in to_count
+    }
+    by_pace = {t.trial_id: _seconds(t, paces) for t in trials if t.trial_id not in seconds_counted}
+    return Expected({**by_pace, **seconds_counted}, compiler_seconds(todo), by_pace.keys())
+
+
+def _paces(store: Path, trials: Sequence[Trial], snapshot: Snapshot) -> tuple[Paces, list[float]]:
+    """Return the paces of these trials; for shapes without a finished one, those of others of the
+    store. And `_times_counted` of finished trials of any shape, if shapes are missing."""
+    paces: Paces = {}
+    finished = [(t.folder, t.config, result) for t in trials if (result := snapshot.finished(t))]
+    for _, config, result in finished:
+        _add(paces, config, result)
+    missing = {shape(trial.config) for trial in trials} - paces.keys()
+    for folder in _newest(store / "trials") if missing else []:
+        with suppress(OSError, ValueError, LookupError):  # not a trial, or an older one
+            config = read(folder / "config.json", CONFIG)
+            is_alike = shape(config) in missing
+            is_read = is_alike or len(finished) < MOST_COMPARED
+            if is_read and (result := snapshot.result(folder)) is not None:
+                finished.append((folder, config, result))
+                if is_alike:
+                    _add(paces, config, result)
+    compared = [_times_counted(*trial) for trial in finished[:MOST_COMPARED]] if missing else []
+    return paces, [ratio for ratio in compared if ratio is not None]
+
+
+def _times_counted(folder: Path, config: Config, result: Mapping[str, Any]) -> float | None:
+    """Return how many times its counted seconds a trial trained on cores of this machine.
+
+    Returns None for a trial of another machine or of GPUs, for one of a person's own code, which
+    nobody may want to import here, and for one too short to tell.
+    """
+    # A trial of an older release, or of another library's loop, may lack what is read here.
+    with suppress(ValueError, LookupError, TypeError):
+        config = {**YOUNGER, **config}
+        seconds = result["tokens"] / result["tokens_per_second"]
+        is_here = all(attempt.get("host") == platform.node() for attempt in lease.trained(folder))
+        if config["device"] == "cpu" and not config["code"] and is_here and seconds > LEAST_SECONDS:
+            update, _ = counted_update_and_forward(config, result["num_updates"])
+            tokens = config["batch_size"] * config["seq_len"]
+            seconds_counted = result["tokens"] / tokens * update / config["num_threads"]
+            return seconds / seconds_counted
+    return None
+
+
+def _add(paces: Paces, config: Config, result: Mapping[str, Any]) -> None:
+    """Add the pace of a finished trial, unless it trained on no token."""
+    if result.get("tokens") and (speed := result["tokens_per_second"]):
+        overhead = max(0.0, result["wall_seconds"] - result["tokens"] / speed)
+        pace = Pace(speed, overhead / ceil(result["num_updates"] / config["eval_every"]))
+        paces.setdefault(shape(config), {}).setdefault(_kind(config), []).append(pace)
+
+
+def _seconds(trial: Trial, paces: Paces) -> float:
+    """Return the seconds by the median pace of a trial's shape: of the trials with its optimizer
+    and pipeline, or without any, of all trials of the shape."""
+    of_shape = paces[shape(trial.config)]
+    same_kind = of_shape.get(_kind(trial.config)) or [*chain.from_iterable(of_shape.values())]
+    pace = Pace(*map(median, zip(*same_kind, strict=True)))
+    training = trial.plan.tokens / pace.tokens_per_second
+    return training + trial.plan.num_evaluations * pace.seconds_per_evaluation
+
+
+def _seconds_of_work(trial: Trial, gpus_per_trial: float) -> float:
+    """Return the seconds of the counted work of a trial, on the cores or GPUs that it occupies."""
+    per_process = occupied(trial, gpus_per_trial) / trial.plan.num_processes
+    return ASSUMED_START + counted_seconds(trial.config, trial.plan) / per_process
+
+
+def shape(config: Config) -> str:
+    """The keys that decide a trial's speed, as JSON."""
+    pipeline = config["pipeline"]
+    # A config of an older release lacks the keys that are younger: their usual values are its own.
+    config = {**YOUNGER, **without_younger(config)}
+    same = [config[key] for key in SHAPE]
+    same += [config["device"].split(":")[0], config["compile"]]
+    same += [pipeline["num_stages"], pipeline["num_microbatches"], pipeline.get("num_chunks", 1)]
+    return json.dumps(same, sort_keys=True)
+
+
+def _kind(config: Config) -> str:
+    """What the optimizer and the pipeline are, by their addresses."""
+    return " ".join(published(config[group]["_target_"]) for group in ("optimizer", "pipeline"))
+
+
+def _newest(trials: Path) -> list[Path]:
+    changed = dict[str, int]()
+    with suppress(OSError):
+        for entry in os.scandir(trials):
+            with suppress(OSError):  # a link that leads nowhere
+                changed[entry.path] = entry.stat().st_mtime_ns
+    return [*map(Path, sorted(changed, key=changed.__getitem__, reverse=True)[:MAX_READ])]

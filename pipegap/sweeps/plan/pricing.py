@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipegap.analysis.table.text import aligned
 from pipegap.sweeps.plan.devices import (
@@ -22,9 +22,9 @@ from pipegap.trainer.base.build import made
 from pipegap.trainer.base.children import num_cores
 from pipegap.trainer.base.cli import duration
 from pipegap.trainer.base.errors import some
-from pipegap.trainer.config.memory import peak_bytes
-from pipegap.trainer.config.names import data_place, names
+from pipegap.trainer.config.identity import data_place, names
 from pipegap.trainer.config.plan import Plan, which_optimizer
+from pipegap.trainer.config.work import peak_bytes
 from pipegap.trainer.data.shards import Source
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ CONTEXT = 1e9
 NO_MEMORY = {"seed", "choices", "num_updates", "tokens_per_parameter", "lr_schedule", "data"}
 """Keys that do not change the memory of an update."""
 EVEN = 0.8
-"""The share of the speed-up of p equal ranks below which a plan says how the model is cut."""
+"""If the speed-up of p ranks is below this share of p, the plan says how the model is cut."""
 HALF_WIDTH = 0.01
 """Nats per token: a plan says how many seeds give this precision, as small as the gaps of robust
 optimizers."""
@@ -67,9 +67,42 @@ def costs(sweep_round: Round, todo: Sequence[Trial]) -> list[Cost]:
     for name in dict.fromkeys(map(unit, todo)):
         ids = {t.trial_id: t for t in todo if unit(t) == name}
         amounts = {key: occupied(t, sweep_round.request.gpus_per_trial) for key, t in ids.items()}
+        # By the clock of a trial, times the units that it occupies meanwhile.
         total = sum(seconds[key] * amount for key, amount in amounts.items())
         costs_of_trials.append(Cost(name, total, max(seconds[key] for key in ids)))
     return costs_of_trials
+
+
+def as_json(sweep_round: Round) -> dict[str, Any]:
+    """Return the plan for programs: what each trial is and takes, in seconds of one process, and
+    what those to do take in all, in seconds of a core or a GPU."""
+    todo, expected = {trial.trial_id for trial in sweep_round.todo}, sweep_round.expected
+    return {
+        "sweeps": [
+            {"sweep": sweep.label, "trials": len(sweep.planned), "settled": sweep.settled}
+            for sweep in sweep_round.sweeps
+        ],
+        "costs": [
+            {"unit": cost.unit, "seconds": round(cost.total), "longest": round(cost.longest)}
+            for cost in costs(sweep_round, sweep_round.todo)
+        ],
+        "trials": [
+            {
+                "trial": trial.trial_id,
+                "name": trial.name,
+                "arm": trial.arm,
+                "seed": trial.config["seed"],
+                "todo": trial.trial_id in todo,
+                "num_updates": trial.plan.num_updates,
+                "tokens": trial.plan.tokens,
+                "flops": trial.plan.flops,
+                "seconds": round(expected.seconds[trial.trial_id], 1),
+                "measured": trial.trial_id in expected.measured,
+            }
+            for trial in sweep_round.planned
+        ],
+        "remarks": [line for sweep in sweep_round.sweeps for line in sweep.remarks],
+    }
 
 
 def _lines(sweep_round: Round) -> Iterator[str]:
@@ -97,7 +130,7 @@ def _lines(sweep_round: Round) -> Iterator[str]:
     yield _storage(trials, todo)
     yield from dict.fromkeys(filter(None, (_uneven_cut(t.plan) for t in trials)))
     yield from _warnings(trials)
-    if closed := sweep_round.seen.closed:
+    if closed := sweep_round.snapshot.closed:
         yield f"warning   {closed}"
 
 
@@ -122,7 +155,7 @@ def _row(
     todo = [trial for trial in new if trial.trial_id in ids]
     counts = len(trials), len(trials) - len(new), len(new) - len(todo), len(todo)
     clock = sum(cost.clock(_num_units(sweep_round, cost.unit)) for cost in costs(sweep_round, todo))
-    clock += STARTS + compiler_seconds(todo)
+    clock += STARTS + compiler_seconds(todo)  # as if this sweep ran alone
     return (label, *(f"{count:,}" for count in counts), duration(clock) if todo else "-")
 
 
@@ -165,7 +198,7 @@ def _time(sweep_round: Round, costs_of_trials: Sequence[Cost]) -> Iterator[str]:
 
 
 def _rounded(number: float, digits: int = 1) -> str:
-    """Return a number with so many digits behind the point, a small one with two that count."""
+    """Return a number with so many digits behind the point; below 1, with two significant ones."""
     return f"{number:,.{digits}f}" if number >= 1 or number == 0 else f"{number:.2g}"
 
 
@@ -192,8 +225,8 @@ def summary(sweep_round: Round) -> str:
 
 def _label(sweep: SweepPlan) -> Iterator[str]:
     """Yield a line on the other requests that the store has of a sweep; none if there are none."""
-    if sweep.asked.others:
-        yield f"label     {sweep.label}; other words have other labels: {sweep.asked.others}"
+    if sweep.request.others:
+        yield f"label     {sweep.label}; other words have other labels: {sweep.request.others}"
 
 
 def _precision(results: Path, sweep: SweepPlan) -> Iterator[str]:
@@ -205,7 +238,7 @@ def _precision(results: Path, sweep: SweepPlan) -> Iterator[str]:
     if n < 2:
         yield "power     1 seed gives no interval: no gap can be told from chance"
         return
-    from pipegap.analysis.statistics.intervals import detectable_gap, seeds_needed  # scipy is slow
+    from pipegap.analysis.statistics.pairs import detectable_gap, seeds_needed  # scipy is slow
 
     measured: Mapping[str, Spread] = {}
     if (results / "trials").is_dir():
@@ -276,6 +309,7 @@ def _memory(trials: Sequence[Trial], gpus_per_trial: float) -> str:
     if not on_gpus:
         return f"{of_trial} states"
     device = device_of(on_gpus[0].config)
+    # The last bundle: the first one of a gang is its supervisor's, which has no GPU.
     sharing = int(1 / bundles(on_gpus[0], gpus_per_trial)[-1]["GPU"])
     needed = sharing * (_peak(on_gpus) + CONTEXT)
     of_gpu = f"{sharing} trials share a GPU: " * (sharing > 1)
@@ -288,7 +322,7 @@ def _memory(trials: Sequence[Trial], gpus_per_trial: float) -> str:
 
 def _peak(trials: Sequence[Trial]) -> int:
     """Return the most memory that an update of these trials needs on one rank."""
-    kinds: dict[str, Trial] = {}
+    kinds: dict[str, Trial] = {}  # one trial of those that need the same: to count takes long
     for trial in trials:
         config = {**trial.config, **which_optimizer(trial.config)}
         kinds[json.dumps({k: v for k, v in config.items() if k not in NO_MEMORY})] = trial
@@ -300,6 +334,7 @@ def _storage(trials: Sequence[Trial], todo: Sequence[Trial]) -> str:
     stored = f"about {in_bytes(sum(trial.plan.kept_bytes for trial in trials))} kept of all trials"
     if not todo:
         return f"storage   {stored}"
+    # The old checkpoint stays until the new one is whole.
     most = max((2 + (t.config["runner"] != "emulated")) * t.plan.checkpoint_bytes for t in todo)
     return (
         f"storage   {stored}, and up to {in_bytes(most)} for each that runs "

@@ -1,35 +1,116 @@
-"""The plan of each sweep of a request, by the results that the store has: a round of all of them.
+"""The plan of each sweep of a request, by the results that the store has, and its label there."""
 
-With `early_stop: {margin: m}` the sync arm is trained to its end at the first seed, at every point.
-A point whose loss ends more than m nats per token above the lowest, or that diverged, is not run
-further, at any seed: the arms of a pair are never stopped independently. Losses are compared within
-the same model, data, context and optimizer, so that no optimizer is left out because another one is
-better. The store alone decides: a sweep that was killed decides the same when it resumes.
-
-A sweep with a question also trains longer runs. In the time in which a synchronous pipeline makes T
-updates, PipeDream-2BW makes more. What it gains is shown by delayed runs of that many updates,
-against sync's runs of T. They are as long as the slowest pipeline allows, 1F1B: for what the others
-allow, the advice interpolates. It compares these runs; the sweep's report does not.
-"""
-
+import hashlib
 import json
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import chain, count
 from typing import Any
 
-from pipegap.sweeps.plan import tried
+from pipegap.sweeps.plan import choosing
 from pipegap.sweeps.plan.choosing import Choice, check_reach, choose
-from pipegap.sweeps.plan.labels import Asked
 from pipegap.sweeps.request.command_line import Request
-from pipegap.sweeps.request.expand import Expected, Trial, points, unique
+from pipegap.sweeps.request.expand import Expected, GridPoint, Trial, points, unique
 from pipegap.sweeps.request.schema import Sweep
 from pipegap.trainer.base.build import published
 from pipegap.trainer.config.compose import Composer
 from pipegap.trainer.config.schema import validate
+from pipegap.trainer.store.records import Record, asked_by, of_sweep
 from pipegap.trainer.store.snapshot import Snapshot
 from pipegap.trainer.store.store import SweepStore
+
+# The label of a sweep in its store: every request has its own, and so its own record and report.
+#
+# A label is NAME-SCALE, and for further requests of the same sweep NAME-SCALE-2, -3, …. Trials
+# are shared all the same: a sweep with one more seed runs that seed alone.
+
+RULES = {"seeds", "tune", "shared", "search", "early_stop", "advice"}
+"""Keys of a sweep that ask for trials beside those of its points."""
+LATER = {"tuning"}
+"""Keys of that kind that are younger than the hashes in stores. While they have their default they
+are left out of the hash, which so stays that of the store."""
+
+
+@dataclass(frozen=True)
+class SweepRequest:
+    """A sweep as one request asks for it, beside the other requests that its store has of it."""
+
+    name: str
+    """Of the sweep, without the scale."""
+    scale: str
+    digest: str
+    """A hash of what decides its trials; empty while its data is not prepared, since ids of trials
+    depend on the data."""
+    words: frozenset[str]
+    """The words of the command line that ask for trials."""
+    records: Sequence[Record]
+    """The records of all requests of this sweep at this scale."""
+
+    @classmethod
+    def of(cls, request: Request, label: str, swept: Sequence[GridPoint]) -> "SweepRequest":
+        """Return the request for the sweep `label`, NAME-SCALE, with these points."""
+        name, words = label.removesuffix(f"-{request.scale}"), asked_by(request.words)
+        records = of_sweep(request.results, name, request.scale)
+        return cls(name, request.scale, _hash(request.sweeps[label], swept), words, records)
+
+    @property
+    def record(self) -> Record | None:
+        """The record of this request, if there is one."""
+        return next(filter(self._is_of, self.records), None)
+
+    def _is_of(self, record: Record) -> bool:
+        if record.request and self.digest:
+            return record.request == self.digest
+        return record.asked == self.words  # a record of before 0.3, or data that is not prepared
+
+    @property
+    def label(self) -> str:
+        """The label of its record, or else the first label that is free."""
+        if self.record is not None:
+            return self.record.label
+        labels_taken = {record.label for record in self.records}
+        first = f"{self.name}-{self.scale}"
+        labels = chain([first], (f"{first}-{number}" for number in count(2)))
+        return next(label for label in labels if label not in labels_taken)
+
+    @property
+    def others(self) -> str:
+        """The other requests, each by its label and words; empty if there are none."""
+        other_records = [record for record in self.records if not self._is_of(record)]
+        return "; ".join(
+            f"{other_record.label} is {shlex.join(other_record.given)}"
+            for other_record in other_records
+        )
+
+
+def _hash(sweep: Sweep, swept: Sequence[GridPoint]) -> str:
+    # One seed tells the configs apart; the seeds themselves are among `rules`.
+    trials = [trial for point in swept for trial in point.trials(sweep.seeds[:1])]
+    if any(trial.plan.data_hash is None for trial in trials):
+        return ""
+    ids = sorted(trial.trial_id for trial in trials)
+    rules = sweep.model_dump(include=RULES) | sweep.model_dump(include=LATER, exclude_defaults=True)
+    whole = json.dumps([ids, rules], sort_keys=True)
+    return hashlib.sha256(whole.encode()).hexdigest()[:16]
+
+
+# The plans, and a round of them: those of all sweeps of a request, by the same results.
+#
+# With `early_stop: {margin: m}` the sync arm is trained to its end at the first seed, at every
+# point. A point whose loss ends more than m nats per token above the lowest, or that diverged, is
+# not run further, at any seed: the arms of a pair are never stopped independently. Losses are
+# compared within the same model, data, context and optimizer, so that no optimizer is left out
+# because another one is better. The store alone decides: a sweep that was killed decides the same
+# when it resumes.
+#
+# A sweep with a question also trains longer runs. In the time in which a synchronous pipeline
+# makes T updates, PipeDream-2BW makes more. What it gains is shown by delayed runs of that many
+# updates, against sync's runs of T. They are as long as the slowest pipeline allows, 1F1B: for
+# what the others allow, the advice interpolates. It compares these runs; the sweep's report does
+# not.
 
 NEARLY = 1e-6
 """Updates: the rounding error of a simulated ratio."""
@@ -71,7 +152,7 @@ class SweepPlan:
     label: str
     sweep: Sweep
     points: list[JudgedPoint]
-    asked: Asked
+    request: SweepRequest
 
     @property
     def runnable(self) -> list[Trial]:
@@ -118,7 +199,7 @@ class SweepPlan:
     @property
     def estimate(self) -> list[str]:
         """Lines on what a plan cannot know yet."""
-        lines, num_open = [*tried.estimate(self.sweep, self.choices)], 0
+        lines, num_open = [*choosing.estimate(self.sweep, self.choices)], 0
         if self.sweep.early_stop is not None:
             num_open = sum(not point.settled for point in self.points)
         if num_open:
@@ -129,7 +210,7 @@ class SweepPlan:
     @property
     def remarks(self) -> list[str]:
         """Lines on what was chosen and what was left out, and why."""
-        return [*tried.remarks(self.sweep, self.choices), *_left_out(self.sweep, self.points)]
+        return [*choosing.remarks(self.sweep, self.choices), *_left_out(self.sweep, self.points)]
 
     def refreshed(self, snapshot: Snapshot) -> "SweepPlan":
         """Return the plan by the results that were seen."""
@@ -140,11 +221,11 @@ class SweepPlan:
 
 @dataclass(frozen=True)
 class Round:
-    """What is planned, done and to do. Every number of a round is of the same `seen` results."""
+    """What is planned, done and to do, by the results of one `snapshot`."""
 
     request: Request
     store: SweepStore
-    seen: Snapshot
+    snapshot: Snapshot
     sweeps: Sequence[SweepPlan]
 
     @classmethod
@@ -157,9 +238,9 @@ class Round:
     def again(self) -> "Round":
         """Return the round of now, after this one. Raises StoreAway."""
         self.store.pull()
-        snapshot = self.seen.again()
+        snapshot = self.snapshot.again()
         return replace(
-            self, seen=snapshot, sweeps=[sweep.refreshed(snapshot) for sweep in self.sweeps]
+            self, snapshot=snapshot, sweeps=[sweep.refreshed(snapshot) for sweep in self.sweeps]
         )
 
     @property
@@ -175,7 +256,7 @@ class Round:
     @cached_property
     def todo(self) -> list[Trial]:
         """The planned trials that have to run."""
-        return [trial for trial in self.planned if self.seen.finished(trial) is None]
+        return [trial for trial in self.planned if self.snapshot.finished(trial) is None]
 
     @property
     def runnable(self) -> list[Trial]:
@@ -186,10 +267,12 @@ class Round:
     @cached_property
     def expected(self) -> Expected:
         """What each planned trial takes, and the compiler before those to do."""
-        from pipegap.sweeps.plan.pace import expected  # torch is slow
+        from pipegap.sweeps.plan.devices import expected  # torch is slow
 
         request = self.request
-        return expected(request.results, self.planned, self.todo, self.seen, request.gpus_per_trial)
+        return expected(
+            request.results, self.planned, self.todo, self.snapshot, request.gpus_per_trial
+        )
 
 
 def plan_sweeps(request: Request, snapshot: Snapshot | None = None) -> list[SweepPlan]:
@@ -205,7 +288,7 @@ def _plan_sweep(name: str, request: Request, compose: Composer, snapshot: Snapsh
     sweep = request.sweeps[name]
     swept = points(sweep, request.results, compose)
     check_reach(sweep, swept)
-    request_of_sweep = Asked.of(request, name, swept)
+    request_of_sweep = SweepRequest.of(request, name, swept)
     choices = [Choice(replace(point, sweep=request_of_sweep.label)) for point in swept]
     return SweepPlan(
         request_of_sweep.label, sweep, _decided(sweep, choices, snapshot), request_of_sweep
@@ -231,7 +314,7 @@ def speed_up(stages: int, microbatches: int) -> float:
 
 
 def _lengthened(trial: Trial, factor: float, choice: Choice) -> Trial:
-    num_updates = math.ceil(trial.plan.num_updates * factor - NEARLY)
+    num_updates = math.ceil(trial.plan.num_updates * factor - NEARLY)  # 200.0000001 is 200
     length = {"num_updates": num_updates, "tokens_per_parameter": None}
     config = validate({**trial.config, **length})
     setting = f"{trial.setting} num_updates={num_updates}".strip()

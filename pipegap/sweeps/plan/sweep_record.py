@@ -18,15 +18,13 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from pipegap.sweeps.plan import tried
-from pipegap.sweeps.plan.labels import Asked
-from pipegap.sweeps.plan.sweep_plan import Round, SweepPlan
+from pipegap.sweeps.plan import choosing
+from pipegap.sweeps.plan.sweep_plan import Round, SweepPlan, SweepRequest
 from pipegap.trainer.base.atomic import clean, create_json, write_json
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.config.identity import code_version
 from pipegap.trainer.folder.lease import STALE_AFTER
-from pipegap.trainer.folder.result import RESULT
-from pipegap.trainer.folder.wellformed import Damaged, content
+from pipegap.trainer.folder.wellformed import RESULT, Damaged, content
 from pipegap.trainer.store.records import FORMAT, of_sweep
 
 FOLDER = "sweeps"
@@ -46,11 +44,11 @@ def write(sweep_round: Round, sweeps: Sequence[SweepPlan]) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                create_json(path, holds)
+                create_json(path, holds)  # exclusive: two drivers may want one new label
             except FileExistsError:
-                if not _is_free(results, sweep.asked):
+                if not _is_free(results, sweep.request):
                     allowed = f"was begun with other words just now, as {sweep.label}: run it again"
-                    raise BadInput("sweep", sweep.asked.name, allowed) from None
+                    raise BadInput("sweep", sweep.request.name, allowed) from None
                 write_json(path, holds)
             clean(path.parent, path.stat().st_mtime_ns - OLD_NS)  # of killed drivers
             sweep_round.store.push(path)
@@ -59,7 +57,7 @@ def write(sweep_round: Round, sweeps: Sequence[SweepPlan]) -> None:
             raise BadInput("results", results, allowed) from None
 
 
-def _is_free(results: Path, request: Asked) -> bool:
+def _is_free(results: Path, request: SweepRequest) -> bool:
     """Whether no other request has taken the label since."""
     request_now = replace(request, records=of_sweep(results, request.name, request.scale))
     return request_now.label == request.label
@@ -67,14 +65,14 @@ def _is_free(results: Path, request: Asked) -> bool:
 
 def record(sweep_round: Round, sweep: SweepPlan) -> dict[str, Any]:
     """Return what the record of a sweep holds."""
-    words, added = sweep_round.request.words, _of_scale(sweep_round.request.words, sweep)
+    words, added = sweep_round.request.words, _added_words(sweep_round.request.words, sweep)
     seconds, measured = sweep_round.expected.seconds, sweep_round.expected.measured
     return {
         "format": FORMAT,
-        "sweep": sweep.asked.name,
+        "sweep": sweep.request.name,
         "scale": sweep_round.request.scale,
         "label": sweep.label,
-        "request": sweep.asked.request,
+        "request": sweep.request.digest,
         "words": [*words, *added],
         "added": added,
         "question": sweep.sweep.question or "",
@@ -97,39 +95,47 @@ def record(sweep_round: Round, sweep: SweepPlan) -> dict[str, Any]:
     }
 
 
-def _of_scale(words: Sequence[str], sweep: SweepPlan) -> list[str]:
-    """The word by which all trials are compiled where no command says it: a report compares no
-    trials that were compiled in other ways."""
+def _added_words(words: Sequence[str], sweep: SweepPlan) -> list[str]:
+    """Return the word by which all trials are compiled, if the command line does not have it: a
+    report compares only trials that were compiled in the same way."""
     is_said = any(word.startswith("compile=") for word in words)
     ways = {trial.config["compile"] for trial in sweep.planned}
     return ["compile=update"] if ways == {"update"} and not is_said else []
 
 
 def report(sweep_round: Round, plan: SweepPlan) -> str:
-    """Writes the report of the arms at the chosen values; returns its text for this terminal.
+    """Write the report of the arms at the chosen values; return its text for this terminal.
 
     Nothing is written where the report is there, and was printed for a terminal as wide. The other
-    values that tuning tried are in tuned.csv.
+    values that tuning or a search tried are in tuned.csv or searched.csv.
     """
     from pipegap.analysis.table.text import terminal_width
 
-    request, out = sweep_round.request, sweep_round.request.results / "reports" / plan.label
+    request = sweep_round.request
+    out = folder(request.results, plan)
     folders = [trial.folder for trial in plan.distinct]
     made_of = state(record(sweep_round, plan), folders, code_version())
+    # A report takes long: it is made again only if something that it is made of has changed.
     texts, width = printed(out, made_of), str(terminal_width())
     if width in texts:
         return f"{texts[width]}\nnothing has changed since this report was made"
     from pipegap.analysis.report import report as page
-    from pipegap.analysis.report.asked import Asked
+    from pipegap.analysis.report.answer import Asked
 
     search = plan.sweep.search
     question = Asked(plan.sweep.advice, search.seeds if search else None)
-    lines = [*tried.write(plan.sweep, plan.choices, out)]
+    lines = [*choosing.write(plan.sweep, plan.choices, out)]
     lines += [page.report(request.results, out, plan.label, request.where, question)]
     text = "\n".join(lines)
+    # Last: the report is whole.
     write_json(out / MADE_OF, {"state": made_of, "printed": {**texts, width: text}})
     sweep_round.store.push(out)
     return text
+
+
+def folder(results: Path, plan: SweepPlan) -> Path:
+    """Return where the report of a sweep lies."""
+    return results / "reports" / plan.label
 
 
 def state(record: Mapping[str, Any], folders: Iterable[Path], version: str | None) -> str:
@@ -138,7 +144,7 @@ def state(record: Mapping[str, Any], folders: Iterable[Path], version: str | Non
     That is the sweep's record without its costs, the results of its trials, and the `version` of
     the code. A version that is not of a commit or a release counts as another one each time.
     """
-    costs = ("trials", "words")
+    costs = ("trials", "words")  # `trials` has their expected seconds; its ids are hashed below
     plan = {key: value for key, value in record.items() if key not in costs}
     results = sorted((folder.name, _modified(folder / RESULT)) for folder in folders)
     code = token_hex() if version is None or version.endswith("-dirty") else version

@@ -8,19 +8,23 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from pipegap.sweeps.request.files import (
+from pipegap.sweeps.request.schema import (
     ALL,
     PAPER,
+    PREFIXES,
+    Sweep,
+    check_sweep,
     defaults_at,
+    keys,
     parse,
+    refuse_reserved,
     scale_file,
     search_file,
     slug,
     sweep_files,
 )
-from pipegap.sweeps.request.schema import PREFIXES, Sweep, check_sweep, keys, refuse_reserved
-from pipegap.sweeps.tracking import choice
-from pipegap.sweeps.tracking.choice import Tracking
+from pipegap.sweeps.tracking import tracker
+from pipegap.sweeps.tracking.tracker import Tracking
 from pipegap.trainer.base.cli import number, split_word, take_choice, take_flag
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.ranges import MAX_COUNT
@@ -30,7 +34,7 @@ SEARCH = "search"
 NOTIFY, PIPE = "PIPEGAP_NOTIFY", "pipe:"
 """The variable that says where notices go, and how its value begins if it names a pipe."""
 CHOICES = {"null": None, "true": True, "false": False}
-"""What can be said of `first_trial`."""
+"""The values of `first_trial`."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,8 @@ class Request:
 
 def parse_request(arguments: Sequence[str]) -> Request:
     """Return the request that the words key=value of a command line make; raises BadInput."""
-    arguments = [word for word in arguments if not word.startswith("notify=")]  # a secret
+    # A webhook's URL is a secret, and the store records these words.
+    arguments = [word for word in arguments if not word.startswith("notify=")]
     values = dict(map(split_word, arguments))
     fail_fast = parse_count("fail_fast", values.pop("fail_fast", "0"), low=0)
     names, scale = values.pop("sweep", ""), values.pop("scale", "few_updates")
@@ -84,7 +89,8 @@ def parse_request(arguments: Sequence[str]) -> Request:
         if labels.count(label) > 1:
             allowed = f"must name {label} once, since that is the name of its report"
             raise BadInput("sweep", names, allowed)
-    tracking = choice.take(values, values.get("code") or _code_of(content for _, content in files))
+    tracking = tracker.take(values, values.get("code") or _code_of(content for _, content in files))
+    # What no line above has popped from `values` are overrides of every trial, checked below.
     first = defaults_at(scale, of_paper=names == PAPER)
     words, sweeps = [*map("=".join, values.items())], {}
     for label, content in files:
@@ -97,7 +103,7 @@ def parse_request(arguments: Sequence[str]) -> Request:
     return Request(
         words=arguments,
         scale=scale,
-        if_there={*scale_file(scale)} - {*arguments},
+        if_there={*scale_file(scale)} - {*arguments},  # a key that a person names must exist
         sweeps=sweeps,
         label=f"{names}-{scale}" if names in (ALL, PAPER) else "_".join(labels),
         results=local_folder(results),
@@ -127,7 +133,7 @@ def take_url(words: Sequence[str]) -> tuple[str, list[str]]:
     which it then reads from a pipe. Raises BadInput for what is no URL.
     """
     other_words = [word for word in words if not word.startswith("notify=")]
-    url = os.environ.pop(NOTIFY, "")
+    url = os.environ.pop(NOTIFY, "")  # Ray's processes would inherit it
     for word in words:
         if word not in other_words:
             url = word.partition("=")[2]
@@ -135,10 +141,11 @@ def take_url(words: Sequence[str]) -> tuple[str, list[str]]:
         try:
             with open(int(url.removeprefix(PIPE)), encoding="utf-8") as pipe:
                 url = pipe.read()
-        except (OSError, ValueError):  # said by somebody else
-            url = "none"
+        except (OSError, ValueError):  # somebody else has set the variable
+            url = "none"  # which is refused below
         is_whole_command = False
     else:
+        # A caller in Python, such as a test, passes other words than those of its process.
         is_whole_command = bool(words) and sys.orig_argv[-len(words) :] == [*words]
     if url and not _is_url(url):
         raise BadInput("notify", "what was given", "must be a URL: http://… or https://…")
@@ -150,9 +157,9 @@ def take_url(words: Sequence[str]) -> tuple[str, list[str]]:
 def _begin_anew(words: Sequence[str], url: str) -> NoReturn:
     """Run Python with these words in place of this process, with the URL in a pipe."""
     reads, writes = os.pipe()
-    os.set_inheritable(reads, True)
+    os.set_inheritable(reads, True)  # else execve closes it
     with open(writes, "w", encoding="utf-8") as pipe:
-        pipe.write(url)
+        pipe.write(url)  # MAX_WORD bytes at most: the pipe holds them until the new process reads
     environment = {**os.environ, NOTIFY: f"{PIPE}{reads}"}
     if not sys.flags.safe_path:  # `pipegap` has set it, and is to be found again as it was
         environment.pop("PYTHONSAFEPATH", None)
@@ -178,6 +185,7 @@ def _at_scale(sweep: Sweep, scale: str, first: Sequence[str], words: Sequence[st
     the command line. Words of its file for other scales are checked too; an error names theirs.
     """
     of_scale = [word for word in scale_file(scale) if not {*keys([word])} & {*keys(first)}]
+    # `model_copy` checks nothing; `changed` checks the result.
     sweep = sweep.model_copy(update={"base": [*first, *sweep.base, *of_scale]})
     at_scales = {}
     for name in [scale, *sweep.scales]:
@@ -193,9 +201,9 @@ def changed(sweep: Sweep, words: Sequence[str]) -> Sweep:
     """Return the sweep changed by the words of a command line, or of its file for a scale.
 
     `seeds=[…]`, `grid.KEY=[…]`, `tune.KEY=[…]`, `tuning.KEY=…`, `shared=…` and `advice.KEY=…`
-    replace its own.
-    `advice=null`, `shared=null` and `tune=null` leave these out. `search=NAME` and `search.KEY=…`
-    search instead. Every other word is appended to `base`, and so applies to every trial.
+    replace the sweep's own values. `advice=null`, `shared=null` and `tune=null` leave these out.
+    `search=NAME` and `search.KEY=…` search instead. Every other word is appended to `base`, and so
+    applies to every trial.
 
     Raises BadInput for a word without effect, or if the result is not a valid sweep.
     """
@@ -226,8 +234,8 @@ def _with_search(content: dict[str, Any], words: Sequence[str]) -> dict[str, Any
     """Return the content of a sweep with the search that the words ask for.
 
     `search=NAME` takes a search from a file, and `search=null` none. `search.KEY=…` and
-    `search.space.KEY=…` replace its own, and `search.space.KEY=null` leaves a key as it is. A
-    search takes the place of `tune`, and of those axes of the grid that it chooses.
+    `search.space.KEY=…` replace the search's own values, and `search.space.KEY=null` removes a key
+    from its space. A search takes the place of `tune`, and of the grid's axes that it chooses.
 
     Raises BadInput for an unknown file, or a key without a search that it could change.
     """
@@ -250,6 +258,7 @@ def _with_search(content: dict[str, Any], words: Sequence[str]) -> dict[str, Any
     search, searched_keys = {**search_content, **plain}, set[str]()
     if isinstance(search.get("space"), dict):  # anything else is refused when the sweep is checked
         space = {**search["space"], **axes}
+        # Without `search.space.` words a null of the file stays, and is refused.
         search["space"] = {key: axis for key, axis in space.items() if axis is not None or not axes}
         searched_keys = {*search["space"]}
     grid = {key: axis for key, axis in content["grid"].items() if key not in searched_keys}

@@ -16,7 +16,7 @@ from pipegap.trainer.config.compose import Composer
 from pipegap.trainer.config.identity import CHANGES_NO_NUMBER
 from pipegap.trainer.config.schema import validate
 from pipegap.trainer.data.tokenizers import ENCODERS
-from pipegap.trainer.folder.result import trial_folder
+from pipegap.trainer.folder.wellformed import trial_folder
 
 if TYPE_CHECKING:
     from pipegap.trainer.config.plan import Plan, Planner
@@ -50,7 +50,7 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """What people tell it from other trials by: `muon optimizer.lr=0.01 delay_ef seed 2`."""
+        """Its name for people: `muon optimizer.lr=0.01 delay_ef seed 2`."""
         return run_name(self.config, self.setting, self.arm)
 
     @property
@@ -72,7 +72,8 @@ class Expected(NamedTuple):
     compiler: float
     """Seconds by the clock that the first trials compile before they train."""
     measured: Collection[str] = ()
-    """Ids of those whose seconds finished trials of their shape took; the others' are counted."""
+    """Ids of the trials whose seconds come from finished trials of their shape. The seconds of the
+    others are counted."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class GridPoint:
 
     overrides: list[str]
     configs: dict[str, Config]
-    plan: "Planner" = field(compare=False, repr=False)
+    plan: "Planner" = field(compare=False, repr=False)  # one for all points: it caches
     sweep: str = ""
     """Label of the sweep."""
 
@@ -100,12 +101,13 @@ class GridPoint:
             f"{key}={new:g}" if isinstance(new, float) else f"{key}={new}"
             for key, new in values.items()
         ]
+        # The words are for people and may be rounded; the configs get the values themselves.
         configs = {arm: _with(config, values) for arm, config in self.configs.items()}
         return replace(self, overrides=[*other_words, *words], configs=configs)
 
     def trials(self, seeds: Sequence[int]) -> list[Trial]:
         """Return every arm at every seed; raises BadInput for an impossible trial."""
-        from pipegap.trainer.compiled.chosen import require_graphs  # torch is slow
+        from pipegap.trainer.compiled.rules import require_graphs  # torch is slow
 
         trials = []
         for arm, config in self.configs.items():
@@ -130,6 +132,7 @@ def points(sweep: Sweep, results: Path, compose: Composer | None = None) -> list
     swept_points = []
     for combination in product(*axes):
         swept = [word for words in combination for word in words]
+        # The last word of a key counts: an arm may replace what `base` sets, and so may an axis.
         composed = {
             arm: compose([*sweep.base, *swept, *arm_words]) for arm, arm_words in sweep.arms.items()
         }
@@ -145,7 +148,7 @@ def points(sweep: Sweep, results: Path, compose: Composer | None = None) -> list
 
 def _check_arms(points: Iterable[GridPoint]) -> None:
     """Raises BadInput for an arm that differs from sync in more than staleness, or never in it."""
-    acts: dict[str, bool] = {}
+    acts: dict[str, bool] = {}  # arm → whether it is late at some point: at others it may be sync
     for point in points:
         sync = point.configs["sync"]
         for arm, config in point.configs.items():
@@ -171,7 +174,7 @@ def _check_repeats(points: Iterable[GridPoint]) -> None:
     for point in points:
         resolved = json.dumps(point.configs, sort_keys=True)
         earlier = first.setdefault(resolved, point.overrides)
-        if earlier is not point.overrides:
+        if earlier is not point.overrides:  # `is`: the words of two points may be equal
             allowed = f"must not repeat a value: it is the same as {' '.join(earlier)}"
             raise BadInput("sweep.grid", " ".join(point.overrides), allowed)
 
@@ -216,7 +219,7 @@ def value_of(config: Config, key: str) -> Any:
 def _with(config: Config, values: Mapping[str, Any]) -> Config:
     changed = deepcopy(config)
     for key, new in values.items():
-        if value_of(config, key) is not None:
+        if value_of(config, key) is not None:  # an arm without the key stays as it is
             *path, last = key.split(".")
             node = changed
             for part in path:
@@ -227,6 +230,7 @@ def _with(config: Config, values: Mapping[str, Any]) -> Config:
 
 def _with_as_many_tokens(changed: Config, config_before: Config) -> Config:
     """Return the changed config, trained on as many tokens as `config_before` with its batches."""
+    # Without num_updates the tokens are given per parameter, whatever the size of a batch.
     if changed["num_updates"] is None or all(changed[key] == config_before[key] for key in SIZES):
         return changed
     old, new = (config["batch_size"] * config["seq_len"] for config in (config_before, changed))

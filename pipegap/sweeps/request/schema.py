@@ -1,19 +1,154 @@
-"""What a sweep file may hold: keys, types, ranges, the overrides they stand for, and that these do
-not contradict each other."""
+"""Sweep files and scales: how they are read, and what they may hold."""
 
 import math
+import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from itertools import combinations, pairwise
 from math import prod
+from pathlib import Path
 from typing import Annotated, Any
 
 from annotated_types import Gt, Interval, Len
 from pydantic import AfterValidator, BaseModel, ConfigDict, PlainValidator, ValidationError
 
-from pipegap.sweeps.request.files import known
+from pipegap.trainer.base import cli
+from pipegap.trainer.base.cli import one_of
 from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.former import refuse_dropped_choice
+from pipegap.trainer.base.places import CODE_ROOT, CONF, cut, digest
 from pipegap.trainer.base.ranges import Seed
+from pipegap.trainer.config.identity import yamls
 from pipegap.trainer.config.schema import first_of, in_words
+
+# Reads sweep files and scales, by their name in conf/, or a sweep file by its path.
+
+LONGEST = 48
+"""Letters of a sweep's name in its label: with a scale and a number it is a tag of wandb, which has
+64 at most."""
+ALL, PAPER = "all", "paper"
+"""The names that stand for every sweep with a name, and for those of the paper."""
+STUDIES, OF_STUDY = CODE_ROOT / "findings", "sweep.yaml"
+"""A checkout has follow-up sweeps here: `findings/STUDY/sweep.yaml` is the sweep STUDY."""
+SHARED = STUDIES / "shared.yaml"
+"""What the follow-up sweeps share."""
+
+
+def slug(name: str) -> str:
+    """Return `name` for ids, tags and folders: letters of English, digits and `._-`, with - for the
+    rest. Names that differ in other letters alone, or in their ends, differ in a hash."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "sweep"
+    return cut(plain if name.isascii() else f"{plain}-{digest(name)}", LONGEST)
+
+
+def known(group: str) -> list[str]:
+    """Return the names of the choices in a group of conf/, with those of sweeps in findings/."""
+    names = {path.stem for path in yamls(group)}
+    if group == "sweep":  # a wheel has no findings/, and so no studies
+        names |= {file.parent.name for file in STUDIES.glob(f"*/{OF_STUDY}")}
+    return sorted(names)
+
+
+def sweep_files(names: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return the label of each sweep and the content of its file, which is not checked yet.
+
+    `names`: sweeps `a,b`, `all` those with a name, or `paper`, those that answer something that the
+    paper asks. A sweep is the name of a file in conf/sweep or of a study in findings/, or a path
+    that ends in .yaml. The label of a path is its stem, and that of a study's path is the study.
+    Raises BadInput if a file is not there, or holds no keys and values.
+    """
+    if names not in (ALL, PAPER):
+        return [_sweep_file(name) for name in names.split(",")]
+    files = map(_sweep_file, known("sweep"))
+    return [(name, content) for name, content in files if names == ALL or "paper" in content]
+
+
+def _sweep_file(name: str) -> tuple[str, dict[str, Any]]:
+    content = _read("sweep", name, f", {ALL}, {PAPER}, or path/to/a.yaml")
+    if not _is_of_study(name):
+        return _label(name), {"base": [], **content}
+    study = {"base": [], **parse("sweep", name, SHARED.read_text("utf-8")), **content}
+    return _label(name), {**study, "base": [_from_here(word) for word in study["base"]]}
+
+
+def _from_here(word: str) -> str:
+    """Return a word of a study, with a `code=` relative to the checkout, not the working folder."""
+    key, _, folder = word.partition("=")
+    return f"code={os.path.relpath(CODE_ROOT / folder)}" if key == "code" else word
+
+
+def _is_of_study(name: str) -> bool:
+    path = Path(name).resolve() if is_path(name) else _named("sweep", name)
+    return path == STUDIES / path.parent.name / OF_STUDY
+
+
+def _label(name: str) -> str:
+    if not is_path(name):
+        return name
+    path = Path(name).resolve()
+    return path.parent.name if _is_of_study(name) else path.stem
+
+
+def scale_file(name: str) -> list[str]:
+    """Return the overrides of a scale; raises BadInput if there is none of that name."""
+    return _read("scale", name)["base"]
+
+
+def defaults_at(name: str, *, of_paper: bool) -> list[str]:
+    """Return the overrides of a scale that a sweep's own base may replace.
+
+    `of_paper`: with those that the scale has for all sweeps of the paper together. Raises BadInput
+    if there is none of that name.
+    """
+    scale = _read("scale", name)
+    words: list[str] = scale.get("default", [])
+    return [*words, *scale.get(PAPER, [])] if of_paper else words
+
+
+def search_file(name: str) -> dict[str, Any]:
+    """Return the content of a search, which is not checked yet; raises BadInput if there is none.
+
+    `name` is that of a file in conf/search, or a path that ends in .yaml.
+    """
+    return _read("search", name, ", or path/to/a.yaml")
+
+
+def is_path(name: str) -> bool:
+    """Return whether the name of a sweep or a search is the path of a file."""
+    return name.endswith(".yaml")
+
+
+def _named(group: str, name: str) -> Path:
+    path = CONF / group / f"{name}.yaml"
+    return path if group != "sweep" or path.exists() else STUDIES / name / OF_STUDY
+
+
+def _read(group: str, name: str, paths: str = "") -> dict[str, Any]:
+    """Return the content of a file. `paths`: what else than a name of the group is allowed."""
+    if not (paths and is_path(name)) and name not in known(group):
+        refuse_dropped_choice(group, name)  # first: it says what has replaced the name
+        raise one_of(group, name, known(group), paths)
+    path = Path(name) if paths and is_path(name) else _named(group, name)
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(group, name, f"must be a YAML file that can be read ({error})") from None
+    content = parse(group, name, text)
+    if not isinstance(content, dict):
+        raise BadInput(group, name, "must be a YAML file of keys and values")
+    return content
+
+
+def parse(key: str, value: str, text: str) -> Any:
+    """Return the YAML `text` as plain data; raises BadInput, which names `key` and `value`."""
+    try:
+        return cli.read(text)
+    except cli.NotRead as error:
+        raise BadInput(key, value, f"must be YAML ({error})") from None
+
+
+# What a sweep file may hold: keys, types, ranges, the overrides they stand for, and that these do
+# not contradict each other.
 
 Config = dict[str, Any]
 Value = str | int | float | bool | dict[str, Any] | None
@@ -70,7 +205,7 @@ def _is_value(value: object) -> bool:
 
 
 def _is_factor(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float):  # a bool is an int
         return False
     return SMALLEST <= value <= LARGEST
 
@@ -87,6 +222,7 @@ MAX_SIMULATED = 16_384
 SMALLEST, LARGEST = 1e-6, 1e6
 """Factors that are tried."""
 
+# `PlainValidator` in place of a union: pydantic would report one error for each type of a union.
 Override = Annotated[str, AfterValidator(_must("must be key=value", _is_override))]
 Overrides = list[Override]
 GridValue = Annotated[
@@ -116,6 +252,7 @@ def _axis(value: Any) -> Axis:
 
 def _are_choices(values: list[Any]) -> bool:
     scalars = all(isinstance(value, str | int | float) for value in values)
+    # By their text: in the words for people, 1 and "1" would be the same choice.
     return scalars and 2 <= len({*map(str, values)}) == len(values) <= MAX_SETTINGS
 
 
@@ -268,7 +405,7 @@ def _refusal(error: ValidationError) -> BadInput:
 def _check_repeats(sweep: Sweep) -> None:
     lists = {f"grid.{key}": list(values) for key, values in sweep.grid.items()}
     for key, values in {**lists, "seeds": sweep.seeds}.items():
-        if any(value in values[:i] for i, value in enumerate(values)):
+        if any(value in values[:i] for i, value in enumerate(values)):  # no set: a dict has no hash
             raise BadInput(f"sweep.{key}", values, "must not repeat a value")
     for arm, other_arm in combinations(sweep.arms, 2):
         if sorted(sweep.arms[arm]) == sorted(sweep.arms[other_arm]):
@@ -277,6 +414,7 @@ def _check_repeats(sweep: Sweep) -> None:
 
 
 def _check_number(sweep: Sweep) -> None:
+    # Before any config is composed, which takes time for each point.
     num_points = prod(map(len, sweep.grid.values()))
     tried = sweep.search.budget * len(sweep.search.seeds) if sweep.search else 0
     num_trials = num_points * len(sweep.arms) * (len(sweep.seeds) + tried)
@@ -350,6 +488,7 @@ def _check_search(sweep: Sweep) -> None:
 def _check_advice(sweep: Sweep) -> None:
     if sweep.advice is None:
         return
+    # Sync is not made longer: the longer delayed runs are compared with it.
     if unknown := sorted({*sweep.advice.arms} - {*sweep.arms} | {*sweep.advice.arms} & {"sync"}):
         allowed = f"must be among {', '.join(arm for arm in sweep.arms if arm != 'sync')}"
         raise BadInput("sweep.advice.arms", unknown[0], allowed)

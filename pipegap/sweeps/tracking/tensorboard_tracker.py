@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipegap.sweeps.tracking.tracker import About, hyperparameters, numbers, summary
 from pipegap.trainer.base.places import cut
-from pipegap.trainer.folder.result import Row
+from pipegap.trainer.folder.wellformed import Row
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

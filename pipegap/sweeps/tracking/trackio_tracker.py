@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from annotated_types import MinLen
 
 from pipegap.sweeps.tracking.tracker import About, numbers, summary
-from pipegap.trainer.folder.result import Row
+from pipegap.trainer.folder.wellformed import Row
 
 WRITE_EVERY = 1.0
 """Seconds between two transactions: each takes the lock of the database, which trials share."""

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 from annotated_types import Gt, MinLen
 
 from pipegap.sweeps.tracking.tracker import About, numbers, summary
+from pipegap.trainer.base.errors import Status
 from pipegap.trainer.base.places import cut
-from pipegap.trainer.base.status import Status
-from pipegap.trainer.folder.result import Row
+from pipegap.trainer.folder.wellformed import Row
 
 LONGEST_NAME, LONGEST_TAG = 128, 64
 """Letters that wandb takes for the name of a run, and for a tag or a type of job."""

@@ -16,9 +16,9 @@ from pipegap.sweeps.view.progress import SILENT, Progress
 from pipegap.sweeps.view.render import LIBRARIES, GapTable, Throttled, render
 from pipegap.trainer.base.children import load
 from pipegap.trainer.base.cli import duration
-from pipegap.trainer.base.status import Status
-from pipegap.trainer.folder.result import why_failed
-from pipegap.trainer.ranks.supervisor import AskedToStop
+from pipegap.trainer.base.errors import Status
+from pipegap.trainer.folder.wellformed import why_failed
+from pipegap.trainer.ranks.spawn import AskedToStop
 from pipegap.trainer.store.bucket import StoreAway
 from pipegap.trainer.store.snapshot import Snapshot
 from pipegap.trainer.store.store import SweepStore
@@ -62,7 +62,7 @@ class Display(Callback):
         self._num_ended = 0
         self._progress, self._seen = Progress(trials, expected=expected), Snapshot()
         self._progress.refresh(self._progress.trials, self._seen)
-        self._mark_others()
+        self._mark_others()  # none runs here yet: whatever the store says runs, runs elsewhere
         self._live = Live(console=console, auto_refresh=False)  # a thread could delay a signal
         self._read = Throttled(self._read_store, READ_EVERY)
         self._draw = Throttled(self._frame, DRAW_EVERY)
@@ -71,7 +71,7 @@ class Display(Callback):
 
     def __enter__(self) -> "Display":
         if self._console.is_terminal:
-            for library in LIBRARIES:
+            for library in LIBRARIES:  # before the first trial, not in a callback of Tune
                 import_module(library)
             self._live.start()
             self._draw()
@@ -145,7 +145,7 @@ class Display(Callback):
         self.running.discard(payload["id"])
         self._progress.states[payload["id"]].status = status
         if status == Status.ELSEWHERE:
-            self._started.discard(payload["id"])
+            self._started.discard(payload["id"])  # from now on the store is read for it
             return
         self._num_ended, self._last_end = self._num_ended + 1, time.monotonic()
         name = self._progress.trials[payload["id"]].name
@@ -165,6 +165,7 @@ class Display(Callback):
         with suppress(OSError, StoreAway):
             self._store.pull()
             self._seen = self._seen.again()
+            # Not of trials that started here: Tune's callbacks know more than the store.
             self._progress.refresh(self._progress.trials.keys() - self._started, self._seen)
         self._mark_others()
         self._gap_table.refresh(self._progress, self._console.width)

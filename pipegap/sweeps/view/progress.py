@@ -9,10 +9,9 @@ from statistics import median
 from typing import NamedTuple
 
 from pipegap.sweeps.request.expand import Expected, Trial
-from pipegap.trainer.base.status import ACTIVE, ENDED, FINAL, Status
+from pipegap.trainer.base.errors import ACTIVE, ENDED, FINAL, Status
 from pipegap.trainer.folder.lease import attempts, holder
-from pipegap.trainer.folder.metrics import last_row, row_number
-from pipegap.trainer.folder.result import Row
+from pipegap.trainer.folder.wellformed import Row, last_row, row_number
 from pipegap.trainer.store.snapshot import Snapshot
 
 STATUSES = (*ENDED, *ACTIVE, Status.INTERRUPTED, Status.WAITING)
@@ -22,7 +21,8 @@ SILENT = 600.0
 SURE = 60.0
 """Seconds of a warm trial after which its pace says whether it is slow."""
 WARMING = 2
-"""Updates of which a pace knows nothing: the first one of all, and the first one after another."""
+"""The first updates, which no pace counts: one that follows nothing, and one that follows another
+may each compile."""
 
 
 class Warm(NamedTuple):
@@ -87,6 +87,7 @@ class Progress:
             key: states_before.get(key, State()) for key in self.trials
         }
         self._expected = expected
+        # Seconds or FLOPs: only shares and ratios of this work are used without `expected`.
         self._work = expected.seconds if expected else {t.trial_id: t.plan.flops for t in trials}
 
     def refresh(self, trial_ids: Iterable[str], snapshot: Snapshot) -> None:
@@ -122,8 +123,8 @@ class Progress:
         """Seconds until all trials have ended, at their pace so far, evaluation included.
 
         At least as long as the slowest running trial takes. The first trials of a sweep that
-        compiles wait for its graphs, and know no pace before as many ended as run at once. None if
-        no trial runs, or neither a price nor a pace is known, as before a trial is warm.
+        compiles wait for its graphs: until as many trials have ended as run at once, no pace
+        counts. None if no trial runs, or if neither a price nor a pace is known.
         """
         running = [*self.of(*ACTIVE)]
         paced = [pair for pair in running if self._pace(*pair)]
@@ -132,6 +133,7 @@ class Progress:
             return None
         work_left = sum(self._left(*pair) for pair in self.of(*STATUSES)) / len(running)
         compiler = self._expected.compiler if self._expected else 0.0
+        # Without a pace the work, in expected seconds, passes at one second per second.
         if not paces or (compiler and len([*self.of(*ENDED)]) < len(running)):
             return work_left + compiler
         slowest = max((self._left(*pair) / self._pace(*pair) for pair in paced), default=0.0)
@@ -165,6 +167,7 @@ class Progress:
 
     def _pace(self, trial: Trial, state: State) -> float:
         """Return the work per second of a trial since it is warm; 0 if that is not known."""
+        # A resumed trial counts on: both numbers are of all attempts together.
         share = (state.num_done - state.warm.num_done) / trial.plan.num_updates
         seconds = state.wall_seconds - state.warm.wall_seconds
         has_pace = share > 0 and seconds > 0
@@ -189,9 +192,9 @@ def _read_state(folder: Path, snapshot: Snapshot) -> State:
         status, num_done = Status(result["status"]), result["num_updates"]
         return State(status, num_done, wall_seconds=result["wall_seconds"])
     lease_holder = holder(folder)
-    if lease_holder is None and result is not None:
+    if lease_holder is None and result is not None:  # with a holder it is tried again
         return State(Status.FAILED)
-    if not attempts(folder):
+    if not attempts(folder):  # nobody has ever started it
         return State()
     state = State(Status.INTERRUPTED)
     if lease_holder is not None:

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from pipegap.sweeps.view.progress import STATUSES, Progress
 from pipegap.trainer.base.cli import duration, on_terminal
-from pipegap.trainer.base.status import ACTIVE, ENDED, Status
+from pipegap.trainer.base.errors import ACTIVE, ENDED, Status
 
 SHOWN = 8
 """How many running trials the view lists; the others are only counted."""
@@ -23,6 +23,7 @@ COLUMNS = ("trial", "arm", "optimizer", "seed", "update", "tokens/s", "where")
 MOST_NEEDED = 5
 """Columns of running trials that are shown however narrow the terminal is."""
 WIDE = 10_000
+"""Letters of a terminal on which every table fits: there its natural width is measured."""
 SHARE = 0.02
 """The largest share of its caller's time that a view may take."""
 STYLES = {Status.FAILED: "bold red", Status.DIVERGED: "yellow", Status.RUNNING: "green"}
@@ -88,7 +89,7 @@ class _Running:
             for table in tables
             if console.measure(table, options=wide).maximum <= options.max_width
         )
-        yield next(fitting, self._table(MOST_NEEDED))
+        yield next(fitting, self._table(MOST_NEEDED))  # the widest table that fits
 
     def _table(self, num_columns: int) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
@@ -157,6 +158,7 @@ class Throttled:
             return
         self._work()
         end = self._clock()
+        # Counted from the end: work that takes longer than `every` still leaves its caller time.
         self._next = end + max(self._every, (end - started) / SHARE)
 
 
@@ -174,7 +176,7 @@ class GapTable:
         If that fails, the error is the text: a sweep must not end because of its view.
         """
         num_ended = sum(progress.counts[status] for status in ENDED)
-        if num_ended == self._num_ended:
+        if num_ended == self._num_ended:  # only a trial that ends adds a pair
             return
         try:
             self.text = _gaps_so_far(self._results, [*progress.trials], width)

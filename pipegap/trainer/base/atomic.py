@@ -22,9 +22,10 @@ def always() -> None:
 def partial(folder: Path, name: str) -> Iterator[tuple[Path, BinaryIO]]:
     """Yields a temporary file in `folder`, to be filled and, after the context, published.
 
-    No other process opens it, in whatever container: pids and host names may be the same in two of
-    them. After the context its content is on the disk; after an error it is deleted.
+    No other process opens it. After the context its content is on the disk; after an error the file
+    is deleted.
     """
+    # Not named by pid or host name, which two containers may have in common.
     path = folder / f".{name}.{uuid4().hex}{SUFFIX}"
     try:
         with path.open("xb") as file:
@@ -37,7 +38,7 @@ def partial(folder: Path, name: str) -> Iterator[tuple[Path, BinaryIO]]:
 
 
 def publish(filled: Path, path: Path, permit: Callable[[], None] = always) -> None:
-    """Renames the temporary file `filled` to `path`, or deletes it if that fails: see `rename`."""
+    """Renames the temporary file `filled` to `path` by `rename`, or deletes it if that fails."""
     try:
         rename(filled, path, permit)
     except BaseException:
@@ -48,24 +49,25 @@ def publish(filled: Path, path: Path, permit: Callable[[], None] = always) -> No
 def rename(old: Path, new: Path, permit: Callable[[], None] = always) -> None:
     """Renames a file within its folder; on return the new name is on the disk.
 
-    `permit` is called at the last moment: if it raises, all stays as it was.
+    `permit` is called right before the rename: if it raises, nothing changes.
     """
     permit()
     old.replace(new)
-    opened = os.open(new.parent, os.O_RDONLY)
+    # The name is an entry of the folder: without this a crash could undo the rename.
+    descriptor = os.open(new.parent, os.O_RDONLY)
     try:
-        os.fsync(opened)
+        os.fsync(descriptor)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # not on this file system
             raise
     finally:
-        os.close(opened)
+        os.close(descriptor)
 
 
 def write_atomically(path: Path, content: bytes, permit: Callable[[], None] = always) -> None:
     """Replaces `path` by `content`. Whenever the machine stops, the file is the old or the new one.
 
-    `permit` is that of `publish`.
+    `permit` is that of `rename`.
     """
     with partial(path.parent, path.name) as (filled, file):
         file.write(content)
@@ -82,26 +84,26 @@ def _as_json(content: object) -> bytes:
 
 
 def create_json(path: Path, content: object) -> None:
-    """`write_json` of a file that nobody has made before: else raises FileExistsError.
+    """`write_json` of a new file; raises FileExistsError if it exists.
 
-    A file system without hard links cannot tell two writers of the same moment apart.
+    On a file system without hard links both of two simultaneous writers may succeed.
     """
     if path.exists():
         raise FileExistsError(path)
     with partial(path.parent, path.name) as (filled, file):
         file.write(_as_json(content))
     try:
-        os.link(filled, path)
+        os.link(filled, path)  # unlike a rename, it fails if another writer was faster
     except FileExistsError:
         raise
-    except OSError:
+    except OSError:  # no hard links here
         rename(filled, path)
     finally:
         filled.unlink(missing_ok=True)
 
 
 def partials(folder: Path) -> list[Path]:
-    """Returns the temporary files of `folder`, of writing and of killed processes."""
+    """Returns the temporary files of `folder`, of processes that write and of killed ones."""
     return [path for path in folder.glob(f".*{SUFFIX}") if path.is_file()]
 
 
@@ -114,7 +116,7 @@ def delete(files: Iterable[Path]) -> None:
 def clean(folder: Path, before_ns: int) -> None:
     """Deletes temporary files that were last written before `before_ns`.
 
-    `before_ns` is a modification time of this file system.
+    `before_ns` is a modification time of this file system, whose clock may not be the machine's.
     """
     for partial_file in partials(folder):
         with suppress(FileNotFoundError):
@@ -129,10 +131,10 @@ def file_hash(path: Path) -> str:
 
 
 def digests(files: Iterable[Path], of: Callable[[Path], str] = file_hash) -> list[str]:
-    """Returns `of` of each file, read again only after its size or time has changed."""
-    return [_known(of, str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    """Returns `of` of each file, which is read again only after its size or time has changed."""
+    return [_digest(of, str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
 
 @lru_cache(maxsize=2**16)
-def _known(of: Callable[[Path], str], path: str, size: int, changed: int) -> str:
-    return of(Path(path))
+def _digest(of: Callable[[Path], str], path: str, size: int, mtime_ns: int) -> str:
+    return of(Path(path))  # size and time are there for the cache alone

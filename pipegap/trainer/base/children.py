@@ -1,26 +1,33 @@
-"""Work beside that of a process: in processes that end with it, and by a thread that repeats it;
-and how many cores there are for it."""
+"""What ends with a process: its child processes, its threads, its temporary folders."""
 
 import atexit
 import multiprocessing
 import os
+import shutil
 import signal
+import sys
+import sysconfig
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
+from fcntl import LOCK_EX, LOCK_NB, flock
 from itertools import chain, islice
 from pathlib import Path
+from tempfile import gettempdir, mkdtemp
 from typing import ParamSpec, Self, TypeVar
+
+from pipegap.trainer.base.cli import stops_for_this_process_alone
+from pipegap.trainer.base.errors import BadInput, Stopped, Unavailable
 
 Arguments = ParamSpec("Arguments")
 Thing = TypeVar("Thing")
 Made = TypeVar("Made")
 ALONE = 2
-"""Things that are done in this process before workers are started, which takes a second."""
+"""How many things are done in this process before workers are started, which takes a second."""
 AHEAD = 2
-"""Things per worker that are read before their turn."""
+"""How many things per worker are submitted before their turn."""
 GROUPS = Path("/sys/fs/cgroup")
 
 
@@ -38,8 +45,8 @@ class Worker:
     """
 
     def __init__(self, *, apart: bool = True) -> None:
-        self._worker, self._apart = pool(1), apart
-        self._begun: list[Future[None]] = []
+        self._worker, self._apart = pool(1), apart  # no process starts before the first call
+        self._calls: list[Future[None]] = []
 
     def __enter__(self) -> Self:
         return self
@@ -51,7 +58,7 @@ class Worker:
 
     def wait(self) -> None:
         """Returns when all calls are done; raises the first error of one."""
-        for call in self._begun:
+        for call in self._calls:
             call.result()
 
     def do(
@@ -64,16 +71,13 @@ class Worker:
         if not self._apart:
             function(*args, **options)
             return
-        self._begun.append(self._worker.submit(function, *args, **options))
+        self._calls.append(self._worker.submit(function, *args, **options))
 
 
 def _serve() -> None:
-    """Ends this process with its parent, however the parent dies. Ctrl-C is for the parent.
-
-    When nothing is left to do it ends at once: to take libraries down takes tenths of a second.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    atexit.register(os._exit, 0)
+    """Prepares a worker, which ends with its parent however the parent dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to both; the parent acts on it
+    atexit.register(os._exit, 0)  # no teardown of libraries, which takes tenths of a second
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are as many as the cores
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -87,8 +91,8 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def repeated(action: Callable[[], bool], every: float, name: str) -> Iterator[None]:
-    """Calls `action` every so many seconds, from a thread of this name, while the context lasts and
-    as long as it returns True. A call that has begun ends before the context does."""
+    """Calls `action` every `every` seconds, in a thread called `name`, until it returns False or
+    the context ends. The context waits for a call that has begun."""
     stop_event = threading.Event()
 
     def work() -> None:
@@ -113,12 +117,12 @@ def mapped(
 ) -> Iterator[Made]:
     """Yields `function` of each thing, in order; few things or one worker need no process.
 
-    No thing is read while the sizes of those before, of which nothing was yielded yet, are more
+    No thing is read while the sizes of the things whose results are not yet yielded add up to more
     than `most`.
     """
     iterator = iter(things)
     yield from map(function, islice(iterator, ALONE) if num_workers > 1 else iterator)
-    for first in iterator:
+    for first in iterator:  # at most once: the workers take all that follow
         yield from _by_workers(function, chain([first], iterator), num_workers, size, most)
 
 
@@ -134,42 +138,159 @@ def _by_workers(
         try:
             for thing in things:
                 waiting.append((workers.submit(function, thing), size(thing)))
-                del thing  # it may be large
+                del thing  # it may be large, and the generator may rest at `yield` for long
                 while len(waiting) > AHEAD * num_workers or sum(part for _, part in waiting) > most:
                     yield waiting.popleft()[0].result()
             while waiting:
                 yield waiting.popleft()[0].result()
-        finally:
+        finally:  # also when the reader of the results stops early
             workers.shutdown(cancel_futures=True)
 
 
 def num_cores(groups: Path = GROUPS, cgroup_file: Path = Path("/proc/self/cgroup")) -> int:
-    """The cores of the process's affinity (taskset, Slurm), or fewer by a quota of a container.
+    """The number of cores of the process's affinity (taskset, Slurm), or less by a container's
+    quota.
 
-    A quota of less than a core counts as one. `groups` is Linux' tree of control groups, and
+    A quota below one core counts as one. `groups` is Linux's tree of control groups, and
     `cgroup_file` names the process's place in it.
     """
     return max(1, min([len(os.sched_getaffinity(0)), *_quotas(groups, cgroup_file)]))
 
 
 def load() -> str:
-    """Says how many processes want how many cores of this machine."""
+    """Returns a clause about how many processes want how many cores of this machine."""
     return f"{os.getloadavg()[0]:.0f} processes of this machine want {num_cores()} cores"
 
 
 def _quotas(groups: Path, cgroup_file: Path) -> Iterator[int]:
     """The quotas, in whole cores, of the process's group and of all above it."""
-    with suppress(OSError, ValueError):  # version 1
+    with suppress(OSError, ValueError):  # control groups of version 1; without a quota, -1
         folder = groups / "cpu"
         quota, period = (
             int((folder / f"cpu.cfs_{name}_us").read_text("utf-8")) for name in ("quota", "period")
         )
         if quota > 0:
             yield quota // period
-    with suppress(OSError):
+    with suppress(OSError):  # version 2, whose lines begin with 0::
         for line in cgroup_file.read_text("utf-8").splitlines():
             group = groups / line.removeprefix("0::/")
             for folder in (group, *group.parents) if line.startswith("0::/") else ():
                 with suppress(OSError, ValueError):  # there is none, or it is `max`
                     limit, length = map(int, (folder / "cpu.max").read_text("utf-8").split())
                     yield limit // length
+
+
+# Temporary folders of a process, which the next process deletes if this one was killed; and the
+# folder of torch's compiler, in which a killed process may leave truncated files.
+
+LONGEST_BASE = 20
+"""Characters of a folder below which sockets lie: Linux allows 107 for a socket's path, and Ray and
+multiprocessing append many."""
+WRITTEN_IN_PLACE = {".so", ".gch"}
+"""Suffixes of files that g++ writes under their final names, so that a kill truncates them. torch
+renames all its other files when they are complete."""
+
+
+def socket_base(preferred: str = "") -> Path:
+    """Returns a folder for temporary files with sockets: `preferred`, or else that of TMPDIR; but
+    /tmp if that is too long, or not in ASCII, which is all that Ray reads."""
+    base = Path(preferred or gettempdir())
+    return base if len(str(base)) <= LONGEST_BASE and str(base).isascii() else Path("/tmp")
+
+
+@contextmanager
+def scratch(
+    base: Path, prefix: str, on_left: Callable[[Path], None] = lambda folder: None
+) -> Iterator[Path]:
+    """Yields a new folder in `base`, which is deleted at the end of the context.
+
+    After an error, or a kill, the next `scratch` with this prefix calls `on_left` with the folder
+    and deletes it. This process locks the folder as long as it lives, which tells others that it is
+    in use. Raises Unavailable if no folder can be made.
+    """
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        # With a dot: `_clean` of another process does not see it before it is locked.
+        hidden_folder = Path(mkdtemp(dir=base, prefix=f".{prefix}"))
+    except OSError as error:
+        raise Unavailable(f"no temporary folder can be made in {base} ({error.strerror})") from None
+    _clean(base, prefix, on_left)
+    lock = _locked(hidden_folder)
+    try:
+        folder = hidden_folder.rename(base / hidden_folder.name[1:])
+        yield folder
+        shutil.rmtree(folder, ignore_errors=True)  # a dying process may still write
+    finally:
+        os.close(lock)
+
+
+def _clean(base: Path, prefix: str, on_left: Callable[[Path], None]) -> None:
+    """Deletes the folders in `base` of processes that no longer live."""
+    for folder in base.glob(f"{prefix}*"):
+        with suppress(OSError):  # of a living process, of another user, or gone
+            lock = _locked(folder)
+            try:
+                on_left(folder)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _locked(folder: Path) -> int:
+    """The descriptor of a folder that holds its lock. Raises OSError if another process does."""
+    # Not through a link: in a shared /tmp somebody else may have laid one.
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        flock(descriptor, LOCK_EX | LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def compiler() -> str:
+    """The name of the C++ compiler that torch's own compiler runs."""
+    return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+
+
+def require_compiler() -> None:
+    """Raises BadInput if torch cannot compile for this machine's CPU: it needs a C++ compiler and
+    Python's headers."""
+    program = compiler()
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    for what, is_there in (
+        (f"a C++ compiler, {program}", shutil.which(program) is not None),
+        (f"Python's headers, {headers}", headers.is_file()),
+    ):
+        if not is_there:
+            allowed = f"needs {what}, which this machine does not have; compile=false does without"
+            raise BadInput("compile", "update", allowed)
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """A context in which this process compiles; its compilers go on when it is asked to stop.
+
+    At its start it deletes files that killed processes may have left truncated. torch takes every
+    library in its folder (TORCHINDUCTOR_CACHE_DIR) for a whole one. A truncated one would fail
+    every later process, or make the compiler believe that the processor has no vector instructions.
+    """
+    from torch._inductor.runtime.cache_dir_utils import cache_dir  # imports the compiler
+
+    folder = Path(cache_dir())
+
+    def delete_since(mark: Path) -> None:
+        # `mark` is the folder of a killed process, as old as its start.
+        since = mark.stat().st_mtime_ns
+        for path in folder.rglob("*"):
+            with suppress(FileNotFoundError):
+                if path.suffix in WRITTEN_IN_PLACE and path.stat().st_mtime_ns >= since:
+                    path.unlink()
+
+    with scratch(folder, "pipegap-", delete_since) as mark, stops_for_this_process_alone():
+        try:
+            yield
+        except Stopped as stopped:
+            if stopped.__cause__ is None:  # else a compiler may have been killed at work
+                mark.rmdir()
+            raise

@@ -1,5 +1,4 @@
-"""Command lines: their words, key=value each; exit codes; durations as people say them; and
-signals that ask to stop: Ctrl-C, SIGTERM (Slurm, Kubernetes, `ray job stop`), a lost terminal."""
+"""Command lines: words key=value with values in YAML; help; exit codes; durations; signals."""
 
 import argparse
 import codecs
@@ -21,6 +20,7 @@ from tempfile import gettempdir
 from types import FrameType
 from typing import Any, NoReturn
 
+import yaml
 from typing_extensions import override
 
 from pipegap.trainer.base.errors import (
@@ -30,18 +30,89 @@ from pipegap.trainer.base.errors import (
     LeaseLost,
     Unavailable,
     closest_first,
+    short,
 )
 
+# YAML, of files and of words, by PyYAML's safe loader with the scalars of YAML 1.2: 1e-3 is a
+# number, and `on`, 010 and 12:30 are text.
+
+INT = r"[-+]?(0|[1-9][0-9_]*)"
+EXPONENT = r"[eE][-+]?[0-9]+"
+FLOAT = rf"[-+]?(([0-9][0-9_]*\.[0-9_]*|\.[0-9]+)({EXPONENT})?|[0-9][0-9_]*{EXPONENT})"
+NOT_FINITE = r"[-+]?\.?(?i:inf|nan)"
+
+
+class NotRead(ValueError):
+    """A text is no YAML. The message is one line."""
+
+
+def read(text: str) -> Any:
+    """Returns the YAML `text` as plain data: dicts, lists, strings, numbers, booleans and None.
+
+    Raises NotRead, also for a duplicate key, of which PyYAML's own loader keeps the last value.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        raise NotRead(_where(error)) from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise NotRead(short(" ".join(str(error).split()))) from None
+
+
+def scalar(text: str) -> str | int | float | bool | None:
+    """Returns the number, boolean or None that `text` writes without quotes; else `text`."""
+    loader = _Loader("")
+    # (True, False): a plain scalar, whose tag the resolvers choose by its text.
+    tag = loader.resolve(yaml.ScalarNode, text, (True, False))
+    return loader.construct_object(yaml.ScalarNode(tag, text))
+
+
+def _where(error: yaml.MarkedYAMLError) -> str:
+    mark = error.problem_mark or error.context_mark
+    where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+    return short(f"{error.problem or error.context}{where}")
+
+
+class _Loader(yaml.SafeLoader):
+    # Empty: without the resolvers of YAML 1.1; the ones of 1.2 are added below.
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 (PyYAML's, which copies it)
+
+    @override
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        if len(mapping) < len(node.value):  # some key is a duplicate
+            keys = [self.construct_object(key) for key, _ in node.value]
+            twice = next(i for i, key in enumerate(keys) if key in keys[:i])
+            problem = f"the key {keys[twice]} is there twice: remove or rename one"
+            mark = node.value[twice][0].start_mark
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+        return mapping
+
+
+for _tag, _pattern, _first in (
+    ("bool", "(?i:true|false)", "tTfF"),
+    ("null", "~|(?i:null)|", ["~", "n", "N", ""]),
+    ("int", INT, "-+0123456789"),
+    ("float", f"{FLOAT}|{NOT_FINITE}", "-+0123456789.iInN"),
+):
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), [*_first]
+    )
+
+
+# Command lines.
+
 Given = dict[str, str]
+"""Key → value of the words key=value."""
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 """Exit codes of every command."""
 UNREAD = 141
-"""Exit code if nobody reads the output any more (`… | head`): that of a process which SIGPIPE
+"""Exit code if nobody reads the output any more (`… | head`): that of a process that SIGPIPE
 ended."""
 
 FULL, CLOSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG), (errno.EACCES, errno.EPERM, errno.EROFS)
-"""Errors of a file for which there is no room, and of one that is not open to this user."""
+"""Errors of a file for which there is no space, and of one that this user may not open."""
 IN_ASCII = {
     "±": "+-",
     "−": "-",
@@ -52,13 +123,14 @@ IN_ASCII = {
     "λ": "lambda",
     "τ": "tau",
 }
-"""What stands for a letter that a terminal cannot show: a minus must not become a question mark."""
+"""Letter → its replacement on a terminal that cannot show it: a minus must not become a `?`."""
 HOME = re.compile(r"~[\w.-]*/")
-"""How a path begins that most shells leave alone after `key=`."""
+"""The start of a path in a home folder, which most shells do not expand after `key=`."""
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that ask to stop. A terminal or a job system sends them to the whole group."""
+"""Signals that ask to stop: Ctrl-C, a job system (Slurm, Kubernetes, `ray job stop`), a lost
+terminal. Terminals and job systems send them to the whole process group."""
 UNITS = (("s", 1.0, 100.0), ("min", 60.0, 100.0), ("h", 3600.0, 72.0))
-"""A unit, its seconds, and how many of it people count at most; longer ones are days."""
+"""A unit, its seconds, and the number from which the next unit is used instead; days come last."""
 DAY = 24 * 3600.0
 
 
@@ -66,8 +138,8 @@ def end_with(main: Callable[[], int]) -> NoReturn:
     """Ends this process with the exit code of `main`.
 
     The code is UNREAD, without a word, if nobody reads the output; FAILED, with one line, if a disk
-    is full or a file another user's; INTERRUPTED, with one line, after Ctrl-C. A terminal or log
-    that is not in UTF-8 gets what it can show.
+    is full or a file another user's; INTERRUPTED, with one line, after Ctrl-C. On a terminal or log
+    that is not in UTF-8, letters that it lacks are spelt IN_ASCII.
     """
     _open_what_is_closed()
     _name_the_user()
@@ -79,13 +151,13 @@ def end_with(main: Callable[[], int]) -> NoReturn:
         try:
             code = main()
         finally:
-            sys.stdout.flush()
+            sys.stdout.flush()  # here, where a broken pipe is handled, and not at Python's exit
     except BrokenPipeError:
         unread = [file for file in (sys.stdout, sys.stderr) if _is_unread(file.fileno())]
         if not unread:  # another pipe, such as one to a process of ours
             raise
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        for file in unread:  # Python flushes them once more
+        for file in unread:  # Python flushes them once more at its exit
             os.dup2(nowhere, file.fileno())
         code = UNREAD
     except KeyboardInterrupt:
@@ -96,21 +168,23 @@ def end_with(main: Callable[[], int]) -> NoReturn:
             raise
         say(f"{error}: {remedy}")
         code = FAILED
-    gc.freeze()  # the last look at everything that was imported would take half a second
+    gc.freeze()  # the last collection, of all that was imported, would take half a second
     sys.exit(code)
 
 
 def _open_what_is_closed() -> None:
-    """Gives a process whose standard files are closed (`>&-`) the null device in their place: the
-    next file that it opens would take their number."""
+    """Opens the null device for standard files that are closed (`>&-`).
+
+    Otherwise the next file that the process opens would get their descriptor, and be printed to.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def _name_the_user() -> None:
-    """Gives a user who is a number alone (`docker run --user 1000`) a name and a home folder, which
-    libraries ask for: without them each would raise an error of its own."""
+    """Gives a user without an entry in the password file (`docker run --user 1000`) a name and a
+    home folder, without which libraries raise errors of their own."""
     try:
         pwd.getpwuid(os.getuid())
     except KeyError:
@@ -119,7 +193,7 @@ def _name_the_user() -> None:
 
 
 def remedy_of(error: OSError) -> str | None:
-    """What a user can do about an error of a file; None if it is an error of ours."""
+    """The remedy for an error of a file; None if it is a fault of the program."""
     if error.errno in FULL:
         return "make room, or raise the limit; then the same command goes on"
     if error.errno in CLOSED and error.filename is not None:
@@ -128,10 +202,8 @@ def remedy_of(error: OSError) -> str | None:
 
 
 def on_terminal() -> bool:
-    """Whether somebody reads the output on a terminal that colours and redraws lines.
-
-    Variables such as FORCE_COLOR make no terminal of a log.
-    """
+    """Whether the output goes to a terminal that can colour and redraw lines."""
+    # Not by variables such as FORCE_COLOR, which make no terminal of a log.
     return sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
@@ -144,9 +216,10 @@ def spell(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 def exit_code(program: str, main: Callable[[], int]) -> int:
-    """Returns what `main` returns, or the exit code of what it refuses or lacks, said in one line.
+    """Returns what `main` returns, or the exit code of an error for users, which is printed in one
+    line.
 
-    Warnings for users are one line each too, said once.
+    Each warning for users is printed once, in one line too.
     """
     messages: set[str] = set()
 
@@ -157,7 +230,7 @@ def exit_code(program: str, main: Callable[[], int]) -> int:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("always", UserWarning)
+            warnings.simplefilter("always", UserWarning)  # `warn` drops repetitions, by their text
             warnings.showwarning = warn
             return main()
     except (BadInput, LeaseLost, Unavailable) as error:
@@ -167,6 +240,7 @@ def exit_code(program: str, main: Callable[[], int]) -> int:
 
 def _is_unread(descriptor: int) -> bool:
     """Whether the descriptor is a pipe without a reader."""
+    # Without a write: one that succeeds would put something into the output.
     poll = select.poll()
     poll.register(descriptor, 0)  # errors are always reported
     return any(event & select.POLLERR for _, event in poll.poll(0))
@@ -214,9 +288,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(command: str, does: str, keys: str, words: str = "key=value") -> Parser:
-    """Returns the parser of a command such as `pipegap list`; `words` are no options.
+    """Returns the parser of a command such as `pipegap list`.
 
-    `--help` prints what the command `does` and its `keys`.
+    `--help` prints what the command `does`, its `keys`, and the form of its `words`.
     """
     command_parser = Parser(command, does, keys)
     command_parser.add_argument("keys", nargs="*", metavar=words)
@@ -252,7 +326,7 @@ def parse(words: Sequence[str], command: str, does: str, keys: str) -> Given:
 
 
 def refuse_others(values: Given, command: str) -> None:
-    """Raises BadInput if a key is left in `values`, which the command does not know."""
+    """Raises BadInput if `values` still has a key, which the command does not know."""
     for key, value in values.items():
         raise BadInput(key, value, f"is not a key of this command, see {command} --help")
 
@@ -270,6 +344,7 @@ def one_of(key: str, value: str, allowed_names: Collection[str], more: str = "")
 def number(text: str) -> float:
     """Returns the number that `text` writes; NaN for any other text."""
     try:
+        # Python itself reads 1_000 and the digits of other scripts as numbers.
         return float(text) if text.isascii() and "_" not in text else math.nan
     except ValueError:
         return math.nan
@@ -297,17 +372,18 @@ def take_choice(values: Given, key: str, allowed: Sequence[str]) -> str:
 def duration(seconds: float) -> str:
     """Writes `seconds` in the unit that people would choose: 40 s, 12 min, 2.5 h, 12 days."""
     for unit, length, most in UNITS:
-        if round(seconds / length) < most:
+        if round(seconds / length) < most:  # one decimal only of hours below 10
             return f"{seconds / length:.{int(unit == 'h' and seconds < 10 * length)}f} {unit}"
     return f"{seconds / DAY:,.0f} days"
 
 
 def say(message: str) -> None:
-    """Prints on stderr. A terminal that was closed is replaced by the null device: what is said to
-    nobody must not fail the trial."""
+    """Prints on stderr. If the terminal was closed, the null device replaces it: a message that
+    nobody can read must not fail the trial."""
     try:
         print(message, file=sys.stderr, flush=True)
     except OSError:
+        # stdout too, if it is the same terminal; not if it is a file or another pipe.
         null = os.open(os.devnull, os.O_WRONLY)
         for stream in (1, 2):
             if stream == 2 or os.path.sameopenfile(1, 2):
@@ -317,10 +393,10 @@ def say(message: str) -> None:
 
 @contextmanager
 def stops_for_this_process_alone() -> Iterator[None]:
-    """Processes that this thread starts in the context do not get `STOPS`; this one still does."""
+    """A context in which this process gets `STOPS`, and those that this thread starts do not."""
     over = threading.Event()
-    # A process inherits the signals that are blocked in the thread which starts it. The kernel
-    # gives this process its signals by a thread in which they are not.
+    # A process inherits the signals that are blocked in the thread that starts it. The kernel
+    # delivers this process's signals to the other thread, in which they are not blocked.
     threading.Thread(target=over.wait, name="signals", daemon=True).start()
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
@@ -334,24 +410,24 @@ def stops_for_this_process_alone() -> Iterator[None]:
 def stopping(says: str) -> Iterator[Callable[[], bool]]:
     """Yields a function that returns whether a signal asked to stop.
 
-    The first signal only asks, and prints the message `says`. A second one acts as usual. In a
-    thread none asks: Python hands signals to the main thread alone.
+    The first signal only asks, and prints the message `says`. A second one acts as usual. In
+    another thread than the main one no signal asks: Python handles signals in the main thread.
     """
-    asked = False
+    must_stop = False
     previous: dict[int, Any] = {}
 
     def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
-        signal.signal(number, previous[number])
+        nonlocal must_stop
+        must_stop = True
+        signal.signal(number, previous[number])  # so that a second one acts as usual
         say(f"{signal.Signals(number).name}: {says}")
 
     is_main = threading.current_thread() is threading.main_thread()
     for number in STOPS if is_main else ():
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup makes it
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             previous[number] = signal.signal(number, ask)
     try:
-        yield lambda: asked
+        yield lambda: must_stop
     finally:
         for stop, handler in previous.items():
             signal.signal(stop, handler)

@@ -1,8 +1,11 @@
-"""Errors for users: entry points print them on stderr and exit with their `exit_code`."""
+"""Errors for users, with their exit codes; and the status of a trial, in one word."""
 
 import re
 from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
+from enum import StrEnum
+
+# Errors for users: entry points print them on stderr and exit with their `exit_code`.
 
 NO_TEXT = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """A character that ends a line, controls a terminal, or is no valid UTF-8."""
@@ -10,7 +13,7 @@ SHOWN = 200
 """Characters of a value that a message shows."""
 
 OPENED_BY = "its owner opens a folder by chmod -R a+rX, and by a+rwX to run trials in it"
-"""The way to files that this user may not read."""
+"""The remedy for files that this user may not read."""
 NAMED = 3
 """How many names are written before the rest is only counted."""
 
@@ -29,7 +32,7 @@ def short(value: object) -> str:
 
 
 def some(names: Sequence[object]) -> str:
-    """Returns the first names in full, and how many more there are."""
+    """Returns the first NAMED names, and the number of the others."""
     ending = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return "; ".join(map(str, names[:NAMED])) + ending
 
@@ -41,6 +44,7 @@ def first_line(error: Exception) -> str:
 
 def closest_first(word: str, names: Iterable[str]) -> list[str]:
     """Returns the `names` words, first the words that look most like `word`."""
+    # `word` is b, of which SequenceMatcher keeps an index for all names.
     matcher = SequenceMatcher(b=word[:SHOWN], autojunk=False)
 
     def unlikeness(name: str) -> float:
@@ -59,7 +63,7 @@ class BadInput(ValueError):
     exit_code = 2
 
     def __init__(self, key: str, value: object, allowed: str) -> None:
-        super().__init__(key, value, allowed)
+        super().__init__(key, value, allowed)  # all three: pickle makes it anew from `args`
         self.key, self.value, self.allowed = key, value, allowed
 
     def __str__(self) -> str:
@@ -92,3 +96,35 @@ class Stopped(Exception):
     def __init__(self, num_updates: int) -> None:
         super().__init__(f"stopped after update {num_updates}: the same command resumes it")
         self.num_updates = num_updates
+
+
+class Status(StrEnum):
+    """The status of a trial: the same word in result.json, tables, lists and live views."""
+
+    COMPLETED = "completed"
+    """It trained to the end."""
+    DIVERGED = "diverged"
+    """It trained until a loss or gradient was not finite, or the validation loss too high."""
+    FAILED = "failed"
+    """An error ended it. The same command runs it again."""
+    RUNNING = "running"
+    """A process runs it."""
+    ELSEWHERE = "elsewhere"
+    """A process of another driver runs it."""
+    STOPPED = "stopped"
+    """Its process saved a checkpoint because it was asked to stop. Only an attempt has this status:
+    the trial is interrupted from then on."""
+    INTERRUPTED = "interrupted"
+    """It was started, has no result, and no process runs it."""
+    WAITING = "waiting"
+    """It has not been started."""
+    UNFINISHED = "unfinished"
+    """It has no result. For callers that do not look up whether a process runs it."""
+
+
+FINAL = (Status.COMPLETED, Status.DIVERGED)
+"""Statuses of a trial with a result that stays: it does not run again."""
+ENDED = (*FINAL, Status.FAILED)
+"""Statuses of a trial with a result.json."""
+ACTIVE = (Status.RUNNING, Status.ELSEWHERE)
+"""Statuses of a trial that a process runs."""

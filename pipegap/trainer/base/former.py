@@ -1,4 +1,5 @@
-"""What earlier versions wrote, published or could run: by it their trials keep ids and are read."""
+"""Choices, keys and addresses of earlier versions, by which their trials keep their ids and are
+read."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -15,8 +16,8 @@ CHOICES: Mapping[str, tuple[str, str]] = {
 KEYS: Mapping[str, tuple[Any, str, str]] = {
     "shard_optimizer": (False, "0.3.0", "0.2"),
 }
-"""Key → the value at which a trial does what all trials do since it was dropped; and both versions.
-With this value the key is read, and forgotten."""
+"""Key → the value at which a trial does what all trials do since the key was dropped, the version
+that dropped it, and the last one that has it. With this value the key is read, and left out."""
 COMMANDS = frozenset({"check", "forecast", "forecasts", "serve", "sharpness"})
 """Commands that 0.2 had and 0.3.0 has not."""
 
@@ -40,9 +41,9 @@ YOUNGER: Mapping[str, Any] = MappingProxyType(
         "data.end_of_document": None,
     }
 )
-"""Key → the value at which a trial does what trials did before there was the key."""
+"""Key → the value at which a trial does what trials did before the key existed."""
 LOOKED_AHEAD = ("ema_nesterov",)
-"""Corrections of ours that act where nothing is late, too, of results that do not say it."""
+"""Corrections of ours that act without a delay too, for results that do not record it."""
 _HOMES: Mapping[str, tuple[str, ...]] = {
     "trainer.corrections.compensation": (
         *("learning_rate.LearningRate", "taylor.Taylor", "weight_prediction.WeightPrediction"),
@@ -68,8 +69,9 @@ _HOMES: Mapping[str, tuple[str, ...]] = {
         "zero_bubble_h1",
     ),
 }
-"""Module → what it has by now, by its name in the package, or in the module beside it, that it was
-published in."""
+"""Module → the functions and classes that it holds today, by the addresses, below the module's
+package, at which they were first published: `adamw` in the package itself, `dion2.dion2` in a
+module of it."""
 MOVED = {
     f"{module.rpartition('.')[0]}.{name}": f"{module}.{name.rpartition('.')[2]}"
     for module, names in _HOMES.items()
@@ -83,13 +85,13 @@ new choice needs no entry.
 
 
 def refuse_dropped_choice(group: str, name: str) -> None:
-    """Raises BadInput if this choice, by the name of its YAML, was dropped."""
+    """Raises BadInput if the choice whose YAML had this name was dropped."""
     if (versions := CHOICES.get(f"{group}={name}")) is not None:
         raise _dropped(group, name, *versions)
 
 
 def is_dropped(key: str, value: object) -> bool:
-    """Whether a key of the config was dropped. Raises BadInput for a value that asks for it."""
+    """Whether a key of the config was dropped. Raises BadInput for a value that still needs it."""
     if key not in KEYS:
         return False
     usual, *versions = KEYS[key]

@@ -18,38 +18,39 @@ CONF = PACKAGE / "conf"
 """The configs."""
 
 MAX_NAME, MAX_PATH = 255, 4_000
-"""Bytes of a file's name and of a path, as file systems have them. What is written below a folder
-makes its path longer."""
+"""Bytes of a file's name, and of a path. Linux allows 4,095 for a path, of which the names of files
+that are written below a folder take a part."""
 LIKE_URL = re.compile(r"^\w+:/|://")
 """Also `s3:/bucket`, which would be a folder named `s3:`."""
 
 
 def cache_folder() -> Path:
-    """Return the folder for what can be fetched or made again, which may not be there yet.
+    """Returns the folder for files that can be fetched or made again; it may not exist yet.
 
-    It lies in XDG_CACHE_HOME if that is an absolute path, as its specification asks, or begins with
-    `~`, which a shell leaves as it is in a quoted value; else in ~/.cache.
+    It lies in XDG_CACHE_HOME if that is an absolute path, as its specification demands, or begins
+    with `~`, which a shell does not expand in a quoted value; else in ~/.cache.
     """
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    with suppress(RuntimeError):  # `~nobody`
+    with suppress(RuntimeError):  # the `~name` of no user
         base = base.expanduser()
     return (base if base.is_absolute() else Path.home() / ".cache") / "pipegap"
 
 
 def cut(name: str, most: int) -> str:
-    """Return a name in at most `most` bytes: a longer one ends in a hash of all of it."""
+    """Returns a name in at most `most` bytes: a longer one ends in a hash of all of it."""
     if len(name.encode()) <= most:
         return name
+    # 9 is a hyphen and 8 digits; `ignore` drops a character that the cut has halved.
     return f"{name.encode()[: most - 9].decode(errors='ignore')}-{digest(name)}"
 
 
 def digest(name: str) -> str:
-    """Return 8 letters by which names differ that look alike where they are cut or spelt."""
+    """Returns 8 hexadecimal digits, which tell apart names that look alike when they are cut."""
     return hashlib.sha256(name.encode()).hexdigest()[:8]
 
 
 def path_problem(path: str) -> str | None:
-    """Returns what a path must be and `path` is not; None if `path` can be a path."""
+    """Returns the rule for paths that `path` breaks; None if it can be a path."""
     if not path.strip():
         return "must be a path, not empty"
     if NO_TEXT.search(path):

@@ -4,11 +4,9 @@ A range has an upper end where a larger number would not be refused by what it i
 hours or all memory before anything is said.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Interval
-from pydantic import AfterValidator
-from pydantic_core import PydanticCustomError
 
 from pipegap.trainer.base.places import path_problem
 
@@ -26,11 +24,22 @@ Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
 
 
-def _is_path(path: str) -> str:
+def _require_path(path: str) -> str:
+    from pydantic_core import PydanticCustomError
+
     if (problem := path_problem(path)) is not None:
         raise PydanticCustomError("place", "{problem}", {"problem": problem})
     return path
 
 
-Place = Annotated[str, AfterValidator(_is_path)]
+class _IsPath:
+    """An AfterValidator of `_require_path` without the import of pydantic: help needs none."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core.core_schema import no_info_after_validator_function
+
+        return no_info_after_validator_function(_require_path, handler(source))
+
+
+Place = Annotated[str, _IsPath()]
 """A file or folder; not empty, which would be the working folder or the file system's root."""

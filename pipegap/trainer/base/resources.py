@@ -1,5 +1,5 @@
-"""The process that a trial runs in: device, threads, determinism, memory, random streams; and what
-the machine offers it."""
+"""The process that a trial runs in: device, threads, determinism, memory, random streams; and the
+machine's memory and speed."""
 
 import gc
 import hashlib
@@ -21,16 +21,16 @@ from torch.utils._pytree import tree_map_only
 from pipegap.trainer.base.errors import BadInput
 
 FOR_RANKS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_MODULE_LOADING": "EAGER"}
-"""What CUDA reads when it starts, unless the environment has it. Hardware queues, the most there
-are: an inner rank has a stream per message group and computes beside, and with CUDA's own 8 a
-receive that waits could hold up a kernel. All kernels of torch are loaded at the start: at a
-kernel's first launch CUDA would wait for all that run, messages among them."""
+"""Variables that CUDA reads when it starts, unless the environment sets them. 32 hardware queues,
+the most there are: an inner rank has a stream per message group besides its computation, and with
+CUDA's own 8 a waiting receive could block a kernel. All kernels of torch are loaded at the start:
+at a kernel's first launch CUDA would wait for all running kernels, messages among them."""
 SHARED = "NCCL_MULTI_RANK_GPU_ENABLE"
-"""NCCL's own variable, by which it takes several ranks on one GPU."""
+"""NCCL's own variable, which lets several ranks share one GPU."""
 MANY_OBJECTS = 20_000
-"""Objects that the garbage collector looks at within a few milliseconds."""
+"""So many objects the garbage collector traverses within a few milliseconds."""
 COPIED = {"cuda": 2**30, "cpu": 2**26}
-"""Bytes of a copy that is timed, by type of device."""
+"""Type of device → bytes of a copy that is timed."""
 COPIES = 5
 
 
@@ -46,8 +46,8 @@ def require_device(name: str) -> torch.device:
 
 
 def require_memory(num_bytes: int, device: torch.device) -> None:
-    """Raises BadInput if the weights and states of a trial, `num_bytes`, are more than a device
-    has. Activations come on top."""
+    """Raises BadInput if the weights and states of a trial, `num_bytes`, do not fit on a device.
+    Activations come on top."""
     if device.type == "cuda":
         has = torch.cuda.get_device_properties(device).total_memory
     else:
@@ -60,13 +60,13 @@ def require_memory(num_bytes: int, device: torch.device) -> None:
 def rank_device(name: str, local_rank: int, num_ranks: int) -> torch.device:
     """The device of process `local_rank` on this machine, of `num_ranks` on all machines.
 
-    `cuda` means one GPU per process, `cuda:N` the same GPU for all. There they take turns: it shows
-    that a pipeline is right, not how fast it is. CUDA must not have started in this process, since
-    it reads what several ranks need (FOR_RANKS). Raises BadInput for a device that is not here, and
-    for one GPU of several ranks where NCCL does not take that.
+    `cuda` means one GPU per process, `cuda:N` the same GPU for all. Processes that share a GPU take
+    turns: they show that a pipeline is right, not how fast it is. CUDA must not have started in
+    this process, since it reads FOR_RANKS at its start. Raises BadInput for a device that is not
+    here, and for a shared GPU where NCCL does not allow it.
     """
     if name != "cpu" and num_ranks > 1:
-        os.environ.update({**FOR_RANKS, **os.environ})
+        os.environ.update({**FOR_RANKS, **os.environ})  # the user's own values win
     if name.startswith("cuda:") and num_ranks > 1 and not ranks_may_share_a_gpu():
         allowed = (
             f"must be cuda, a GPU per rank: for one GPU set {SHARED}=1, with NCCL 2.30 or newer"
@@ -76,10 +76,8 @@ def rank_device(name: str, local_rank: int, num_ranks: int) -> torch.device:
 
 
 def ranks_may_share_a_gpu() -> bool:
-    """Whether NCCL was told to take several ranks on one GPU; it raises an error before 2.30.
-
-    torch tells the version that it was built with, not the one that runs.
-    """
+    """Whether NCCL was told to take several ranks on one GPU; before 2.30 it raises an error."""
+    # By the variable alone: torch tells the NCCL that it was built with, not the one that runs.
     return os.environ.get(SHARED) == "1"
 
 
@@ -90,12 +88,12 @@ def device_name(device: torch.device) -> str:
 
 @contextmanager
 def reproducible(seed: int, num_threads: int, deterministic: bool = True) -> Iterator[None]:
-    """Same seed, same numbers, bitwise on one machine; on a GPU only if `deterministic`.
+    """A context in which one seed gives the same bits on one machine, on a GPU if `deterministic`.
 
-    At exit the process has its settings and the states of its random generators back.
-    CUBLAS_WORKSPACE_CONFIG is not needed since torch gives cuBLAS a workspace of its own, and must
-    not be set: torch reads it again for every product, which takes longer than the launch.
+    At its end the process has its settings and the states of its random generators back.
     """
+    # CUBLAS_WORKSPACE_CONFIG is not needed, since torch gives cuBLAS a workspace of its own, and
+    # must not be set: torch reads it again for every product, which takes longer than the launch.
     threads = torch.get_num_threads()
     was_deterministic = torch.are_deterministic_algorithms_enabled()
     fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
@@ -104,13 +102,14 @@ def reproducible(seed: int, num_threads: int, deterministic: bool = True) -> Ite
     gpu_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     torch.set_num_threads(num_threads)
     torch.use_deterministic_algorithms(deterministic)
+    # On by default in deterministic mode, it would fill every new tensor with NaN: a pass each.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.manual_seed(seed)
     try:
         yield
     finally:
         torch.set_rng_state(cpu_state)
-        if gpu_states is None:  # GPUs that start later have the CPU's seed, as without this
+        if gpu_states is None:  # GPUs that start later get the CPU's seed, as before the context
             torch.cuda.manual_seed_all(torch.initial_seed())
         else:
             torch.cuda.set_rng_state_all(gpu_states)
@@ -120,16 +119,18 @@ def reproducible(seed: int, num_threads: int, deterministic: bool = True) -> Ite
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Sets the peak to what is used now: a process may run several trials, one after the other."""
+    """Sets the peak to the memory in use: a process may run several trials one after the other."""
     gc.collect()
-    # What was imported stays: to look at it again would take 0.1 to 0.3 s of each trial. A trial
-    # may import more; what else it leaves is little. (To count what is frozen takes 40 ms.)
+    # Imported modules stay alive: to traverse their objects again would take 0.1 to 0.3 s of each
+    # trial, so they are frozen, and again after a trial has imported more. What else a trial
+    # leaves is little.
     if len(gc.get_objects()) > MANY_OBJECTS:
         gc.freeze()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:
-        with suppress(OSError):  # not on this system: the peak is that of the whole process then
+        # 5 resets VmHWM. Where the system has no such file, the peak is that of the whole process.
+        with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
 
@@ -160,28 +161,28 @@ def restore_random_state(state: dict[str, torch.Tensor], device: torch.device) -
 def on_cpu(state: Any) -> Any:
     """Mappings and lists of tensors and plain values, with every tensor in the CPU's memory.
 
-    Tensors that are the same memory, as the master and its newest version may be, are one tensor in
-    what is returned. A part of a vector gets memory of its own: a pickle would hold all of the
-    vector, once per part.
+    Tensors in the same memory, as the master and its newest version may be, become one tensor. A
+    part of a vector gets its own memory: a pickle would hold all of the vector, once per part.
     """
     copies: dict[tuple[object, ...], torch.Tensor] = {}
 
-    def moved(tensor: torch.Tensor) -> torch.Tensor:
+    def on_host(tensor: torch.Tensor) -> torch.Tensor:
         is_part = tensor.untyped_storage().nbytes() > tensor.nbytes
         if not tensor.is_cuda and not is_part:
-            return tensor
+            return tensor  # not a copy
         key = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
         if key not in copies:
             copies[key] = tensor.detach().to("cpu", copy=True)
         return copies[key]
 
-    return tree_map_only(torch.Tensor, moved, state)
+    return tree_map_only(torch.Tensor, on_host, state)
 
 
 def stream_seed(seed: int, *name: str) -> int:
     """A 63-bit seed for the stream `name` of a trial with `seed`; streams are independent.
 
-    Every random number of a trial is a function of (seed, purpose)."""
+    Every random number of a trial is a function of its seed and of the name of its stream.
+    """
     digest = hashlib.sha256("/".join([str(seed), *name]).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
@@ -192,9 +193,9 @@ def stream(seed: int, *name: str) -> torch.Generator:
 
 
 class Machine(NamedTuple):
-    """What a process found; memory and disk in bytes.
+    """A machine as a process sees it; memory and disk in bytes.
 
-    `free` and `total` are the memory of the device, `disk` is free where the store lies.
+    `free` and `total` are the memory of the device, `disk` is the free space where the store lies.
     """
 
     host: str
@@ -230,13 +231,13 @@ def _memory(device: torch.device) -> tuple[int, int]:
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits until the device has done all that it was given."""
+    """Waits until the device has done all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def copied_per_second(device: torch.device) -> float:
-    """Bytes per second of a copy in the device's memory, read and written ones: a median."""
+    """The median bytes per second, read plus written, of copies in the device's memory."""
     source = torch.ones(COPIED[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     seconds = []

@@ -1,12 +1,10 @@
-"""Composes a trial's config with Hydra: the one place of the trainer that knows Hydra.
+"""Composes a trial's config with Hydra from the words of a command line."""
 
-Hydra composes the YAMLs that are chosen. Keys are set here, so that every mistake in a word is
-found in our own words before Hydra is asked.
-"""
-
+import re
 from collections.abc import Collection, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from hydra import compose as hydra_compose
@@ -16,23 +14,134 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from pipegap.trainer.base import cli
+from pipegap.trainer.base.build import require_code
+from pipegap.trainer.base.cli import one_of, split_word
 from pipegap.trainer.base.errors import BadInput, closest_first
-from pipegap.trainer.base.former import is_dropped
+from pipegap.trainer.base.former import is_dropped, refuse_dropped_choice
 from pipegap.trainer.base.places import CONF
-from pipegap.trainer.config.names import GROUPS
+from pipegap.trainer.config.identity import GROUPS
 from pipegap.trainer.config.schema import validate
-from pipegap.trainer.config.words import CODE, REFERENCE, ParsedWords, Word, parse, parse_word
+
+# `GROUP=NAME` chooses a YAML of conf/, or of the folder `code`. `KEY=VALUE` sets a key that the
+# config has, `+KEY=VALUE` also a new key. No other word of Hydra's is offered.
+#
+# Hydra's own parser of words is not used: it refuses a plain path such as data/dätä, a=b or (a),
+# takes `a,b` for a sweep, keeps the last of two equal keys, and needs 17 times as long.
+
+CODE = "code"
+STRUCTURED = ("'", '"', "[", "{")
+"""First characters of a value that is quoted, a list or a mapping."""
+REFERENCE = re.compile(r"\$\{(\w+(?:\.\w+)*)\}")
+"""A reference to another key, such as ${num_updates}."""
+
+
+@dataclass(frozen=True)
+class Word:
+    """A parsed word. `text` is the value as written; `adds` allows a new key, and a word that is
+    set `if_there` has no effect on a choice without its key."""
+
+    key: str
+    text: str
+    value: Any
+    adds: bool
+    if_there: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of a choice, if the word chooses one."""
+        return self.value if isinstance(self.value, str) else self.text  # a name such as 125
+
+
+@dataclass(frozen=True)
+class ParsedWords:
+    """All words of a config. `choices` maps group → name; later `settings` count more.
+
+    `code` is the folder of the user's own choices.
+    """
+
+    code: str | None
+    choices: dict[str, str]
+    settings: list[Word]
+
+    def require_choices(self) -> None:
+        """Raises BadInput for a choice without a YAML of its name."""
+        places = [CONF, *([] if self.code is None else [Path(self.code)])]
+        for group, name in self.choices.items():
+            names_there = {path.stem for place in places for path in (place / group).glob("*.yaml")}
+            if name not in names_there:
+                refuse_dropped_choice(group, name)
+                raise one_of(group, name, sorted(names_there))
+
+
+def parse(words: Sequence[Word]) -> ParsedWords:
+    """Joins the words. The last choice of a group counts, and the last folder of code."""
+    code = None
+    # Only the last one: an earlier folder that is not there is no mistake.
+    for word in [word for word in words if word.key == CODE][-1:]:
+        if word.value is not None:
+            require_code(code := word.name)
+    choices = {word.key: word.name for word in words if word.key in GROUPS}
+    settings = [word for word in words if word.key not in GROUPS]
+    return ParsedWords(code, choices, settings)
+
+
+def parse_word(word: str) -> Word:
+    """Parses a word. Raises BadInput for a word that is not offered."""
+    key, text = split_word(word)
+    plain = key.lstrip("+")  # Hydra's ++ is read as +
+    if plain.startswith("~"):  # Hydra's word that deletes a key
+        raise BadInput(key, text, "is not offered: a key is set to another value, not removed")
+    if plain == "choices" or plain.startswith("choices."):
+        raise BadInput(plain, text, "is recorded, not set: choose by GROUP=NAME")
+    if plain.partition(".")[0] == "hydra":
+        raise BadInput(plain, text, "has no effect: code=DIR has choices of one's own")
+    value = parse_value(plain, text)
+    _require_references(plain, text, value)
+    return Word(plain, text, value, adds=plain != key)
+
+
+def parse_value(key: str, text: str) -> Any:
+    """Parses a value as written on a command line; returns plain data. Raises BadInput.
+
+    Quotes make any value a text, [a, b] is a list, {a: b} a mapping. Any other value that is no
+    number, true, false or null is a text.
+    """
+    if text and not text.startswith(STRUCTURED):
+        return cli.scalar(text)
+    try:
+        return cli.read(text) if text else text
+    except cli.NotRead as error:
+        raise BadInput(key, text, f"must be one value, in quotes if need be ({error})") from None
+
+
+def _require_references(key: str, text: str, value: Any) -> None:
+    """Raises BadInput for an interpolation that is more than a reference to another key.
+
+    `${oc.env:WANDB_API_KEY}` would write a secret to the store and to messages, and a config must
+    not depend on its environment.
+    """
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            _require_references(key, text, item)
+    elif isinstance(value, str) and "$" in value and not REFERENCE.fullmatch(value):
+        raise BadInput(key, text, "may refer to another key alone, such as ${num_updates}")
+
+
+# The one place of the trainer that knows Hydra. Hydra composes the YAMLs of the choices. Keys are
+# set here, so that a mistake in a word is found, and worded, by us before Hydra sees it.
 
 Node = dict[str, Any]
 SUGGESTED = 4
-"""Known keys that the refusal of an unknown key names."""
+"""How many keys of the config the refusal of an unknown key names."""
 MISSING = "???"
-"""What a YAML has for a value that must be given."""
+"""The value of a key in a YAML that the user must set."""
 NOWHERE = object()
+"""In place of the value of a key that does not exist; None is a value."""
 
 
 def compose(words: Sequence[str]) -> Node:
-    """Return the resolved, validated config of `words` over conf/config.yaml.
+    """Returns the resolved, validated config of `words` over conf/config.yaml.
 
     Raises BadInput for a word that is not offered, or a value that the schema does not accept.
     """
@@ -40,10 +149,11 @@ def compose(words: Sequence[str]) -> Node:
 
 
 class Composer:
-    """`compose` for many configs: Hydra composes each set of choices once, copies get the keys.
+    """`compose` for many configs: Hydra composes each set of choices once, and keys are set in
+    copies.
 
-    Of the words `if_there` those that set a key of a choice have no effect where the choice does
-    not have the key, as one of one's own may not.
+    A word of `if_there` that sets a key of a choice has no effect where the choice lacks the key,
+    as a choice of the user's own may.
     """
 
     def __init__(self, if_there: Collection[str] = ()) -> None:
@@ -56,12 +166,13 @@ class Composer:
         return validate(self.node(words))
 
     def node(self, words: Sequence[str]) -> Node:
-        """Return the resolved config of `words` without validating it."""
+        """Returns the resolved config of `words` without validating it."""
         parsed = parse([self._parse(word) for word in words])
         node, names = self._chosen(parsed)
         for word in parsed.settings:
             if not is_dropped(word.key, word.value):
                 _set(node, word)
+        # After all words: a reference reads the value that they leave.
         resolved = {key: _value(value, node, key, ()) for key, value in node.items()}
         return {**resolved, "choices": names}
 
@@ -73,7 +184,7 @@ class Composer:
         return self._parsed[word]
 
     def _chosen(self, parsed: ParsedWords) -> tuple[Node, Node]:
-        """Return a copy of the node of the choices, references as written, and their names."""
+        """Returns a copy of the node of the choices, references as written, and their names."""
         key = str((parsed.code, sorted(parsed.choices.items())))
         if key not in self._composed:
             self._composed[key] = _compose(parsed)
@@ -81,14 +192,15 @@ class Composer:
 
 
 def _compose(parsed: ParsedWords) -> tuple[Node, Node]:
-    """Return the node of the choices, and for each group the name of the chosen YAML."""
+    """Returns the node of the choices, and for each group the name of the chosen YAML."""
     parsed.require_choices()
     words = [f"{group}={name}" for group, name in parsed.choices.items()]
-    if parsed.code is not None:
+    if parsed.code is not None:  # in quotes, since Hydra parses this word
         quoted = parsed.code.replace("'", r"\'")
         words.append(f"hydra.searchpath=['file://{quoted}']")
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
+            # With Hydra's own node: it has the names of the choices, defaults among them.
             config = hydra_compose("config", words, return_hydra_config=True)
         choices = config.hydra.runtime.choices
         names = {group: choices[group] for group in GROUPS if choices.get(group)}
@@ -106,17 +218,16 @@ def _set(node: Node, word: Word) -> None:
     if not isinstance(holder, dict) or not (word.adds or last in holder):
         if word.if_there:
             return
-        suggestions = closest_first(word.key, _keys(node))
-        suggestions = sorted(suggestions, key=lambda key: key.rpartition(".")[2] != last)[
-            :SUGGESTED
-        ]
-        allowed = f"must be a key of the config (the closest are {', '.join(suggestions)})"
-        raise BadInput(word.key, word.given, allowed)
+        # First the keys whose last part is right, such as optimizer.lr for lr; the sort is stable.
+        keys = closest_first(word.key, _keys(node))
+        keys.sort(key=lambda key: key.rpartition(".")[2] != last)
+        allowed = f"must be a key of the config (the closest are {', '.join(keys[:SUGGESTED])})"
+        raise BadInput(word.key, word.text, allowed)
     holder[last] = word.value
 
 
 def _keys(node: Node, prefix: str = "") -> Iterator[str]:
-    """All keys, with dots."""
+    """All keys of the node and of those inside it, with dots."""
     for key, value in node.items():
         yield f"{prefix}{key}"
         if isinstance(value, dict):
@@ -124,9 +235,9 @@ def _keys(node: Node, prefix: str = "") -> Iterator[str]:
 
 
 def _value(value: Any, root: Node, key: str, trail: tuple[str, ...]) -> Any:
-    """Return `value` with values of `root` in place of references (${num_updates}).
+    """Returns `value` with values of `root` in place of references (${num_updates}).
 
-    `trail` are the references that led here.
+    `trail` are the references that led here, so that a circle of them is refused.
     """
     if isinstance(value, dict):
         return {name: _value(item, root, f"{key}.{name}", trail) for name, item in value.items()}

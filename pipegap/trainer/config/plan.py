@@ -10,18 +10,17 @@ from typing import Any, Protocol
 
 import torch
 
-from pipegap.trainer.base.build import label, locate, made
-from pipegap.trainer.base.code import use_code
+from pipegap.trainer.base.build import label, locate, made, use_code
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.ranges import MAX_COUNT
-from pipegap.trainer.config.combinations import (
+from pipegap.trainer.config.identity import trial_id
+from pipegap.trainer.config.schema import (
     check_averaging,
     check_backward,
     check_graphs,
     check_in_place,
 )
-from pipegap.trainer.config.identity import trial_id
-from pipegap.trainer.config.memory import (
+from pipegap.trainer.config.work import (
     FP32,
     by_rank,
     largest_rank,
@@ -32,15 +31,15 @@ from pipegap.trainer.config.memory import (
 )
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.data.shards import Source
+from pipegap.trainer.models.decoder import Recipe
 from pipegap.trainer.models.export import check_start
-from pipegap.trainer.models.recipe import Recipe
 from pipegap.trainer.schedules.operations import Schedule
 from pipegap.trainer.schedules.proof import check
 
 PROVEN = 8
-"""Number of batches at the start of each phase that are proven to run; later ones repeat them."""
+"""How many batches at the start of each phase are proven to run; later ones repeat them."""
 FORWARD = 1 / 3
-"""The share of a forward in the work of forward and backward."""
+"""The share of the forward in the work of forward and backward."""
 ROW, RECORD = 190, 4_000
 """Bytes of one row of metrics.jsonl without diagnostics; of the files of any trial's record."""
 
@@ -60,10 +59,10 @@ class Plan:
     `evaluation_flops` are those of all `num_evaluations`, 0 where the data is not prepared.
     `checkpoint_bytes` (of one checkpoint) and `kept_bytes` (of a finished trial) are estimates.
     `memory_bytes` is `largest_rank`, beside which the loss of a microbatch takes `loss_bytes`.
-    `work_by_rank` is the work of a forward on each rank, true or emulated; the ratios count.
-    A gradient is late if `is_delayed`. A trial that `looks_ahead` has a correction that acts
-    without a delay too; one that `corrects_nothing` has another one and no delay, so its numbers
-    are those of a trial without the correction.
+    `work_by_rank` is the work of a forward on each rank, true or emulated, of which only the ratios
+    count. If `is_delayed`, some gradient is late. If it `looks_ahead`, its correction acts without
+    a delay too. If it `corrects_nothing`, its correction acts on late gradients alone and there are
+    none, so its numbers are those of a trial without the correction.
     """
 
     trial_id: str
@@ -93,7 +92,7 @@ def plan_trial(config: Mapping[str, Any]) -> Plan:
 
 
 class Planner:
-    """`plan_trial` for many trials, which share what neither seed nor optimizer's numbers change.
+    """`plan_trial` for many trials, which share what depends on neither seed nor optimizer's keys.
 
     The data are hashed once, when the first trial on them is planned.
     """
@@ -105,6 +104,7 @@ class Planner:
     def __call__(self, config: Mapping[str, Any]) -> Plan:
         """See `plan_trial`."""
         use_code(config.get("code"))
+        # All but the id is equal for trials that differ in the seed or in the optimizer's keys.
         key = json.dumps({**config, "seed": None, **which_optimizer(config)}, sort_keys=True)
         if key not in self._plans:
             facts = self._facts(json.dumps(config["data"], sort_keys=True))
@@ -114,12 +114,12 @@ class Planner:
 
 
 def which_optimizer(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the node of the optimizer with all that sizes and work depend on: its address."""
+    """Returns the optimizer's part of a config that sizes and work depend on: its address."""
     return {"optimizer": {"_target_": config["optimizer"]["_target_"]}}
 
 
 def _facts(node: str) -> tuple[str | None, int]:
-    """The hash of the data and the number of its validation tokens: None and 0 where it is not."""
+    """The data's hash and number of validation tokens; None and 0 where it is not prepared."""
     source: Source = made("data", json.loads(node), Source)
     digest = source.hash
     return digest, 0 if digest is None else source.num_validation_tokens
@@ -148,8 +148,9 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: i
     acts = schedule.is_delayed or correction.looks_ahead
     stages = weights_of(config["model"], schedule.num_stages, config["seq_len"])
     states = states_of(locate(config["optimizer"]["_target_"]), stages)
-    num_kept = config["save_final"] + config["save_last"]
+    num_kept = config["save_final"] + config["save_last"]  # sets of weights
     num_evaluations = ceil(num_updates / config["eval_every"])
+    # The last evaluation reads all validation tokens, the others at most eval_tokens.
     num_evaluated = num_validation + (num_evaluations - 1) * min(
         num_validation, config["eval_tokens"] or num_validation
     )
@@ -166,7 +167,7 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: i
         _num_processes(config, schedule),
         schedule.is_delayed,
         correction.looks_ahead,
-        not acts and type(correction) is not NoCorrection,
+        not acts and type(correction) is not NoCorrection,  # corrects_nothing
         _checkpoint_bytes(config, schedule, correction),
         RECORD + ROW * num_updates + num_kept * FP32 * model.num_parameters,
         largest_rank(config, schedule, correction, stages, states),
@@ -177,7 +178,7 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: i
 
 
 def _num_updates(config: Mapping[str, Any], num_parameters: int) -> int:
-    """Return the updates that make `tokens_per_parameter`; raises BadInput for too many."""
+    """Returns the updates that make `tokens_per_parameter`; raises BadInput for too many."""
     share: float = config["tokens_per_parameter"]
     num_updates = max(1, round(share * num_parameters / (config["batch_size"] * config["seq_len"])))
     if num_updates > MAX_COUNT:
@@ -208,6 +209,7 @@ def _checkpoint_bytes(
     whole = weights_of(config["model"], 1, config["seq_len"])
     [weights], [states] = whole, states_of(locate(config["optimizer"]["_target_"]), whole)
     lags = schedule.lags
+    # Means over stages: 1 newest version and `lag` older ones, each a set of leaves.
     leaves = 1 + sum(lag + correction.num_leaves_ahead(lag) for lag in lags) / len(lags)
     buffers = sum(map(correction.num_buffers, lags)) / len(lags)
     master = 0 if dtype == torch.float32 else FP32

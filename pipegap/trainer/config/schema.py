@@ -1,33 +1,146 @@
-"""What a trial's config may hold: keys, types, ranges; and the rules that span several keys.
-
-The schema of a choice (a node with `_target_`) is the signature of its target: the keyword-only
-parameters are its keys, their annotations its types and ranges. So nothing is declared twice.
-`choices` has the names that people chose by, for tables and figures.
-"""
+"""What a trial's config may hold: keys, types, ranges, and which settings go together."""
 
 import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from annotated_types import Gt, Interval
 from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
-from pipegap.trainer.base.build import is_own, label, locate, published
-from pipegap.trainer.base.code import in_short, refuse_hidden, use_code
+from pipegap.trainer.base.build import (
+    in_short,
+    is_own,
+    label,
+    locate,
+    published,
+    refuse_hidden,
+    use_code,
+)
 from pipegap.trainer.base.errors import BadInput, closest_first
 from pipegap.trainer.base.former import YOUNGER, is_dropped, refuse_dropped_choice
 from pipegap.trainer.base.places import require_folder
 from pipegap.trainer.base.ranges import Count, Few, Place, Rows, Seed
-from pipegap.trainer.config.combinations import check_combinations
-from pipegap.trainer.config.names import GROUPS, names, refuse_own_loop
+from pipegap.trainer.config.identity import GROUPS, names, refuse_own_loop
+from pipegap.trainer.schedules.operations import Schedule
+
+if TYPE_CHECKING:  # torch is slow, and no check of a command's words needs it
+    from pipegap.trainer.corrections.none import NoCorrection
+    from pipegap.trainer.models.decoder import Recipe
+
+
+# Settings that do not go together, though each is valid alone.
+
+Config = Mapping[str, Any]
+
+COMPILED = "with compile=update: compile=false does without"
+
+
+def check_combinations(config: Config) -> None:
+    """Raises BadInput for two keys that contradict each other."""
+    _check_compiled_experts(config)
+    _check_fused(config)
+    if config["trace"] and config["runner"] == "emulated":
+        raise BadInput("trace", True, "needs runner=pipelined: only ranks wait for each other")
+    if config["trace"] and config["diagnostics"] is not None:
+        raise BadInput("trace", True, "needs diagnostics=null: its probes would be in the picture")
+
+
+def _check_compiled_experts(config: Config) -> None:
+    """Raises BadInput for compiled products of experts in fp32, which torch's compiler refuses."""
+    if config["compile"] is not True or "num_experts" not in config["model"]:
+        return
+    for key in ("dtype", "eval_dtype"):
+        if config[key] != "bfloat16":
+            allowed = "must be bfloat16 with experts and compile=true: torch compiles no other"
+            raise BadInput(key, config[key], allowed)
+
+
+def _check_fused(config: Config) -> None:
+    """Raises BadInput for a setting for which a Gated DeltaNet has no fused kernels."""
+    if not config["model"].get("fused_delta_rule"):
+        return
+    for key, holds, allowed in (
+        ("device", config["device"] != "cpu", "must be a GPU"),
+        ("dtype", config["dtype"] == "bfloat16", "must be bfloat16"),
+        ("deterministic", not config["deterministic"], "must be false, as Triton times kernels,"),
+    ):
+        if not holds:
+            raise BadInput(key, config[key], f"{allowed} with model.fused_delta_rule=true")
+
+
+def check_backward(config: Config, model: "Recipe", schedule: Schedule) -> None:
+    """Raises BadInput for a model whose backward the schedule cannot cut in halves."""
+    if not schedule.splits_backward:
+        return
+    if config["compile"]:
+        allowed = "must be false with a schedule that splits backwards: nearly nothing is compiled"
+        raise BadInput("compile", config["compile"], allowed)
+    if model.activation_checkpointing:
+        allowed = "must be false with a schedule that splits backwards: they cannot recompute"
+        raise BadInput("model.activation_checkpointing", True, allowed)
+
+
+def check_graphs(config: Config, model: "Recipe", correction: "NoCorrection") -> None:
+    """Raises BadInput for a setting that `compile=update` does not support."""
+    if config["compile"] != "update":
+        return
+    correction_name = label(config["correction"])
+    recomputes = model.activation_checkpointing
+    architecture, is_dense = label(config["model"]), "num_experts" not in config["model"]
+    for key, value, holds, allowed in (
+        ("model", architecture, is_dense, "must have no experts, since 0.3.0,"),
+        ("device", config["device"], config["device"] == "cpu", "must be cpu"),
+        ("runner", config["runner"], config["runner"] == "emulated", "must be emulated"),
+        ("diagnostics", config["diagnostics"], config["diagnostics"] is None, "must be null"),
+        ("model.activation_checkpointing", recomputes, not recomputes, "must be false"),
+        ("correction", correction_name, not correction.reads_ahead, "must not read ahead"),
+    ):
+        if not holds:
+            raise BadInput(key, value, f"{allowed} {COMPILED}")
+
+
+def check_averaging(config: Config, correction: "NoCorrection") -> None:
+    """Raises BadInput for a correction that moves weights, if the optimizer averages weights."""
+    # Not at the top: the module of optimizers imports torch.
+    from pipegap.trainer.optimizers.routing import is_averaging
+
+    if correction.moves_weights and is_averaging(locate(config["optimizer"]["_target_"])):
+        optimizer = label(config["optimizer"])
+        why = "its average is made of weights and not of updates, which a change beside its own"
+        allowed = f"not with optimizer={optimizer}: {why} steps breaks"
+        raise BadInput("correction", label(config["correction"]), allowed)
+
+
+def check_in_place(config: Config, schedule: Schedule, correction: "NoCorrection") -> None:
+    """Raises BadInput for a setting that a schedule with weights updated in place rules out."""
+    if not schedule.in_place:
+        return
+    pipeline = label(config["pipeline"])
+    if config["compile"]:
+        allowed = f"must be false with pipeline={pipeline}: compiled passes may copy weights"
+        raise BadInput("compile", config["compile"], allowed)
+    if config["model"].get("activation_checkpointing"):
+        allowed = f"must be false with pipeline={pipeline}: a second forward reads newer weights"
+        raise BadInput("model.activation_checkpointing", True, allowed)
+    from pipegap.trainer.corrections.none import NoCorrection
+
+    if type(correction) is not NoCorrection:
+        why = "its gradients mix versions, which have no one delay"
+        allowed = f"must be none with pipeline={pipeline}: {why}"
+        raise BadInput("correction", label(config["correction"]), allowed)
+
+
+# Keys, types and ranges. The schema of a choice (a node with `_target_`) is the signature of its
+# target: the keyword-only parameters are its keys, their annotations its types and ranges. So
+# nothing is declared twice. `choices` has the names of the choices, for tables and figures.
 
 Choice = dict[str, Any]
 BF16_PRODUCTS = ("avx512_bf16", "amx_bf16")
-"""Instructions of processors, by torch's names, with which its products in bfloat16 are faster."""
+"""torch's names of processor instructions with which products are faster in bfloat16."""
 
 
 def _compile(value: object) -> bool | str:
@@ -107,7 +220,7 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
     refuse_own_loop(config)
     current_keys = {key: value for key, value in config.items() if not is_dropped(key, value)}
     checked = _check(TrialConfig, current_keys, prefix="")
-    use_code(checked["code"])
+    use_code(checked["code"])  # before the choices, which may be classes of that folder
     for group in GROUPS:
         checked[group] = check_choice(group, checked[group], checked["code"])
     if checked["choices"] is not None:
@@ -128,9 +241,9 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
 def _resolved_dtype(name: str, device: str, *, has_experts: bool) -> str:
     """Returns the dtype `name`, or for auto the dtype of the fastest products.
 
-    They are in bfloat16 on a GPU, and on a CPU that has instructions for bfloat16. On other CPUs
-    bfloat16 is slower than float32. So it is for experts on any CPU, because torch compiles a
-    product for each number of tokens that an expert gets.
+    That is bfloat16 on a GPU, and on a CPU that has instructions for bfloat16. On other CPUs
+    bfloat16 is slower than float32, and for experts on any CPU, because torch compiles a product
+    for each number of tokens that an expert gets.
     """
     if name != "auto":
         return name
@@ -145,7 +258,7 @@ def _resolved_dtype(name: str, device: str, *, has_experts: bool) -> str:
 
 
 def check_choice(key: str, node: Choice, code: str | None = None) -> Choice:
-    """Return the node of one choice, checked against its target's signature; raises BadInput.
+    """Returns the node of one choice, checked against its target's signature; raises BadInput.
 
     `code` is the folder of the user's own code.
     """
@@ -155,6 +268,7 @@ def check_choice(key: str, node: Choice, code: str | None = None) -> Choice:
     try:
         schema = _schema(locate(path))
     except (Exception, SystemExit) as error:  # whatever the user's module raises
+        # An installed module of the same name may be why: that is the better refusal.
         refuse_hidden(code, path)
         raise BadInput(f"{key}._target_", path, f"must be importable ({in_short(error)})") from None
     refuse_hidden(code, path)
@@ -164,9 +278,9 @@ def check_choice(key: str, node: Choice, code: str | None = None) -> Choice:
 
 @cache
 def _schema(target: Any) -> type[BaseModel]:
-    """Return a pydantic model of the target's keyword-only parameters.
+    """Returns a pydantic model of the target's keyword-only parameters.
 
-    Raises TypeError or ValueError for a target that is no function or class of annotated ones.
+    Raises TypeError or ValueError for a target whose signature Python cannot read.
     """
     function = target.__init__ if inspect.isclass(target) else target
     # The fields of a dataclass may be annotated in the module of a base class.
@@ -191,19 +305,19 @@ def _check(schema: type[BaseModel], values: Mapping[str, Any], prefix: str) -> d
 
 
 def first_of(error: ValidationError) -> ErrorDetails:
-    """Return the error to report: a misspelt key says more than the key that is missing for it."""
+    """Returns the error to report: a misspelt key before the key that is missing because of it."""
     errors = error.errors()
     return next((details for details in errors if details["type"] != "missing"), errors[0])
 
 
 def in_words(error: ErrorDetails, schema: type[BaseModel]) -> str:
-    """Return what must be where the `schema` has this error, in our words and not pydantic's."""
+    """Returns what is allowed where the `schema` has this error, in our words, not pydantic's."""
     if error["type"] == "extra_forbidden":
         closest_keys = closest_first(str(error["loc"][-1]), schema.model_fields)
         return f"must be a known key (known: {', '.join(closest_keys)})"
     if error["type"] == "missing":
         return "is required"
-    message = error["msg"].removeprefix("Value error, ")
+    message = error["msg"].removeprefix("Value error, ")  # of a validator of ours
     return re.sub(r"^(Input|\w+) should", "must", message)
 
 

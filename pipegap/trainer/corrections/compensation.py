@@ -9,8 +9,7 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 from typing_extensions import override
 
-from pipegap.trainer.corrections.none import NoCorrection, State
-from pipegap.trainer.corrections.past import Past
+from pipegap.trainer.corrections.none import NoCorrection, Past, State
 
 
 class Taylor(NoCorrection):
@@ -41,19 +40,21 @@ class Taylor(NoCorrection):
         self, gradients: Sequence[Tensor], weights: Sequence[Tensor], delays: Sequence[int]
     ) -> None:
         diagonal = self._curvature(gradients)
-        late = [i for i, delay in enumerate(delays) if delay > 0]
+        late = [i for i, delay in enumerate(delays) if delay > 0]  # the weights to correct
         if late:
             read_weights = [self._weights.get(i, delays[i]) for i in late]
             term = torch._foreach_sub([weights[i] for i in late], read_weights)
             torch._foreach_mul_(term, [diagonal[i] for i in late])
             torch._foreach_add_([gradients[i] for i in late], term, alpha=self.coefficient)
+        # Recorded after the look-up: until here, age d is W(t − d), which batch t read.
         self._weights.record([weight.clone() for weight in weights])
 
     def _curvature(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """D, one tensor per weight."""
         squares = list(torch._foreach_mul(list(gradients), list(gradients)))
         if self.decay == 0:
             return squares
-        if self._diagonal:
+        if self._diagonal:  # decay · average + (1 − decay) · squares, in place
             torch._foreach_lerp_(self._diagonal, squares, 1 - self.decay)
         else:
             self._diagonal = squares
@@ -74,7 +75,8 @@ class Taylor(NoCorrection):
     @override
     def restore(self, state: Sequence[State]) -> None:
         self._weights.restore(state)
-        self._diagonal = [saved["diagonal"] for saved in state if "diagonal" in saved]
+        # Copies: the average is changed in place, and the state is the caller's.
+        self._diagonal = [saved["diagonal"].clone() for saved in state if "diagonal" in saved]
 
 
 class WeightPrediction(NoCorrection):
@@ -97,8 +99,9 @@ class WeightPrediction(NoCorrection):
 
     @override
     def ahead(self, weights: Sequence[Tensor], update: Sequence[Tensor]) -> Sequence[Tensor]:
-        further = torch._foreach_mul(list(update), self._horizons)
-        return torch._foreach_sub(list(weights), further)
+        # Out of place: `weights` is the master, which training goes on from.
+        prediction = torch._foreach_mul(list(update), self._horizons)
+        return torch._foreach_sub(list(weights), prediction)
 
 
 class LearningRate(NoCorrection):
@@ -120,5 +123,5 @@ class LearningRate(NoCorrection):
 
     @override
     def lr_factor(self, update: int, delay: int) -> float:
-        done = min(update / self._anneal, 1.0) if self._anneal else 1.0
-        return max(delay, 1) ** (done - 1.0)
+        progress = min(update / self._anneal, 1.0) if self._anneal else 1.0
+        return max(delay, 1) ** (progress - 1.0)

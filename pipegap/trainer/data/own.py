@@ -1,4 +1,4 @@
-"""Text of one's own: files, or a data set of the Hugging Face hub; prepared when first opened."""
+"""A user's own text: files, or a data set of the Hugging Face hub; prepared when first opened."""
 
 import hashlib
 import json
@@ -18,28 +18,28 @@ from pipegap.trainer.base.children import num_cores
 from pipegap.trainer.base.cli import say
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.ranges import Place, Positive
-from pipegap.trainer.data.chosen import chosen
 from pipegap.trainer.data.hub import CACHE, HubDocuments, newest_commit
-from pipegap.trainer.data.paths import (
+from pipegap.trainer.data.prepare import prepare, stated_vocab_size
+from pipegap.trainer.data.readers import (
     OPENERS,
+    READERS,
     Named,
     digests_of,
+    documents,
     has_mark,
     kind_of,
     named,
     sentence,
     text_hash,
 )
-from pipegap.trainer.data.prepare import prepare, stated_vocab_size
-from pipegap.trainer.data.readers import READERS, documents
 from pipegap.trainer.data.shards import Dataset, Prepared
-from pipegap.trainer.data.tokenizers import Chosen
+from pipegap.trainer.data.tokenizers import Chosen, chosen
 
 Share = Annotated[float, Interval(gt=0, lt=1)]
 Size = Annotated[int, Gt(0)]
 Recipe = dict[str, Any]
 """What identifies a text, as JSON."""
-USUAL = {reader: kind for kind, reader in reversed([*READERS.items()])}
+USUAL = {reader: kind for kind, reader in reversed([*READERS.items()])}  # the first kind stays
 """Reader → the usual end of the names of its files."""
 KINDS = (
     f"{', '.join(f'*{kind}' for kind in READERS if USUAL[READERS[kind]] == kind)}, or text in "
@@ -53,7 +53,7 @@ class OwnText(ABC):
     """A source whose shards lie in `place`, in a folder that its hash names."""
 
     COUNTED_BY_HASH: ClassVar[tuple[str, ...]]
-    """Keys that say where something lies: in a trial's id the hash stands for them."""
+    """Keys that name a place: in a trial's id the hash stands for them."""
 
     text: str
     tokenizer: str
@@ -83,14 +83,14 @@ class OwnText(ABC):
 
     @abstractmethod
     def left_out(self) -> list[Path]:
-        """Files and folders that a reader may expect to count, and that do not."""
+        """Files and folders that do not count, though a user may expect that they do."""
 
     @property
     def hash(self) -> str | None:
-        """SHA-256 over what the tokens are a function of; None if the text is not there."""
+        """SHA-256 over all that the tokens depend on; None if the text is not there."""
         if (origin := self.origin()) is None:
             return None
-        recipe = {
+        recipe = {  # without `skip_bad_rows`: where it is needed, there are no tokens without it
             **origin,
             "tokenizer": self._chosen.identity,
             "vocab_size": self.vocab_size,
@@ -127,7 +127,7 @@ class OwnText(ABC):
     def open(self) -> Dataset:
         """Prepares missing shards, with progress on stderr; then verifies and opens them."""
         if (digest := self.hash) is None:
-            self.documents()  # says why
+            self.documents()  # raises BadInput with the reason, if it knows one
             raise BadInput("data.path", self.label, "must be there")
         if self._shards(digest).hash is None:
             self._prepare(digest)
@@ -147,6 +147,7 @@ class OwnText(ABC):
 
     def _prepare(self, digest: str) -> None:
         encoder = self._chosen
+        # Before a tokenizer is trained, which may take long.
         if next(iter(self.documents()), None) is None:
             raise BadInput("data", self.label, "must hold text: it has none")
         say(f"prepares {self.label} in {self._folder(digest)}")
@@ -171,7 +172,7 @@ class OwnText(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class TextFiles(OwnText):
-    """Files of text: one, those of a folder, or those of a pattern, in the order of their paths."""
+    """Text files: one, those of a folder, or those of a pattern, in the order of their paths."""
 
     COUNTED_BY_HASH = ("shards", "tokenizer", "end_of_document")
 
@@ -192,6 +193,7 @@ class TextFiles(OwnText):
         """The contents of the files, in order, without their names and how they are compressed."""
         if not (files := self._named().files):
             return None
+        # a.txt and a.txt.gz with one content are one text; a.jsonl with it would be another.
         kinds = [USUAL[READERS[kind_of(file)]] for file in files]
         return {"kinds": kinds, "files": digests_of(files, text_hash), "text": self.text}
 
@@ -202,7 +204,7 @@ class TextFiles(OwnText):
         return documents(files, self.text, skip=self.skip_bad_rows)
 
     def left_out(self) -> list[Path]:
-        """What a folder or a pattern has that is hidden, a loop, or of another kind."""
+        """Files that are hidden or of another kind, and links back to a folder above them."""
         return self._named().left_out
 
     def _named(self) -> Named:
@@ -236,7 +238,7 @@ class HubText(OwnText):
         return Path(self.name).name if os.path.isdir(self.name) else self.name
 
     def origin(self) -> Recipe:
-        """The commit, or the contents of the copy; raises BadInput where no commit is given."""
+        """The commit, or the contents of the copy; raises BadInput if `revision` is no commit."""
         if os.path.isdir(self.name):
             files = sorted(named(self.name).files)
             where: Recipe = {"files": digests_of(files), "names": [file.name for file in files]}
@@ -263,5 +265,5 @@ class HubText(OwnText):
         )
 
     def left_out(self) -> list[Path]:
-        """What is hidden in a copy."""
+        """The hidden files of a copy."""
         return named(self.name).left_out if os.path.isdir(self.name) else []

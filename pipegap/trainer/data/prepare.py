@@ -1,6 +1,6 @@
 """Documents → a prepared folder, which appears only when it is complete.
 
-It is written document by document, and a call that was killed goes on where it stopped. Of several
+It is written document by document, and a call goes on where a killed one stopped. Of several
 processes that prepare one folder, one works and the others wait.
 """
 
@@ -42,11 +42,11 @@ MakeEncoder = Callable[[Iterable[str], Path], Encoder]
 
 SHARD_TOKENS = 100_000_000
 CHARACTERS_AHEAD = 2**23
-"""Of documents that are read before their turn."""
+"""Characters of documents that workers encode before their turn to be written."""
 END = np.dtype("<i8")
-"""How the end of a document is written, until all ends are known."""
+"""The type of the ends of documents in a file that grows, before all of them become a .npy."""
 SAVE_EVERY = 10.0
-"""Seconds between two records of how far a preparation is, and two lines about it."""
+"""Seconds between two records of a preparation's progress, each with a line on stderr."""
 PROGRESS = "progress.json"
 
 
@@ -69,8 +69,8 @@ def prepare(
     """Writes the splits and the manifest of `out`; raises BadInput unless it is new or empty.
 
     It stops after `num_tokens` training tokens. A tokenizer is trained on training documents only.
-    `vocab_size` is stated in place of the tokenizer's, if it is larger. A call that was killed
-    leaves its files in `out`.partial, and the same call goes on from them.
+    The manifest states `vocab_size` in place of the tokenizer's, if it is not None. A call that was
+    killed leaves its files in `out`.partial, and the same call goes on from them.
     """
     out = out.resolve()  # fills the target of a link: a folder cannot replace the link itself
     settings = {**about, "share": validation_share, "tokens": str(num_tokens), "size": vocab_size}
@@ -87,7 +87,7 @@ def prepare(
                 preparation.go_on(documents(), encode, num_workers)
                 splits = preparation.close(validation_share)
         except BadInput:
-            if not progress(folder, settings):
+            if not progress(folder, settings):  # else the call goes on once the fault is mended
                 shutil.rmtree(folder)
             raise
         manifest = Manifest(
@@ -102,30 +102,30 @@ def prepare(
             f"{manifest.attribution}\n{manifest.license}\n", "utf-8"
         )
         (folder / PROGRESS).unlink(missing_ok=True)
-        manifest.write(folder)
+        manifest.write(folder)  # last: a folder with a manifest is valid
         folder.rename(out)
 
 
 def _encode(
     encoder: Encoder, share: float, batch: Batch
 ) -> tuple[State, list[tuple[bool, Document]]]:
-    """The state behind a batch; whether each of its documents is held out, and its tokens."""
+    """The state after a batch; and of each document, whether it is held out, and its tokens."""
     held_out = [is_validation(text, share) for text in batch.texts]
     return batch.after, list(zip(held_out, encoder.encode(batch.texts), strict=True))
 
 
-def stated_vocab_size(own_size: int, stated: int | None) -> int:
+def stated_vocab_size(tokenizer_size: int, stated: int | None) -> int:
     """The vocabulary of the manifest; raises BadInput if the `stated` one is too small."""
-    if stated is not None and stated < own_size:
-        allowed = f"must be null or at least the tokenizer's {own_size}"
+    if stated is not None and stated < tokenizer_size:
+        allowed = f"must be null or at least the tokenizer's {tokenizer_size}"
         raise BadInput("data.vocab_size", stated, allowed)
-    return stated or own_size
+    return stated or tokenizer_size
 
 
 def _make_partial(out: Path, settings: dict[str, Any]) -> Path:
     """Returns the folder `out`.partial: as an earlier call left it, or new.
 
-    Raises BadInput where renaming, the last step, would otherwise fail after all the work.
+    Raises BadInput now where the rename, the last step of all, would fail.
     """
     folder = out.with_name(f"{out.name}.partial")
     try:
@@ -141,9 +141,10 @@ def _make_partial(out: Path, settings: dict[str, Any]) -> Path:
 
 @contextmanager
 def _alone(out: Path) -> Iterator[None]:
-    """Waits until no other process holds the folder `out`, and holds it; a killed one holds none.
+    """Waits until no other process has the lock of the folder `out`, and then holds the lock.
 
-    Raises BadInput where no file can be made beside it.
+    The kernel frees the lock of a killed process. Raises BadInput where no file can be made beside
+    the folder.
     """
     lock = out.with_name(f"{out.name}.lock")
     try:
@@ -154,7 +155,7 @@ def _alone(out: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        lock.unlink(missing_ok=True)
+        lock.unlink(missing_ok=True)  # before the close, which hands the lock to another process
         file.close()
 
 
@@ -163,14 +164,16 @@ def _locked(lock: Path) -> TextIO:
     while True:
         file = lock.open("w", encoding="utf-8")
         flock(file, LOCK_EX)
+        # While this process waited, the holder may have deleted the file, and another process have
+        # made and locked a new one: the lock counts only on the file that has the name.
         if lock.exists() and os.path.samestat(os.fstat(file.fileno()), lock.stat()):
             return file
-        file.close()  # of a holder that has deleted it
+        file.close()
 
 
 def _unusable(out: Path, error: OSError) -> BadInput:
     """The refusal of a folder that cannot be made."""
-    allowed = f"must be a new or an empty folder where one may write ({error.strerror})"
+    allowed = f"must be a new or an empty folder that you may write to ({error.strerror})"
     return BadInput("out", out, allowed)
 
 
@@ -203,12 +206,13 @@ class SplitWriter:
         self.num_tokens += len(document)
         self.num_documents += 1
         self._ends.write(np.array(self.num_tokens, END).tobytes())
+        # A document stays whole: a shard may be longer than SHARD_TOKENS by a part of one.
         if self._length >= SHARD_TOKENS:
             self._close_shard()
             self._file = _open_to_append(self._path(), 0)
 
     def state(self) -> dict[str, Any]:
-        """Return what has been written, after all of it has reached the disk."""
+        """Returns how much has been written, after all of it has reached the disk."""
         for file in (self._file, self._ends):
             file.flush()
             os.fsync(file.fileno())
@@ -256,8 +260,10 @@ class SplitWriter:
 
 
 def _open_to_append(path: Path, num_bytes: int) -> BinaryIO:
-    """Cuts the file to its first `num_bytes`, and opens it to append; raises BadInput if it is
-    shorter: to cut it would fill it with zeros."""
+    """Truncates the file to its first `num_bytes`, and opens it to append.
+
+    Raises BadInput if the file is shorter, where `truncate` would fill it up with zeros.
+    """
     file = path.open("ab")
     if not 0 <= num_bytes <= file.tell():
         file.close()
@@ -270,7 +276,7 @@ def _open_to_append(path: Path, num_bytes: int) -> BinaryIO:
 class Preparation:
     """Both splits of `folder` while they are written, from where an earlier process stopped.
 
-    `settings` tell one preparation from another.
+    A process goes on with the files of an earlier one only if their `settings` are equal.
     """
 
     def __init__(
@@ -301,7 +307,7 @@ class Preparation:
         encode: Callable[[Batch], tuple[State, list[tuple[bool, Document]]]],
         num_workers: int,
     ) -> None:
-        """Writes the documents that are left, until there are `num_tokens` training tokens."""
+        """Writes the documents after the state, until there are `num_tokens` training tokens."""
         if self.train.num_tokens >= self._num_tokens:
             return
         batches_read = batches(documents, self._state)
@@ -310,6 +316,7 @@ class Preparation:
         ):
             for held_out, tokens in encoded:
                 (self.validation if held_out else self.train).add(tokens)
+            # Only after all documents of the batch: a state lies between two batches.
             self._state = state
             if self.train.num_tokens >= self._num_tokens:
                 break
@@ -334,6 +341,7 @@ class Preparation:
         return Splits(train=self.train.close(), validation=self.validation.close())
 
     def _save(self) -> None:
+        # `state()` brings the files to the disk first: the record never says more than is there.
         content = {
             "asked": self._settings,
             "state": self._state,

@@ -1,37 +1,223 @@
-"""Reads documents of .txt, .jsonl and .parquet files, the first two compressed or not; what is no
-text is refused, or left out.
+"""The files that a path names, in order, and the documents of .txt, .jsonl and .parquet files."""
 
-They come in batches, each with the state from which the documents after it can be read.
-"""
-
+import bz2
+import gzip
+import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import lzma
+import os
+import re
+import zlib
+from codecs import BOM_UTF8
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import IO, Any, NamedTuple, Protocol, runtime_checkable
 
+from pipegap.trainer.base.atomic import digests, file_hash
 from pipegap.trainer.base.cli import say
-from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.data.paths import CUT, OPENERS, damaged, kind_of, opened
+from pipegap.trainer.base.errors import BadInput, some
+
+# The files that a path names, in order: one rule for folder, pattern and copy of a data set.
+#
+# A path that exists is no pattern. A folder stands for all files below it, those of linked folders
+# too; a pattern for the files and folders that match. Names that begin with a dot are hidden, and
+# folders whose names begin with `__`, such as `__MACOSX`: only a path that spells out these
+# characters names them. Files come in the order of their paths, with part-2 before part-10.
+
+Parts = tuple[str, ...]
+"""The parts of a pattern that names below a folder must match; none if the whole folder matches."""
+ANY_FOLDERS = "**"
+
+
+def _zstd(path: Path) -> IO[bytes]:
+    import pyarrow  # slow
+
+    return pyarrow.CompressedInputStream(str(path), "zstd")
+
+
+OPENERS: Mapping[str, Callable[[Path], IO[bytes]]] = {
+    **{".gz": gzip.open, ".zst": _zstd, ".bz2": bz2.open, ".xz": lzma.open},  # type: ignore[dict-item]
+}
+"""The end of a compressed file's name → the function that opens its content."""
+BLOCK = 2**20
+CUT = (EOFError, zlib.error, lzma.LZMAError)
+"""Errors, in addition to OSError, of a compressed file that is not whole."""
+
+
+def opened(path: Path) -> IO[bytes]:
+    """The content of a file, which may be compressed."""
+    open_it = OPENERS.get(path.suffix.lower())
+    return path.open("rb") if open_it is None else open_it(path)
+
+
+def kind_of(path: Path) -> str:
+    """The end of a file's name, of a compressed file both ends, such as `.jsonl.gz`."""
+    suffix = path.suffix.lower()
+    return Path(path.stem).suffix.lower() + suffix if suffix in OPENERS else suffix
+
+
+def _as_written(path: Path) -> tuple[list[str | int], str]:
+    """The sort key of paths, in which digits count as numbers."""
+    # `split` with a group: words and numbers by turns, so that equal places have equal types.
+    parts = re.split(r"(\d+)", str(path))
+    return [int(part) if odd % 2 else part for odd, part in enumerate(parts)], str(path)
+
+
+class Named(NamedTuple):
+    """Files in order, and the files and folders beside them that do not count."""
+
+    files: list[Path]
+    left_out: list[Path]
+
+
+def named(path: str, kinds: Collection[str] = ()) -> Named:
+    """The files that a path names: all of them, or those of some `kinds`, such as `.txt`.
+
+    A file that is the path itself counts whatever its kind. Raises BadInput for a folder that
+    cannot be read.
+    """
+    root, pattern = _split(Path(path))
+    if not pattern and not os.path.isdir(root):
+        return Named([root], [])
+    files, left_out = list[Path](), list[Path]()
+    for path_found, counts in _below(root, {pattern}, frozenset()) if os.path.isdir(root) else ():
+        is_of_kind = not kinds or kind_of(path_found) in kinds
+        (files if counts and is_of_kind else left_out).append(path_found)
+    return Named(sorted(files, key=_as_written), sorted(left_out, key=_as_written))
+
+
+def _split(path: Path) -> tuple[Path, Parts]:
+    """The longest part of a path that exists, and the rest."""
+    parts = path.parts
+    for number in range(len(parts), 0, -1):
+        if os.path.lexists(root := Path(*parts[:number])):
+            return root, parts[number:]
+    return Path(), parts
+
+
+def _below(
+    folder: Path, remaining_parts: set[Parts], above: frozenset[str]
+) -> Iterator[tuple[Path, bool]]:
+    """Files below a folder that match, each with True; files and folders that are hidden, and links
+    that lead back to a folder `above`, with False."""
+    above |= {os.path.realpath(folder)}
+    # `**` stands for no folder too: the rest of its pattern may match here. Several may follow.
+    while (
+        more := {parts[1:] for parts in remaining_parts if parts[:1] == (ANY_FOLDERS,)}
+        - remaining_parts
+    ):
+        remaining_parts = remaining_parts | more
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        raise BadInput("data.path", folder, f"must be readable ({error.strerror})") from None
+    for name in names:
+        path = folder / name
+        parts_below = _after(name, remaining_parts, _mark(path))
+        if not parts_below:
+            if () in remaining_parts:  # hidden, in a folder that counts
+                yield path, False
+        elif not os.path.isdir(path):
+            if () in parts_below:
+                yield path, True
+        elif os.path.realpath(path) in above:  # a link to a folder that is being read
+            yield path, False
+        else:
+            yield from _below(path, parts_below, above)
+
+
+def _mark(path: Path) -> str:
+    """The first characters of a hidden name; empty for other names."""
+    if path.name.startswith("."):
+        return "."
+    return "__" if path.name.startswith("__") and os.path.isdir(path) else ""
+
+
+def _after(name: str, remaining_parts: set[Parts], mark: str) -> set[Parts]:
+    """The patterns that names below this entry must match; none if the entry matches none."""
+    # A whole folder, and `**`, take every name that is not hidden.
+    stay = {parts for parts in remaining_parts if parts[:1] in ((), (ANY_FOLDERS,)) and not mark}
+    return stay | {
+        parts[1:]
+        for parts in remaining_parts - stay
+        if parts and parts[0].startswith(mark) and fnmatchcase(name, parts[0])
+    }
+
+
+def sentence(left_out: list[Path]) -> str:
+    """The sentence about files that do not count."""
+    return f"leaves out {len(left_out):,} files or folders that are hidden or of another kind: " + (
+        some(left_out)
+    )
+
+
+def digests_of(files: Sequence[Path], of: Callable[[Path], str] = file_hash) -> list[str]:
+    """A digest of each file; raises BadInput for one that cannot be read."""
+    try:
+        for file in files:
+            if os.path.exists(file) and not os.path.isfile(file):
+                raise BadInput("data.path", file, "must be a file of text, or a folder")
+        return digests(files, of)
+    except OSError as error:
+        allowed = f"must be readable ({error.strerror or error})"
+        raise BadInput("data.path", error.filename or files[0].parent, allowed) from None
+
+
+def text_hash(path: Path) -> str:
+    """SHA-256 of a file's content, decompressed, without its byte order mark, which is no text.
+
+    Raises BadInput for a compressed file that is not whole.
+    """
+    digest = hashlib.sha256()
+    try:
+        with opened(path) as file:
+            if (start := file.read(len(BOM_UTF8))) != BOM_UTF8:
+                digest.update(start)
+            while block := file.read(BLOCK):
+                digest.update(block)
+    except (*CUT, OSError) as error:
+        if getattr(error, "errno", None) is not None:  # of the file system, not of the content
+            raise
+        raise damaged(path, error) from None
+    return digest.hexdigest()
+
+
+def damaged(path: Path, error: Exception) -> BadInput:
+    """The refusal of a compressed file that is not whole."""
+    return BadInput("data.path", path, f"must be a whole {path.suffix} file ({error})")
+
+
+def has_mark(path: Path) -> bool:
+    """Whether a file begins with the byte order mark that some editors write."""
+    with path.open("rb") as file:
+        return file.read(len(BOM_UTF8)) == BOM_UTF8
+
+
+# Documents of .txt, .jsonl and .parquet files, the first two compressed or not. Values that are no
+# text are refused, or left out. Documents come in batches, each with the state from which the
+# documents after it can be read.
 
 LONGEST = 2**24
 """Characters of a document at most. More would not fit in the memory that a preparation takes."""
 ADVICE = "data.skip_bad_rows=true leaves such rows out"
 DOCUMENTS_AT_ONCE, CHARACTERS_AT_ONCE = 1000, 2**20
-"""Of a batch, but for a longer document alone."""
+"""The numbers at which a batch ends; its last document may take it beyond."""
 ROWS_AT_ONCE = 16
-"""Of a .parquet file, each of which may be long."""
+"""Rows of a .parquet file, each of which may be long."""
 UTF_16 = ("\udcff\udcfe", "\udcfe\udcff")
+"""The byte order marks of UTF-16, read as UTF-8 by `surrogateescape`."""
 State = dict[str, Any]
-"""Where a stream of documents is; it can be written as JSON."""
+"""The place that a stream of documents has reached, as JSON can hold it."""
 
 
 class Found(NamedTuple):
-    """What a source has at a place, such as `line 7 of a.jsonl`: a text, or something else.
+    """The value that a source has at a place, such as `line 7 of a.jsonl`: a text, or no text.
 
-    A refusal stands for itself.
+    A value that is a BadInput is the refusal of this place.
     """
 
     place: str
@@ -41,7 +227,8 @@ class Found(NamedTuple):
 def texts(rows: Iterable[Found], field: str, *, skip: bool) -> Iterator[str]:
     """The texts that are not empty.
 
-    Raises BadInput for a row that is no text, or if `skip`, says at the end how many there were.
+    Raises BadInput for a row that is no text. With `skip` such rows are left out, and a line at the
+    end says how many there were.
     """
     first, number = None, 0
     try:
@@ -54,10 +241,9 @@ def texts(rows: Iterable[Found], field: str, *, skip: bool) -> Iterator[str]:
             if not skip:
                 raise BadInput(fault.key, fault.value, f"{fault.allowed}; {ADVICE}")
             first, number = first or fault, number + 1
-    finally:
+    finally:  # also when the reader stops before the end, at `num_tokens`
         if number:
-            line = f"left out {number:,} rows that are no text; the first: {first}"
-            say(line)
+            say(f"left out {number:,} rows that are no text; the first: {first}")
 
 
 def _fault(row: Found, field: str) -> BadInput:
@@ -115,8 +301,9 @@ def _rows(paths: Iterable[Path], field: str) -> Iterator[Found]:
 def _numbered(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a file with their numbers. Bytes that are no UTF-8 stand as surrogates."""
     with TextIOWrapper(opened(path), encoding="utf-8-sig", errors="surrogateescape") as file:
+        # Not `for line in file`: a line without an end would fill the memory.
         for number, line in enumerate(iter(partial(file.readline, LONGEST + 1), ""), 1):
-            if number == 1 and (line.startswith(UTF_16) or "\0" in line):  # also without its mark
+            if number == 1 and (line.startswith(UTF_16) or "\0" in line):  # with or without a mark
                 raise BadInput("data.path", path, "must be a file of text in UTF-8, not in UTF-16")
             if len(line) > LONGEST:
                 raise too_long(f"line {number} of {path}")
@@ -124,26 +311,26 @@ def _numbered(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _paragraphs(path: Path, field: str) -> Iterator[Found]:
-    """What empty lines separate."""
+    """The texts between empty lines."""
     lines: list[str] = []
-    size, wrong = 0, 0
+    size, bad_line = 0, 0  # the number of the first line of the paragraph that is no UTF-8
     for number, line in _numbered(path):
         if line.strip():
             lines.append(line)
             size += len(line)
-            wrong = wrong or (0 if is_utf8(line) else number)
+            bad_line = bad_line or (0 if is_utf8(line) else number)
             if size > LONGEST:
                 raise too_long(f"the text before line {number} of {path}")
         elif lines:
-            yield _paragraph(path, lines, wrong)
-            lines, size, wrong = [], 0, 0
+            yield _paragraph(path, lines, bad_line)
+            lines, size, bad_line = [], 0, 0
     if lines:
-        yield _paragraph(path, lines, wrong)
+        yield _paragraph(path, lines, bad_line)
 
 
-def _paragraph(path: Path, lines: list[str], wrong: int) -> Found:
-    place = f"line {wrong} of {path}"
-    if wrong:
+def _paragraph(path: Path, lines: list[str], bad_line: int) -> Found:
+    place = f"line {bad_line} of {path}"
+    if bad_line:
         allowed = f"must be a file of text in UTF-8: {place}"
         return Found(place, BadInput("data.path", path, allowed))
     return Found(place, "".join(lines).rstrip("\n"))
@@ -189,7 +376,7 @@ def _column(path: Path, field: str) -> Iterator[Found]:
 def _values(column: Any) -> Iterator[object]:
     """The values of a column; bytes of a text that are no UTF-8 stand as surrogates."""
     try:
-        yield from column.to_pylist()
+        yield from column.to_pylist()  # all or none: it raises before it yields
     except UnicodeDecodeError:
         for value in column.cast("binary").to_pylist():
             yield None if value is None else value.decode(errors="surrogateescape")
@@ -198,7 +385,7 @@ def _values(column: Any) -> Iterator[object]:
 READERS: Mapping[str, Reader] = {
     **{".txt": _paragraphs, ".jsonl": _lines, ".parquet": _column},
     **{f".txt{how}": _paragraphs for how in OPENERS},
-    # The .json.gz of C4 and Dolma is JSON lines; a .json says something about texts beside it.
+    # A .json.gz of C4 or Dolma is JSON lines; a plain .json mostly describes the texts beside it.
     **{f"{kind}{how}": _lines for kind in (".jsonl", ".json") for how in OPENERS},
 }
 """The end of a file's name → its reader; the first of several with one reader is its usual name."""
@@ -206,21 +393,21 @@ READERS: Mapping[str, Reader] = {
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Documents that can be read from the middle without reading those before."""
+    """Documents that can be read from the middle on, without the ones before."""
 
     def __iter__(self) -> Iterator[str]: ...
 
     def state_dict(self) -> State:
-        """Where the iteration is."""
+        """The place that the iteration has reached."""
         ...
 
     def load_state_dict(self, state: State) -> None:
-        """Makes the next iteration start there."""
+        """Makes the next iteration start at the place of a state."""
         ...
 
 
 class Counted:
-    """Makes any documents stateful: those before are read again and skipped."""
+    """Makes any documents stateful: the ones before a state are read again and skipped."""
 
     def __init__(self, documents: Iterable[str]) -> None:
         self._documents, self._done = documents, 0
@@ -235,12 +422,12 @@ class Counted:
         return {"documents": self._done}
 
     def load_state_dict(self, state: State) -> None:
-        """Skips as many."""
+        """Makes the next iteration skip as many documents as the state has counted."""
         self._done = state["documents"]
 
 
 class Batch(NamedTuple):
-    """Some documents; `after` is the state behind them."""
+    """Some documents; `after` is the state of the stream after them."""
 
     texts: list[str]
     after: State
@@ -251,7 +438,7 @@ class Batch(NamedTuple):
 
 
 def batches(documents: Iterable[str], state_before: State | None) -> Iterator[Batch]:
-    """The documents behind the state `state_before`; all of them if it is None."""
+    """The documents after the state `state_before`; all of them if it is None."""
     stream = documents if isinstance(documents, Stateful) else Counted(documents)
     if state_before is not None:
         stream.load_state_dict(state_before)

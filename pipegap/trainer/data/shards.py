@@ -59,7 +59,7 @@ class Dataset:
 
 
 class Source(Protocol):
-    """Where data lies: what the files of conf/data/ name. Making one reads nothing."""
+    """The place of data: the interface of the classes in conf/data/. To make one reads nothing."""
 
     @property
     def hash(self) -> str | None:
@@ -67,7 +67,7 @@ class Source(Protocol):
 
     @property
     def num_validation_tokens(self) -> int:
-        """Tokens of the validation split, as the files say, which are not read for it."""
+        """Tokens of the validation split, as headers or a manifest say; no tokens are read."""
 
     def open(self) -> Dataset:
         """Verifies and opens the data; raises BadInput (key data.path) if missing or altered."""
@@ -115,7 +115,7 @@ class Splits(ManifestPart):
 
 
 class Manifest(ManifestPart):
-    """Where the tokens come from and which files hold them."""
+    """The origin of the tokens, and the files that hold them."""
 
     format: Literal[1]
     corpus: str
@@ -151,7 +151,7 @@ class Prepared:
 
     @property
     def manifest(self) -> Manifest:
-        """What the folder holds; raises BadInput where nothing usable is prepared."""
+        """The manifest of the folder; raises BadInput where there is no valid one."""
         if not self._has_manifest():
             allowed = f"holds no {MANIFEST}; prepare it with {self.remedy}"
             raise BadInput("data.path", self._path, allowed)
@@ -173,9 +173,9 @@ class Prepared:
         return self.manifest.splits.train.num_tokens
 
     def read_tokenizer(self) -> Tokenizer:
-        """What made the tokens; raises BadInput if its file is lost or altered."""
+        """The tokenizer of the tokens; raises BadInput if its file is lost or altered."""
         expected = self.manifest.tokenizer_sha256
-        if expected is None:
+        if expected is None:  # `bytes`, which has no file
             return byte_tokenizer()
         path = self._verify(File(file=TOKENIZER_FILE, sha256=expected))
         return Tokenizer.from_file(str(path))

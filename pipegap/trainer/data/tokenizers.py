@@ -1,13 +1,8 @@
-"""Text → tokens: raw bytes, a BPE of our own, SmolLM2's tokenizer, or a file's.
-
-SmolLM2's is rebuilt from vocabulary and merges of a GGUF file, so that no hub is needed. A
-tokenizer.json means what it encodes, its vocabulary and rules: training and export read every file
-by `loaded`, without what the program that saved it left there (a length at which texts are cut,
-padding, merges that chance leaves out, tokens that a template puts around a text).
-"""
+"""Text → tokens: the tokenizers, and the one that a config or prepared data name."""
 
 import hashlib
 import json
+import os
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,23 +15,30 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from pipegap.trainer.base.atomic import write_atomically
-from pipegap.trainer.base.errors import BadInput, some
+from pipegap.trainer.base.atomic import write_atomically, write_json
+from pipegap.trainer.base.build import build
+from pipegap.trainer.base.cli import one_of
+from pipegap.trainer.base.errors import BadInput, first_line, some
 from pipegap.trainer.data.hub import fetch
+
+# SmolLM2's tokenizer is rebuilt from vocabulary and merges of a GGUF file, so that no hub is
+# needed. Of a tokenizer.json only the vocabulary and the rules count: training and export read
+# every file by `loaded`, without the settings that the program which saved it left there (a length
+# at which texts are cut, padding, random dropout of merges, tokens around a text by a template).
 
 Document = npt.NDArray[np.integer[Any]]
 END_OF_DOCUMENT = "<|endoftext|>"
 ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>")
-"""Tokens that end a document, in published tokenizers; the first that is there counts."""
+"""Tokens that end a document, in published tokenizers; the first one in a vocabulary counts."""
 LEARNED_FROM = 1_000_000
-"""Documents that a BPE is trained on, the first ones: all of a small corpus."""
+"""How many documents a BPE is trained on, the first ones: all of a small corpus."""
 PIECE, CONTEXT = 2**18, 2**10
-"""Characters of a long document that are encoded at once, and those on each side of them."""
+"""Characters of a long document that are encoded at once, and of the context on each side."""
 BEFORE_SPACE = re.compile(r"(?<=\S)\s")
 SMOLLM2_SHA256 = "9ca9acddb6525a194ec8ac7a87f24fbba7232a9a15ffa1af0c1224fcd888e47c"
 TOKENIZER_FILE = "tokenizer.json"
 CONTROL_TOKEN = 3
-"""Its type in a GGUF file."""
+"""The type of a control token in a GGUF file, which becomes a special token."""
 STRING, ARRAY = 8, 9
 SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 """Type number → its format in `struct` (the GGUF specification, little-endian)."""
@@ -81,12 +83,16 @@ def _letter(byte: int) -> str:
 
     Printable bytes of Latin-1 stay as they are. Others become the letters from 256 on, in order.
     """
+    # Not 127 to 160, controls and the no-break space, nor 173, the soft hyphen.
     is_printable = [33 <= b <= 126 or 161 <= b <= 172 or b >= 174 for b in range(256)]
     return chr(byte if is_printable[byte] else 256 + is_printable[:byte].count(False))
 
 
 def cuts(text: str) -> list[int]:
-    """Where the pieces of a text begin, and its end: before white space, if some is near."""
+    """The places at which the pieces of a text begin, and the end of the text.
+
+    A piece begins before white space if there is some within CONTEXT.
+    """
 
     def near(at: int) -> int:
         match = BEFORE_SPACE.search(text, at, at + CONTEXT)
@@ -96,13 +102,14 @@ def cuts(text: str) -> list[int]:
 
 
 def without_settings(content: str) -> str:
-    """The file without truncation, padding and dropout of merges; as it is if it has none."""
+    """The content of a tokenizer.json without truncation, padding and dropout of merges."""
+    # As it was if it has none of these: to write it anew would change its hash.
     tokenizer = Tokenizer.from_str(content)
     return tokenizer.to_str(pretty=True) if _drop_settings(tokenizer) else content
 
 
 def _drop_settings(tokenizer: Tokenizer) -> bool:
-    """Whether there was one."""
+    """Removes truncation, padding and dropout of merges; returns whether there was any."""
     dropout = getattr(tokenizer.model, "dropout", None)
     had = bool(tokenizer.truncation or tokenizer.padding or dropout)
     tokenizer.no_truncation()
@@ -116,7 +123,7 @@ def loaded(content: str) -> Tokenizer:
     """The tokenizer of a file. It adds no token to a text, and no text becomes a special token."""
     tokenizer = Tokenizer.from_str(content)
     _drop_settings(tokenizer)
-    tokenizer.post_processor = None
+    tokenizer.post_processor = None  # the template with tokens around a text
     # <|endoftext|> inside a document is ordinary text and does not end the document.
     tokenizer.encode_special_tokens = True
     return tokenizer
@@ -125,8 +132,8 @@ def loaded(content: str) -> Tokenizer:
 def end_of_document(tokenizer: Tokenizer, name: object, token_name: str | None = None) -> str:
     """The special token `token_name`, or else the first of ENDS that is special.
 
-    A token that is not special, such as the tag `</s>` in some vocabularies, is a text's own.
-    Raises BadInput, for the tokenizer called `name`, if there is none.
+    A token that is not special, such as the HTML tag `</s>` in some vocabularies, is text. Raises
+    BadInput, which calls the tokenizer `name`, if there is no special one.
     """
     added = tokenizer.get_added_tokens_decoder().values()
     special = [token.content for token in added if token.special]
@@ -141,7 +148,10 @@ def end_of_document(tokenizer: Tokenizer, name: object, token_name: str | None =
 
 
 def usual_end(tokenizer: Tokenizer) -> str | None:
-    """The first of ENDS in the vocabulary, special or not: by it no name of a tokenizer changes."""
+    """The first of ENDS in the vocabulary, special or not, which a tokenizer's identity leaves out.
+
+    Hashes of data from before `end_of_document` could be set stay valid by this rule.
+    """
     return next((token for token in ENDS if tokenizer.token_to_id(token) is not None), None)
 
 
@@ -149,23 +159,24 @@ class Subwords:
     """A tokenizer of the `tokenizers` library; the token `end` ends a document."""
 
     def __init__(self, content: str, end: str = END_OF_DOCUMENT) -> None:
-        self._made_from = content, end
+        self._arguments = content, end
         self._tokenizer = loaded(content)
         self._end = self._tokenizer.token_to_id(end)
         self.vocab_size = vocab_size(self._tokenizer)
         self.sha256: str | None = hashlib.sha256(content.encode()).hexdigest()
 
     def __reduce__(self) -> "tuple[Callable[[str, str], Subwords], tuple[str, str]]":
-        """A process that gets a tokenizer with every batch makes that tokenizer once."""
-        return _subwords, self._made_from
+        """A worker gets the tokenizer with every batch, and builds it once (`_subwords`)."""
+        return _subwords, self._arguments
 
     def encode(self, documents: Sequence[str]) -> list[Document]:
         """Returns one integer array per document.
 
-        Raises BadInput if the end token is among the tokens of a text, which some models make of
-        its name.
+        Raises BadInput if the end token is among the tokens of a text: some models encode the name
+        of the token, in a text, to the token.
         """
         short = [text for text in documents if len(text) <= PIECE]
+        # One call, which encodes in parallel; the loop below puts long texts between.
         encoded = iter(self._tokenizer.encode_batch_fast(short, add_special_tokens=False))
         return [
             self._ended([next(encoded).ids] if len(text) <= PIECE else self._by_pieces(text))
@@ -175,7 +186,8 @@ class Subwords:
     def _by_pieces(self, text: str) -> Iterator[Document]:
         """The tokens of a long text, whose encoding as a whole takes a hundred times its memory.
 
-        Each piece is encoded amid its neighbours, of which no token is kept.
+        Each piece is encoded with CONTEXT on both sides, and the tokens that begin there are left
+        out.
         """
         for start, end in pairwise(cuts(text)):
             first = max(0, start - CONTEXT)
@@ -187,8 +199,8 @@ class Subwords:
     def _ended(self, parts: Iterable[npt.ArrayLike]) -> Document:
         tokens = np.concatenate([np.asarray(part, np.uint32) for part in (*parts, [self._end])])
         if (tokens[:-1] == self._end).any():
-            end = self._made_from[1]
-            allowed = f"must be a token that is not made of a text: a document has the text {end}"
+            end = self._arguments[1]
+            allowed = f"must be a token that no text is encoded to: a document has the text {end}"
             raise BadInput("data.end_of_document", end, allowed)
         return tokens
 
@@ -198,7 +210,7 @@ def vocab_size(tokenizer: Tokenizer) -> int:
     return max(tokenizer.get_vocab().values()) + 1
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=1)  # per worker process: the one tokenizer of its preparation
 def _subwords(content: str, end: str) -> Subwords:
     return Subwords(content, end)
 
@@ -215,6 +227,7 @@ def _bpe(texts: Iterable[str], folder: Path, cache: Path, *, vocabulary: int) ->
         show_progress=False,
     )
     documents = islice(texts, LEARNED_FROM)
+    # In pieces, as they are encoded: a long text as a whole takes a hundred times its memory.
     pieces = (text[a:b] for text in documents for a, b in pairwise(cuts(text)))
     tokenizer.train_from_iterator(pieces, trainer)
     return kept(tokenizer.to_str(pretty=True), folder)
@@ -241,7 +254,7 @@ def read_metadata(file: IO[bytes]) -> dict[str, Any]:
     """The key-value pairs at the head of a GGUF file (versions 2 and 3); raises ValueError."""
     if file.read(4) != b"GGUF":
         raise ValueError("not a GGUF file")
-    _, _, num_pairs = struct.unpack("<IQQ", file.read(20))
+    _, _, num_pairs = struct.unpack("<IQQ", file.read(20))  # after version, number of tensors
     return {_string(file): _value(file, _scalar(file, "I")) for _ in range(num_pairs)}
 
 
@@ -293,11 +306,11 @@ def published_json(tokenizer: Tokenizer) -> str:
 
 
 class Chosen(NamedTuple):
-    """A tokenizer, not made yet.
+    """A tokenizer that is not built yet.
 
     `identity` changes with the tokens that the tokenizer makes. `vocab_size` is None where it
-    depends on the text. `make` takes the training texts, the folder of the shards, and the cache of
-    archives.
+    depends on the text. `make` builds it from the training texts, the folder of the shards, and the
+    cache of archives.
     """
 
     identity: str
@@ -313,4 +326,77 @@ ENCODERS: Mapping[str, Chosen] = {
     },
     "smollm2": Chosen(SMOLLM2_SHA256, 49152, _smollm2),
 }
-"""The tokenizers that are chosen by a word, without a file and without the hub."""
+"""The tokenizers that need no file of the user's and no hub, by name."""
+
+KEY = "data.tokenizer"
+
+
+def chosen(word: str, end: str | None = None) -> Chosen:
+    """Returns the tokenizer of `word`; its special token `end`, or one of ENDS, ends a document.
+
+    A word is one of `ENCODERS`, a tokenizer.json or its folder, or org/name[@revision] on the hub.
+    Raises BadInput for a tokenizer that is not there or has no such token.
+    """
+    if word in ENCODERS:
+        if end not in (None, END_OF_DOCUMENT):
+            allowed = f"must be null with data.tokenizer={word}: it has {END_OF_DOCUMENT}"
+            raise BadInput("data.end_of_document", end, allowed)
+        return ENCODERS[word]
+    if os.path.exists(word) or word.endswith(".json"):
+        path = Path(word, TOKENIZER_FILE) if os.path.isdir(word) else Path(word)
+        if not path.is_file():
+            raise BadInput(KEY, word, "must be a tokenizer.json that is there")
+    elif "/" in word:
+        path = _from_hub(word)
+    else:
+        more = ", a tokenizer.json, or org/name[@revision] on the Hugging Face hub"
+        raise one_of(KEY, word, ENCODERS, more)
+    return _of_file(word, path, end)
+
+
+def _of_file(word: str, path: Path, document_end: str | None) -> Chosen:
+    try:
+        content = without_settings(path.read_text(encoding="utf-8-sig"))
+        tokenizer = Tokenizer.from_str(content)
+    except Exception as error:  # `tokenizers` raises Exception itself
+        raise BadInput(KEY, word, f"must be a tokenizer.json ({first_line(error)})") from None
+    end = end_of_document(tokenizer, word, document_end)
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    return Chosen(
+        digest if end == usual_end(tokenizer) else f"{digest} {end}",
+        vocab_size(tokenizer),
+        lambda texts, folder, cache: kept(content, folder, end),
+    )
+
+
+def _from_hub(word: str) -> Path:
+    """The tokenizer.json of a model on the hub: from its cache, else downloaded."""
+    name, _, revision = word.partition("@")
+    try:
+        from huggingface_hub import hf_hub_download
+
+        return Path(hf_hub_download(name, TOKENIZER_FILE, revision=revision or None))
+    except Exception as error:  # the hub's client and the network raise errors of many types
+        allowed = f"must be a model of the Hugging Face hub with a {TOKENIZER_FILE}"
+        reason = f"({first_line(error)}); or give the file"
+        raise BadInput(KEY, word, f"{allowed} {reason}") from None
+
+
+def tokenizer_of(data: Mapping[str, Any]) -> tuple[Tokenizer, str]:
+    """Returns the tokenizer of a config's `data`, and its token that ends a document.
+
+    Raises BadInput for data that does not know its tokenizer, or has lost it.
+    """
+    read_tokenizer = getattr(build(data), "read_tokenizer", None)
+    if read_tokenizer is None:
+        raise BadInput("data", data.get("path"), "must know its tokenizer: tokens alone do not")
+    tokenizer = loaded(read_tokenizer().to_str())
+    return tokenizer, end_of_document(tokenizer, data.get("path"), data.get("end_of_document"))
+
+
+def write_tokenizer(tokenizer: Tokenizer, end: str, folder: Path) -> None:
+    """Writes the files from which transformers makes the same tokenizer."""
+    write_atomically(folder / TOKENIZER_FILE, tokenizer.to_str(pretty=True).encode())
+    # Without a class, transformers would choose one by the model, which splits text in its own way.
+    content = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end}
+    write_json(folder / "tokenizer_config.json", content)

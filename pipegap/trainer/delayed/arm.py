@@ -35,6 +35,7 @@ def pipeline_node(delay: int, start: float, cooldown: float) -> Node:
     _check_count("delay", delay, MAX_DELAY)
     _check_phase("synchronous_start", start)
     _check_phase("synchronous_cooldown", cooldown)
+    # One stage of one microbatch: the loop computes batch by batch.
     cut = {"num_stages": 1, "num_microbatches": 1}
     if delay == 0:
         return {"_target_": "trainer.schedules.sync", **cut}
@@ -52,6 +53,7 @@ def schedule_of(pipeline: Node, num_updates: int | None) -> Schedule:
     elif cooldown or isinstance(start, float):
         allowed = "is required for a cooldown, and for a start that is a share of all updates"
         raise BadInput("num_updates", None, allowed)
+    # Without a cooldown no delay depends on the number of updates, so the largest one serves.
     return build(pipeline, num_updates or MAX_COUNT)
 
 
@@ -82,6 +84,7 @@ def _checked(correction: MakeCorrection) -> Node:
 
 
 def _check_count(name: str, value: object, most: int, least: int = 0) -> None:
+    # True and False are ints of Python.
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise BadInput(name, value, f"must be an int from {least} to {most}, in updates")
 
@@ -143,6 +146,7 @@ def require_no_masters(
     with `master_weights`: what a correction does to the weights between the steps would be lost.
     """
     narrow = [weight for weight in stepped if weight.dtype in (torch.bfloat16, torch.float16)]
+    # Found by their values, wherever the optimizer has them: each library names them otherwise.
     tensors = [t for t in tree_leaves(vars(optimizer)) if isinstance(t, Tensor)]
     if narrow and all(any(_is_master(t, weight) for t in tensors) for weight in narrow):
         raise BadInput("error_feedback", coefficient, STEPS_COPIES)
@@ -178,19 +182,16 @@ def second_derivatives_refused() -> Iterator[None]:
         raise BadInput("create_graph", True, allowed) from error
 
 
-EMPTY = inspect.Parameter.empty
-VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
 def needs_arguments(optimizer: Optimizer) -> bool:
     """Whether `step()` alone must fail, of the optimizer or of one that it has others step by.
 
     Either its signature says so, or its text: a `step` that calls its closure and never asks
     whether there is one, but to raise an error, cannot go without.
     """
-    step = inspect.unwrap(type(optimizer).step)
-    [_, *parameters] = inspect.signature(step).parameters.values()
-    if any(p.default is EMPTY and p.kind not in VARIADIC for p in parameters):
+    step = inspect.unwrap(type(optimizer).step)  # torch puts a profiler and hooks around it
+    [_, *parameters] = inspect.signature(step).parameters.values()  # without self
+    variadic = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    if any(p.default is p.empty and p.kind not in variadic for p in parameters):
         return True
     inner = [
         attribute for attribute in vars(optimizer).values() if isinstance(attribute, Optimizer)
@@ -205,6 +206,7 @@ def _calls_unasked(step: Callable[..., Any]) -> bool:
         return False
     calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
     conditions = [node for node in ast.walk(tree) if isinstance(node, ast.If | ast.IfExp)]
+    # `if closure is None: raise …` does not count: such a step cannot go without a closure.
     conditions_asked = [
         part
         for node in conditions

@@ -33,12 +33,13 @@ HOOKS = [
 
 @dataclass
 class Progress:
-    """All of a wrapper that its training changes, and the optimizer that it wraps.
+    """All attributes of a wrapper that a training changes, and the optimizer that it wraps.
 
-    Libraries put an object before an optimizer whose class, made on the fly, is a subclass of the
-    optimizer's, and which reads from the optimizer what it lacks (Fabric's and lightning's), or has
-    a copy of its attributes. A method of the optimizer's class then runs on that object: what the
-    method would set there, the optimizer would not see. So no attribute changes but of this one.
+    Libraries such as Fabric and lightning put a proxy before an optimizer: an instance of a class,
+    made on the fly, that derives from the optimizer's class, and that reads the attributes which it
+    lacks from the optimizer or has a copy of them. The optimizer's methods then run on the proxy,
+    and an attribute that a method sets there is not set on the optimizer. So methods only change
+    attributes of this object, which both share.
     """
 
     optimizer: Optimizer
@@ -55,10 +56,10 @@ class Progress:
 
 
 class Around(Optimizer):
-    """Has the groups, the state and the defaults of `optimizer`: they are the same objects.
+    """An optimizer whose groups, state and defaults are those of `optimizer`, the same objects.
 
-    Its hooks on `step` are the other one's, and those on its own `state_dict` and `load_state_dict`
-    are its own. A copy has a copy of the other one.
+    Hooks on its `step` are registered with `optimizer`; hooks on its `state_dict` and
+    `load_state_dict` are its own. A copy of it wraps a copy of `optimizer`.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:  # not torch's, which makes groups and state
@@ -199,6 +200,7 @@ def add_delayed(
     """
     if not _is_usual(packed, groups):
         packed = {"state": {}, "param_groups": _numbered(groups), WRAPPED: packed}
+    # A shallow copy: the dicts of the wrapped optimizer's state stay as they are.
     states, names = dict(packed["state"]), set[str]()
     for group, of_group in zip(groups, packed["param_groups"], strict=True):
         for weight, id_ in zip(group["params"], of_group["params"], strict=True):
@@ -207,6 +209,7 @@ def add_delayed(
             if named_tensors or id_ in states:
                 states[id_] = {**states.get(id_, {}), **named_tensors}
                 names.update(filter(_is_text, states[id_]))
+    # `names`: a load can tell by them whether a tensor was left out (`_require_names`).
     shared = {**settings, "names": sorted(names), "delays": waiting.delays}
     options = [
         [by_group[i] if i < len(by_group) else {} for by_group in waiting.options]
@@ -272,7 +275,7 @@ class Saved(NamedTuple):
 
 def take_apart(packed: Mapping[str, Any]) -> Saved:
     """A copy of a state that `add_delayed` completed. Raises ValueError if a part is lost."""
-    copy = _copied(packed)
+    copy = _copied(packed)  # parts are popped from it: the caller's state stays whole
     states = copy["state"]
     of_groups = [group.pop(GROUP) for group in copy["param_groups"]]
     _require_names(of_groups[0]["names"], states)
@@ -361,6 +364,7 @@ def require_alike(
 
 def _require_names(names: Sequence[str], states: Mapping[int, Mapping[str, Any]]) -> None:
     for name in names:
+        # One weight that has it is enough: a weight without a gradient has no state.
         if not any(isinstance(s, Mapping) and name in s for s in states.values()):
             raise ValueError(
                 f"the state lacks {name}, which was saved: torch.distributed.checkpoint loads "

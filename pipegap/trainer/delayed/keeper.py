@@ -1,17 +1,141 @@
-"""What makes gradients late in a loop that has one batch in flight: older weights, or waiting."""
+"""What makes gradients late in a loop that has one batch in flight, and the settings of such late
+updates.
+"""
 
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import reduce
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_flatten
 from typing_extensions import override
 
 from pipegap.trainer.base.flat import GatheredWeights, copy_into, exchange, local
-from pipegap.trainer.delayed.settings import Options, Settings
+from pipegap.trainer.optimizers.state import copied, options
+
+# What a loop sets between its steps, for updates that are made later than their gradients came.
+
+Options = list[dict[str, Any]]
+"""Some options of each parameter group."""
+TRAINED = "requires_grad"
+"""The name of the option that says, of each weight of a group, whether it requires a gradient."""
+
+
+class Settings:
+    """Options of the groups of `optimizer`, some of which it is yet to see.
+
+    What the loop writes counts from the gradient that comes next, and what the optimizer writes in
+    its updates counts at once, for both.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self.begin([])
+
+    def begin(self, waiting: Sequence[Options]) -> None:
+        """The optimizer has seen what the groups have now, and `waiting` comes next."""
+        self._seen = self._now()
+        # What the loop wrote last: all that waits, over what the optimizer has seen.
+        self._last = reduce(_joined, waiting, self._seen)
+
+    def written(self) -> Options:
+        """What the loop has written since this was called before."""
+        options_before, self._last = self._last, self._now()
+        return _changes(options_before, self._last)
+
+    def unseen(self, written_options: Options) -> Options:
+        """The options that an update with `written_options` sees and the groups do not have."""
+        return _changes(self._now(), _joined(self._seen, written_options))
+
+    @contextmanager
+    def seen_with(self, written_options: Options) -> Iterator[None]:
+        """The groups have what the optimizer has seen, and `written_options`, while it lasts."""
+        options_now, group_options = (
+            self._now(),
+            [options(group) for group in self._optimizer.param_groups],
+        )
+        self._put(_joined(self._seen, written_options))
+        options_before = self._now()
+        try:
+            yield
+        finally:
+            self._seen = self._now()
+            # The loop's own objects, such as a tensor for the learning rate, then their values, and
+            # over these what the optimizer wrote in its update.
+            for group, of_loop in zip(self._optimizer.param_groups, group_options, strict=True):
+                group.update(of_loop)
+            self._put(options_now)
+            self._put(_changes(options_before, self._seen))
+            self._last = self._now()
+
+    def _now(self) -> Options:
+        return [
+            {**copied(options(group)), TRAINED: [w.requires_grad for w in group["params"]]}
+            for group in self._optimizer.param_groups
+        ]
+
+    @torch.no_grad()
+    def _put(self, new_options: Options) -> None:
+        """Gives the groups these options; a tensor stays the one that the loop may hold."""
+        for group, by_name in zip(self._optimizer.param_groups, copied(new_options), strict=False):
+            for name, value in by_name.items():
+                value_now = group.get(name)
+                if name == TRAINED:
+                    for weight, is_trained in zip(group["params"], value, strict=False):
+                        weight.requires_grad = is_trained
+                elif isinstance(value_now, Tensor) and isinstance(value, Tensor):
+                    value_now.copy_(value)
+                else:
+                    group[name] = value
+
+
+def _joined(options: Options, newer_options: Options) -> Options:
+    return [{**some, **more} for some, more in _pairs(options, newer_options)]
+
+
+def _changes(old_options: Options, new_options: Options) -> Options:
+    return [
+        {name: value for name, value in new.items() if not _is_in(old, name, value)}
+        for old, new in _pairs(old_options, new_options)
+    ]
+
+
+def _pairs(
+    options: Options, other_options: Options
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """The options of each group; groups may have been added since."""
+    none: dict[str, Any] = {}
+    return zip_longest(options, other_options, fillvalue=none)
+
+
+def _is_in(options: Mapping[str, Any], name: str, value: Any) -> bool:
+    if name not in options:
+        return False
+    leaves, structure = tree_flatten(value)
+    other_leaves, of_others = tree_flatten(options[name])
+    return structure == of_others and _leaves_are_equal(leaves, other_leaves)
+
+
+def _leaves_are_equal(leaves: Sequence[Any], other_leaves: Sequence[Any]) -> bool:
+    for leaf, other_leaf in zip(leaves, other_leaves, strict=True):
+        if isinstance(leaf, Tensor) and isinstance(other_leaf, Tensor):
+            if leaf.dtype != other_leaf.dtype or not torch.equal(leaf, other_leaf):
+                return False
+        elif leaf is not other_leaf:
+            with suppress(TypeError, ValueError):  # an array is neither equal nor unequal
+                if bool(leaf == other_leaf):
+                    continue
+            return False
+    return True
+
+
+# What makes gradients late in a loop that has one batch in flight: older weights, or waiting.
 
 
 class Gradient(NamedTuple):
@@ -163,7 +287,7 @@ class KeptGradients(Keeper):
         while self._made < version:
             gradient, options_then = self._waiting.popleft()
             with self._settings.seen_with(options_then):
-                update(gradient)
+                update(gradient)  # returns what late reads see, of which here are none
             self._made += 1
 
     @override
@@ -257,7 +381,8 @@ class KeptWeights(Keeper):
         self._refuse_writes_of_others()
         following = max(self._version(batch + 1), self._read)  # after a drain it is newer
         delay = batch - self._read
-        if following == batch:
+        # `_newest` is W(batch) until the update below makes it W(batch + 1).
+        if following == batch:  # the next batch reads W(batch), one update late
             copy_into(self.weights, self._late)
         elif following < batch:
             self._keep(batch)
@@ -266,7 +391,7 @@ class KeptWeights(Keeper):
         with self._exchanged():  # if it fails, the writes above are refused by the next step
             predicted = update(Gradient(batch, gradient, delay))
         self._late = list(predicted) if self._reads_ahead else self._newest
-        if following > batch:
+        if following > batch:  # the next batch is not late
             copy_into(self.weights, self._newest)
         self._read, self._num_taken = following, batch + 1
         self._kept = {v: tensors for v, tensors in self._kept.items() if v > following}
@@ -283,6 +408,7 @@ class KeptWeights(Keeper):
 
     @contextmanager
     def _exchanged(self) -> Iterator[None]:
+        # Memory, not values: the optimizer steps the loop's own parameters, which it has state of.
         exchange(self.weights, self._newest)
         try:
             yield
@@ -296,6 +422,7 @@ class KeptWeights(Keeper):
             self._kept[version] = [tensor.detach().clone() for tensor in self._late]
 
     def _note_writes(self) -> None:
+        # torch counts each write in place, for its check of saved tensors.
         self._written = [weight._version for weight in self.weights]
 
     def _refuse_writes_of_others(self) -> None:
@@ -315,6 +442,7 @@ class KeptWeights(Keeper):
     @override
     def show(self, weights: Sequence[Tensor]) -> None:
         self._refuse_writes_of_others()
+        # `weights` were taken in `at_newest`: a parameter among them stands for its newest content.
         rows = zip(weights, self.weights, self._newest, strict=True)
         super().show([newest if tensor is weight else tensor for tensor, weight, newest in rows])
 
@@ -325,6 +453,7 @@ class KeptWeights(Keeper):
 
     @override
     def finish(self, update: Update) -> None:
+        # Every update was made at its step: only what the loop reads is late.
         self._read, self._kept = self._num_taken, {}
         self._write(self._newest)
 

@@ -27,8 +27,14 @@ from pipegap.trainer.delayed.around import (
     take_apart,
     without_delayed,
 )
-from pipegap.trainer.delayed.keeper import Gradient, Keeper, KeptGradients, KeptWeights, Waiting
-from pipegap.trainer.delayed.settings import Settings
+from pipegap.trainer.delayed.keeper import (
+    Gradient,
+    Keeper,
+    KeptGradients,
+    KeptWeights,
+    Settings,
+    Waiting,
+)
 from pipegap.trainer.optimizers import state as optimizer_state
 from pipegap.trainer.optimizers.averaging import HasModes, averages, evaluated
 from pipegap.trainer.stages.in_parts import CorrectionInParts
@@ -146,7 +152,7 @@ class DelayedOptimizer(Around):
         if self.num_updates is not None and progress.num_taken >= self.num_updates:
             raise RuntimeError(f"num_updates={self.num_updates} are made: the training was longer")
         is_bare = self._is_plain and self._clip_norm is None
-        with torch.enable_grad():
+        with torch.enable_grad():  # a bare optimizer calls the closure itself, maybe several times
             result = None if closure is None or is_bare else closure()
         self._forget()
         keeper, _ = self._begin()
@@ -173,6 +179,7 @@ class DelayedOptimizer(Around):
         """
         progress = self._progress
         optimizer = progress.optimizer
+        # Before the first step the model has the newest weights anyway.
         if progress.is_shown or (progress.keeper is None and not has_average(optimizer)):
             return
         self.train()
@@ -267,7 +274,7 @@ class DelayedOptimizer(Around):
         else:
             optimizer_state.load(progress.optimizer, saved.wrapped)
         blank = Progress(progress.optimizer, **counts)
-        vars(progress).update(vars(blank))
+        vars(progress).update(vars(blank))  # in place: see `Progress`
         if saved is not None:
             # A weight that the delay had nothing of is new to it at the next step.
             pairs = zip(self._present().values(), saved.delay_tensors, strict=True)
@@ -352,6 +359,7 @@ class DelayedOptimizer(Around):
         if delay and not progress.has_gradient:
             arm.refuse_without_gradients(optimizer, weights)
         correction.gradient_of_some(tensors, weights, delays)  # in place, as the clip
+        # From the keeper's order to that of the groups, in which a loop's clip adds up its norm.
         by_weight = dict(zip(map(id, weights), tensors, strict=True))
         in_order = [by_weight.get(id_) for id_ in present]
         clip(in_order, self._clip_norm)
@@ -366,6 +374,7 @@ class DelayedOptimizer(Around):
         optimizer, correction = self._progress.optimizer, self._progress.correction
         with arm.second_derivatives_refused() if self._progress.has_graph else nullcontext():
             optimizers = step(optimizer, weights, gradients)
+        # An optimizer makes its masters at its first step, so they can be found only after it.
         if batch == 0 and correction is not None and correction.moves_weights:
             stepped = [w for w, g in zip(weights, gradients, strict=True) if g is not None]
             arm.require_no_masters(optimizer, stepped, self.correction.get("coefficient"))
@@ -375,6 +384,7 @@ class DelayedOptimizer(Around):
 def _rate(optimizer: Optimizer) -> float:
     """The learning rate of the first group as a share of its scheduler's base; 1 without one."""
     group = optimizer.param_groups[0]
+    # `initial_lr` is written by torch's schedulers.
     return float(group["lr"] / group["initial_lr"]) if "initial_lr" in group else 1.0
 
 
@@ -398,6 +408,7 @@ def _scaled(optimizer: Optimizer, factor: float) -> Iterator[None]:
     scaled = [group["lr"] for group in optimizer.param_groups]
     try:
         yield
+        # By identity: an equal rate that the optimizer has set would be its own too.
         if any(g["lr"] is not lr for g, lr in zip(optimizer.param_groups, scaled, strict=True)):
             raise RuntimeError("the optimizer sets its own learning rate, as the correction does")
     finally:
@@ -413,6 +424,7 @@ def clip(gradients: Sequence[Tensor | None], norm: float | None) -> None:
     holders = []
     for gradient in gradients:
         if gradient is not None:
+            # torch clips the `.grad` of parameters; these gradients may be those of no weight yet.
             holder = nn.Parameter(gradient, requires_grad=False)
             holder.grad = gradient
             holders.append(holder)

@@ -12,17 +12,23 @@ from typing import Any, SupportsFloat
 
 import torch.distributed as dist
 
-from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.errors import BadInput, Status
 from pipegap.trainer.base.resources import device_name, peak_memory_bytes
-from pipegap.trainer.base.status import Status
-from pipegap.trainer.config.identity import made_by, provenance, trial_id
-from pipegap.trainer.config.names import COMPUTED_WITH, LOOP, WORDS, is_number
+from pipegap.trainer.config.identity import (
+    COMPUTED_WITH,
+    LOOP,
+    WORDS,
+    is_number,
+    made_by,
+    provenance,
+    trial_id,
+)
 from pipegap.trainer.delayed.arm import Node
 from pipegap.trainer.delayed.optimizer import DelayedOptimizer
-from pipegap.trainer.executors.gradients import Diverged
+from pipegap.trainer.executors.executor import Diverged
 from pipegap.trainer.folder import wellformed
 from pipegap.trainer.folder.record import ReadOnlyFolder, TrialFolder
-from pipegap.trainer.folder.result import Row, trial_folder
+from pipegap.trainer.folder.wellformed import Row, trial_folder
 
 Word = Any
 """Text, a number, a bool or None; numbers also of numpy and torch; lists and dicts of these."""
@@ -44,6 +50,7 @@ class Recorder:
         self, folder: TrialFolder, config: Mapping[str, Any], delayed: DelayedOptimizer
     ) -> None:
         self.folder, self._config, self._delayed = folder, config, delayed
+        # None: the checkpoint is the loop's own, and lies elsewhere.
         self._seconds_before = folder.resume(delayed.num_taken, None)
         self._started = self._last_tick = time.monotonic()
         self._num_recorded, self._first = delayed.num_taken, delayed.num_taken
@@ -78,7 +85,7 @@ class Recorder:
             "tokens_per_second": self._tokens(1) / max(time_now - self._last_tick, 1e-9),
             "wall_seconds": self._seconds_before + time_now - self._started,
         }
-        self._last_tick = time_now
+        self._last_tick = time_now  # an evaluation before `update` counts as time of its row
         if val_loss is not None:
             row["val_loss"] = None if is_bad else val_loss
         self.folder.append(row)
@@ -168,7 +175,7 @@ def record(
         recorder = Recorder(folder, config, delayed)
         try:
             yield recorder
-            recorder.finish()
+            recorder.finish()  # within `try`: a missing val_loss is recorded as a failure
         except Diverged as diverged:
             recorder.diverge(diverged.batch)
         except Exception:
@@ -188,7 +195,10 @@ def _as_float(name: str, loss: object) -> float:
 
 
 def _require_same_names(folder: Path, config: Node) -> None:
-    """Raises BadInput if the trial is there under other names: an id takes a dot for `_`."""
+    """Raises BadInput if the trial was recorded under other names that have the same id.
+
+    In the config a dot of a name is written as `_`.
+    """
     try:
         recorded = wellformed.read(folder / "config.json", wellformed.CONFIG).get("choices")
     except (FileNotFoundError, wellformed.Damaged):
@@ -209,7 +219,7 @@ def _config(results: str, delayed: DelayedOptimizer, words: Mapping[str, Word]) 
         value = plain.get(name, "missing")
         if name in NAMES and not (isinstance(plain.get(name), str) and _is_printed(value)):
             raise BadInput(f"words.{name}", value, "must be a name")
-        if name in NUMBERS and (not is_number(value) or value % 1):
+        if name in NUMBERS and (not is_number(value) or value % 1):  # 16.0 is an int here
             raise BadInput(f"words.{name}", value, "must be an int")
     for word in plain:
         if "." in word and (
@@ -225,6 +235,7 @@ def _config(results: str, delayed: DelayedOptimizer, words: Mapping[str, Word]) 
     loop_words: dict[str, Word] = {}
     config: Node = {
         "choices": {name: plain[name] for name in NAMES},
+        # An address, where no module is, by whose last part tables show the name.
         **{name: {"_target_": f"{LOOP}.{plain[name].replace('.', '_')}"} for name in NAMES},
         **numbers,
         "pipeline": delayed.pipeline,

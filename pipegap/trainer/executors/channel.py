@@ -62,6 +62,8 @@ class Inbox:
         buffer, work = self._posted.popleft()
         self._gang.wait(work)
         if self._stream:
+            # The buffer is of the other stream's memory, which must not be reused while this stream
+            # still reads it.
             buffer.record_stream(torch.cuda.current_stream())
         self._post(self._ahead)
         return buffer
@@ -97,7 +99,7 @@ class Outbox:
         assert work is not None
         self._leaving.append((message, work))
         while len(self._leaving) > self._capacity:
-            self._retire()
+            self._retire()  # does not wait long: see the class
 
     def flush(self) -> None:
         """Waits until every message has left."""
@@ -155,9 +157,13 @@ class Channels:
                 self._outbox[edge] = Outbox(gang, gang.at(edge.target), group, capacity)
 
     def _edges(self) -> list[Edge]:
-        """Every edge of the pipeline once, in the order of its stages."""
+        """Every edge of the pipeline once, in the order of its stages.
+
+        The order is the same on every rank, as `Gang.connect` requires.
+        """
         later = range(1, len(self._ranks))
         ways = ((self._way("F", s - 1, s), self._way("B", s, s - 1)) for s in later)
+        # Without duplicates: if a rank has several stages, pairs of stages may share an edge.
         return [*dict.fromkeys(edge for pair in ways for edge in pair)]
 
     def _way(self, kind: str, source: int, target: int) -> Edge:
@@ -168,6 +174,7 @@ class Channels:
         """The edge whose next message `op` needs; None if it needs nothing of another stage."""
         if op.kind == "F" and op.stage > 0:
             return self._way("F", op.stage - 1, op.stage)
+        # Of a backward in halves, the input half I takes and sends the message, and W none.
         if op.kind in "BI" and op.stage < len(self._ranks) - 1:
             return self._way("B", op.stage + 1, op.stage)
         return None
@@ -201,6 +208,7 @@ class Channels:
         """Waits for the hidden states that `stage` reads, of tokens of shape `tokens`, [rows,
         length] (evaluation)."""
         inbox = self._inbox[self._way("F", stage - 1, stage)]
+        # Its dtype and its number of rows may be others than in training.
         inbox.expect(torch.Size([*tokens, self._message[-1]]), dtype)
         return inbox.take()
 

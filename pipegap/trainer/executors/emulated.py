@@ -8,9 +8,15 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from pipegap.trainer.base.flat import wholes
-from pipegap.trainer.executors.executor import Executor, Loss, OnUpdate
-from pipegap.trainer.executors.gradients import Clip, Diverged, Update, slots
+from pipegap.trainer.executors.executor import (
+    Clip,
+    Diverged,
+    Executor,
+    Loss,
+    OnUpdate,
+    Update,
+    slots,
+)
 from pipegap.trainer.schedules.operations import Op, Schedule, completes
 from pipegap.trainer.schedules.proof import interleave
 from pipegap.trainer.stages.stage import Stage
@@ -25,6 +31,7 @@ def mean_loss(
         inputs, targets = batch[:, :-1], batch[:, 1:]
         for stage in stages:
             inputs = stage(inputs)
+        # By tokens: the last batch may have fewer rows. In fp64: a split has thousands of batches.
         total += loss(inputs, targets).double().cpu() * targets.numel()
         num_tokens += targets.numel()
     return float(total / num_tokens)
@@ -60,21 +67,22 @@ class Emulated(Executor):
 
     @override
     def usage(self) -> dict[str, Any]:
-        """Returns an empty dict: only ranks that run side by side can be idle."""
+        """Returns None for each number: only ranks that run side by side can be idle."""
         keys = ("bubble", "bubble_by_rank", "update_wait_by_rank", "peak_memory_bytes_by_rank")
         return dict.fromkeys(keys)
 
     @override
     def _execute(self, operations: Sequence[Sequence[Op]], on_update: OnUpdate) -> None:
         for _, op in interleave(operations):
-            done = self._do[op.kind](op)
-            if done is not None:
-                on_update(done)
+            update = self._do[op.kind](op)
+            if update is not None:
+                on_update(update)
 
     @override
     def _forward(self, op: Op) -> None:
         for replica in range(self._num_replicas):
             inputs, _ = self._microbatch(op, replica)
+            # Nobody sends to stage 0, which reads the tokens.
             x = self._sent.pop(("F", op.stage, op.batch, op.microbatch, replica), inputs)
             stage = self._stages[op.stage]
             if op.stage < self._last:
@@ -94,6 +102,7 @@ class Emulated(Executor):
         for replica in range(self._num_replicas):
             gradient = self._sent.pop(("B", op.stage, op.batch, op.microbatch, replica), None)
             gradient = self._stages[op.stage].backward_input(op, gradient, replica)
+            # Stage 0 sends to nobody.
             if gradient is not None and op.stage > 0:
                 self._sent["B", op.stage - 1, op.batch, op.microbatch, replica] = gradient
 
@@ -107,11 +116,12 @@ class Emulated(Executor):
 
     @override
     def _update(self, op: Op) -> Update | None:
+        # At the first U every stage has its gradients: an update awaits them (`proof.Awaits`).
         if op.batch not in self._reduced:
             self._reduced[op.batch] = self._reduce(op.batch)
         gradients = self._gradients[op.batch].pop(op.stage)
         self._finish(self._stages[op.stage], op.batch, gradients)
-        if self._gradients[op.batch]:
+        if self._gradients[op.batch]:  # other stages have not applied theirs
             return None
         del self._gradients[op.batch]
         loss, grad_norm = self._reduced.pop(op.batch)
@@ -122,7 +132,7 @@ class Emulated(Executor):
         gradients = [self._gradients[batch][stage] for stage in range(len(self._stages))]
         if self._num_parts > 1:  # else the sum is the mean
             for of_stage in gradients:
-                torch._foreach_div_(wholes(of_stage)[0], self._num_parts)
+                torch._foreach_div_(list(of_stage), self._num_parts)
         _add_tied(self._stages, gradients)
         if not self._probes:
             for stage, of_stage in zip(self._stages, gradients, strict=True):
@@ -133,9 +143,10 @@ class Emulated(Executor):
         for stage, of_stage in zip(self._stages, gradients, strict=True):
             self._clip.stage(stage, of_stage, lambda: norm)
         replicas = range(self._num_replicas)
+        # A mean per replica, then their mean: the order, and so the rounding, of a true pipeline.
         losses = [torch.stack(self._losses.pop((batch, replica))).mean() for replica in replicas]
         loss = sum(losses[1:], losses[0]) / self._num_replicas
-        # The only wait for the device in a batch.
+        # One copy to the host for both: the only wait for the device in a batch.
         values = torch.stack([loss, norm]).double().tolist()
         if not all(isfinite(value) for value in values):
             raise Diverged(batch)
@@ -148,4 +159,4 @@ def _add_tied(stages: Sequence[Stage], gradients: Sequence[Sequence[Tensor]]) ->
     last = zip(stages[-1].versions.names, stages[-1].is_tied, gradients[-1], strict=True)
     for name, is_tied, gradient in last:
         if is_tied:
-            gradient.copy_(first[name].add_(gradient))
+            gradient.copy_(first[name].add_(gradient))  # in place: both copies have the sum now

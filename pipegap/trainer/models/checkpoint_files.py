@@ -26,18 +26,19 @@ def checkpoint_folder(word: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
+        # No pytorch_model.bin beside them: it is as large, and is not read.
         patterns = ["config.json", INDEX, "model*.safetensors"]
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
-    except Exception as error:  # the hub's client and the network have their own
+    except Exception as error:  # the hub's client and the network raise errors of many types
         allowed = "must be a folder, or a model that the Hugging Face hub gives"
         raise BadInput(KEY, word, f"{allowed} ({first_line(error)})") from None
 
 
 def weight_files(word: str) -> list[Path]:
-    """The files of weights, in order: those that transformers reads, whatever is beside them.
+    """The files of weights that transformers reads, in order; other files beside them do not count.
 
-    That is model.safetensors, or else the files that the index names. Raises BadInput if there is
-    none, or one is not there.
+    They are model.safetensors, or else the files that the index names. Raises BadInput if there are
+    none, or if one is missing.
     """
     folder = checkpoint_folder(word)
     if (folder / SINGLE).is_file():

@@ -1,9 +1,12 @@
-"""Decoders that are an embedding, layers and a head, and how they split themselves into stages."""
+"""What the trainer asks of a model, and decoders that split themselves into stages."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import lru_cache, partial
+from itertools import accumulate, pairwise
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -12,10 +15,160 @@ from torch.utils.checkpoint import checkpoint
 
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.ranges import Few, Positive, Rows
-from pipegap.trainer.models.layers import RMSNorm, initialise, rotation
-from pipegap.trainer.models.loss import Output, Unprojected
-from pipegap.trainer.models.recipe import Pretrained, Split, balanced
+from pipegap.trainer.models.layers import Output, RMSNorm, Unprojected, initialise, rotation
 from pipegap.trainer.optimizers.routing import Kind, kinds
+
+Split = tuple[range, ...]
+"""The layers of each stage."""
+
+
+@lru_cache(maxsize=1024)
+def balanced(work: tuple[float, ...], num_stages: int, head: float) -> Split:
+    """The layers of each stage; the slowest stage is as fast as possible.
+
+    `work` has the work of each layer, `head` is the work of the last stage beside its layers. Of
+    equally good splits this is the one with more layers on the last stage; the stages before it
+    are split by the same rule, as a model of their own without a head. So the first stages, which
+    keep the activations of more microbatches, have fewer layers. The last stage may have none.
+    """
+    done = [0.0, *accumulate(work)]  # done[n]: the work of the first n layers
+    slowest = _slowest(done, num_stages - 1)
+    cuts, head_work, least = [len(work)], head, 0
+    for num_earlier_stages in range(num_stages - 1, 0, -1):  # the last stage first
+        end = cuts[-1]
+
+        def slowest_from(
+            start: int,
+            num_earlier_stages: int = num_earlier_stages,
+            end: int = end,
+            head_work: float = head_work,
+        ) -> float:
+            return max(slowest[num_earlier_stages][start], done[end] - done[start] + head_work)
+
+        # `min` takes the first of equal ones: the earliest cut, so the most layers on this stage.
+        cuts.append(min(range(num_earlier_stages, end + 1 - least), key=slowest_from))
+        head_work, least = 0.0, 1  # the other stages have no head, and at least one layer
+    return tuple(range(start, end) for start, end in pairwise([0, *reversed(cuts)]))
+
+
+def _slowest(done: Sequence[float], num_stages: int) -> list[list[float]]:
+    """At [k][n], the work of the slowest of k stages in the best split of the first n layers.
+
+    `done[n]` is the work of these layers. With a later last cut the last stage has less work and
+    the stages before it have more, so the best cut is where the two cross, or one before.
+    """
+    slowest = [[float("inf")] * len(done), list(done)]
+    for k in range(2, num_stages + 1):
+        previous_row, row, cut = slowest[-1], [float("inf")] * len(done), k - 1
+        for n in range(k, len(done)):
+            # `cut` only grows with n, so all rows take time in proportion to k · n.
+            while cut < n - 1 and previous_row[cut] < done[n] - done[cut]:
+                cut += 1
+            cuts = range(max(k - 1, cut - 1), cut + 1)
+            row[n] = min(max(previous_row[at], done[n] - done[at]) for at in cuts)
+        slowest.append(row)
+    return slowest
+
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Pretrained(NamedTuple):
+    """A model as Hugging Face's transformers store it.
+
+    `config` is the content of its config.json, with all keys that its numbers depend on, and
+    `tensors` are its weights by their names there. The other fields serve to read checkpoints of
+    other authors. `defaults` has transformers' values of keys that a config.json may lack, or
+    functions of the config where they depend on other keys. `keys` maps a key of the config to the
+    key of the recipe. `tied` maps another name of a tensor to its name. `ignored` are patterns
+    (`re.search`) of names that transformers leaves out.
+    """
+
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+    defaults: Mapping[str, Any] = NOTHING
+    keys: Mapping[str, str] = NOTHING
+    tied: Mapping[str, str] = NOTHING
+    ignored: tuple[str, ...] = ()
+
+
+class Recipe(Protocol):
+    """A model that knows its size and makes any of its stages; it allocates no weights itself.
+
+    A stage is a module. The first one takes tokens, int64 [batch, seq]; the others take hidden
+    states [batch, seq, hidden_size]; the last one returns logits [batch, seq, vocab_size], or an
+    `Unprojected` from which the loss computes them. Weights have the same names for every number of
+    stages. A weight that both the first and the last stage name is tied. Stages are in training
+    mode, except where the gradients of the plain loss are asked for, without terms that the model
+    adds to it.
+    """
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens in the vocabulary, which must be the data's."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states that stages send each other."""
+
+    @property
+    def activation_checkpointing(self) -> bool:
+        """Whether layers are recomputed in their backward."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the whole model; tied weights count once."""
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Parameters of the whole model without the experts that one token does not visit."""
+
+    @property
+    def not_exported(self) -> str | None:
+        """Why transformers cannot hold this model; None if `pretrained` can be called."""
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """FLOPs of forward and backward per token, in sequences of `seq_len` tokens."""
+
+    def split(self, num_stages: int, seq_len: int) -> Split:
+        """The layers of each stage. Raises BadInput if there cannot be that many stages."""
+
+    def work(self, split: Split, seq_len: int) -> list[float]:
+        """Multiplications per token of each stage in a forward, of which only the ratios count."""
+
+    def stage(self, index: int, split: Split) -> nn.Module:
+        """The stage numbered `index`; its weights are undefined before `initialise`."""
+
+    def initialise(self, module: nn.Module, seed: int) -> None:
+        """Sets the initial weights of a stage: functions of the seed and of their names alone."""
+
+    def kinds(self, module: nn.Module) -> dict[str, Kind]:
+        """The kind of every weight of a stage, by name; optimizers treat a weight by its kind."""
+
+    def pretrained(self, weights: Mapping[str, Tensor]) -> Pretrained:
+        """The model with these weights, all of them by name, as transformers store it."""
+
+
+compiled: Callable[..., Any] = partial(torch.compile, dynamic=False)
+"""`torch.compile` for shapes that do not change: the smaller last batch of an evaluation gets a
+graph of its own, and the graph of the training does not become a slower one for all shapes."""
+
+
+def compiled_stage(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The module with each of its `layers()` compiled by itself, or as a whole if it has none.
+
+    Layers of one shape share one graph, in whichever stage they are. To compile a graph per stage
+    would take the longer the deeper the model is, the graphs would depend on where the model is
+    cut, and after eight of them torch would run the other stages uncompiled.
+    """
+    if not hasattr(module, "layers"):
+        return compiled(module)
+    for layer in module.layers():  # type: ignore[operator]
+        layer.compile(dynamic=False)
+    return module
+
+
+# Decoders that are an embedding, layers and a head, and how they split themselves into stages.
 
 LOSS = 256
 """Multiplications of a forward that take as long as the loss of one logit, forward and backward: on
@@ -33,7 +186,7 @@ KEYS = {
     "initializer_range": "initializer_range",
     "tie_word_embeddings": "tied_embeddings",
 }
-"""Keys of transformers' configs of all decoders, and the fields that they are."""
+"""Key of transformers' configs of all decoders → the field of `Decoder` that it is."""
 DEFAULTS = {
     "rope_theta": 1e4,
     "rms_norm_eps": 1e-6,
@@ -41,7 +194,7 @@ DEFAULTS = {
     "hidden_act": "silu",
     "attention_bias": False,
 }
-"""What transformers takes for a key that config.json lacks, in all decoders."""
+"""transformers' defaults of keys that config.json lacks, in all decoders."""
 
 
 def size_of_heads(config: Mapping[str, Any]) -> Any:
@@ -124,16 +277,18 @@ class Decoder(ABC):
         """FLOPs of forward and backward: 6 per active parameter and per product without one, and
         12 w T for softmax attention of width w with T = `seq_len` (PaLM, appendix B). Looking up an
         embedding costs none."""
-        looked_up = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
+        # A tied embedding is the head too, and multiplies there.
+        only_looked_up = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
         attention = sum(size.attention for size in self._sizes())
-        products = self.num_active_parameters - looked_up + sum(s.products for s in self._sizes())
+        num_factors = self.num_active_parameters - only_looked_up
+        products = num_factors + sum(size.products for size in self._sizes())
         return 6 * products + 12 * attention * seq_len
 
     def split(self, num_stages: int, seq_len: int) -> Split:
         """The layers of each stage, balanced by counted work.
 
-        Work counts multiplications: of the matrices, of causal attention, and without a parameter.
-        The embedding's lookup has none. A loss that is fused with the head counts as
+        Work counts multiplications: by matrices, in causal attention, and those without a
+        parameter. The embedding's lookup has none. A loss that is fused with the head counts as
         LOSS more per logit. Raises BadInput for more stages than layers.
         """
         if num_stages > self.num_layers:
@@ -173,7 +328,7 @@ class Decoder(ABC):
 
     @property
     def tied_names(self) -> dict[str, str]:
-        """The name under which a checkpoint may hold a tied embedding once more."""
+        """Another name under which a checkpoint may hold a tied embedding too → its name."""
         return {"lm_head.weight": "model.embed_tokens.weight"} if self.tied_embeddings else {}
 
     def norm(self) -> nn.Module:
@@ -185,6 +340,7 @@ class Decoder(ABC):
         return self.vocab_size * (self.hidden_size + (LOSS if self.loss_chunk else 0))
 
     def _work(self, seq_len: int) -> tuple[int, ...]:
+        # Causal attention: q kᵀ and the average of v, each with T / 2 tokens in the mean.
         return tuple(s.matrices + s.products + s.attention * seq_len for s in self._sizes())
 
     def _sizes(self) -> list[LayerSize]:
@@ -223,12 +379,12 @@ class DecoderStage(nn.Module):
         """Runs this stage's part of the model on `x`."""
         if self.is_first:
             x = self.model["embed_tokens"](x)
-        turn = rotation(x, self._recipe.rotary_size, self._recipe.rope_theta)
+        cos, sin = rotation(x, self._recipe.rotary_size, self._recipe.rope_theta)
         for layer in self.layers():
             if self._recipe.activation_checkpointing and torch.is_grad_enabled():
-                x = checkpoint(layer, x, *turn, use_reentrant=False)
+                x = checkpoint(layer, x, cos, sin, use_reentrant=False)
             else:
-                x = layer(x, *turn)
+                x = layer(x, cos, sin)
         return self._head(self.model["norm"](x)) if self.is_last else x
 
     def _head(self, x: Tensor) -> Output:

@@ -22,23 +22,23 @@ from torch import Tensor, nn
 from pipegap.trainer.base.atomic import write_atomically
 from pipegap.trainer.base.errors import BadInput, first_line, short, some
 from pipegap.trainer.models.checkpoint_files import KEY, published_config, weight_files
-from pipegap.trainer.models.recipe import Pretrained, Recipe
+from pipegap.trainer.models.decoder import Pretrained, Recipe
 
 FINAL = "final.safetensors"
 CHANGES_NOTHING = {"architectures", "initializer_range", "dtype", "bos_token_id", "eos_token_id"}
-"""Keys of a published config that the weights and what is made of them do not depend on."""
+"""Keys of a published config on which neither the weights nor the outputs of the model depend."""
 OURS = {"rope_type": "default", "quantization_config": None, "transformers_weights": None}
-"""What holds for all recipes: plain rotary positions, and weights that are the files' numbers."""
+"""Values of all our recipes: plain rotary positions, and weights that are the files' numbers."""
 NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 """Types whose values are the weights themselves; narrower ones have a scale beside them."""
 IGNORED = (r"rotary_emb\.inv_freq",)
-"""Names that transformers leaves out in every architecture: it makes such tensors of the config."""
+"""Names that transformers leaves out in every architecture: it computes them from the config."""
 OF_EXPERTS = {
     ".experts.gate_up_proj": ("gate_proj.weight", "up_proj.weight"),
     ".experts.down_proj": ("down_proj.weight",),
 }
-"""How stacks of all experts' matrices end, and the parts of one expert where files have them
-expert by expert: the stack is [experts, parts one below the other, …]."""
+"""End of the name of a stack of all experts' matrices → the names of one expert's parts, where the
+files hold them expert by expert: the stack is [experts, parts one below the other, …]."""
 
 
 def save_final(weights: Mapping[str, Tensor], recipe: Recipe, folder: Path) -> None:
@@ -64,9 +64,9 @@ def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    target.unlink(missing_ok=True)
+    target.unlink(missing_ok=True)  # of an earlier attempt
     try:
-        os.link(source, target)
+        os.link(source, target)  # the weights lie on the disk once
     except OSError:  # a file system without hard links
         shutil.copyfile(source, target)
 
@@ -95,6 +95,8 @@ def check_start(recipe: Recipe, checkpoint: str | None) -> None:
 def _from_checkpoint(checkpoint: str, recipe: Recipe, module: nn.Module, seed: int) -> None:
     """Raises BadInput if the checkpoint lacks a weight, has another one, or one of another size."""
     check_start(recipe, checkpoint)
+    # In place of its values, each entry of this stage gets its number in `values`. The weights of
+    # other stages stay on the meta device, and `Tensors.read` leaves them out.
     numbered, total = _whole(recipe), 0
     for name, weight in module.named_parameters():
         entries = torch.arange(total, total + weight.numel())
@@ -102,6 +104,7 @@ def _from_checkpoint(checkpoint: str, recipe: Recipe, module: nn.Module, seed: i
     exported, values = recipe.pretrained(numbered), torch.empty(total)
     with Tensors(checkpoint, exported) as tensors:
         for name, entries in tensors.read():
+            # The export has moved the numbers to where the file holds their values.
             values[exported.tensors[name].flatten()] = entries.flatten().float()
     for name, weight in module.named_parameters():
         weight.copy_(values[numbered[name]])
@@ -114,7 +117,7 @@ def _whole(recipe: Recipe) -> dict[str, Tensor]:
 
 
 def check_config(model: Pretrained, checkpoint: str) -> None:
-    """Raises BadInput unless transformers makes this model of the checkpoint's config.json.
+    """Raises BadInput unless transformers makes this model from the checkpoint's config.json.
 
     A key that is absent, or null, means transformers' default.
     """
@@ -126,15 +129,13 @@ def check_config(model: Pretrained, checkpoint: str) -> None:
         **plain,
         **{key: value for key, value in published.items() if value is not None},
     }
+    # Last, the keys whose defaults are functions of other keys: those are equal to ours by then.
     missing_keys = [key for key in ours if key not in values and key in model.defaults]
-    for key in (
-        *(key for key in ours if key not in missing_keys),
-        *missing_keys,
-    ):  # others are made of equal ones
+    for key in (*(key for key in ours if key not in missing_keys), *missing_keys):
         if key in CHANGES_NOTHING:
             continue
         if key in missing_keys:
-            values[key] = _made(key, model.defaults[key], values, checkpoint)
+            values[key] = _computed(key, model.defaults[key], values, checkpoint)
         if key not in values and key not in published:
             allowed = f"has no {key} in its config.json, where this model has {ours[key]}: add it"
             raise BadInput(KEY, checkpoint, allowed)
@@ -144,12 +145,12 @@ def check_config(model: Pretrained, checkpoint: str) -> None:
             )
 
 
-def _made(key: str, default: Any, values: Mapping[str, Any], checkpoint: str) -> Any:
-    """A default that depends on other keys; raises BadInput if they are none to make it of."""
+def _computed(key: str, default: Any, values: Mapping[str, Any], checkpoint: str) -> Any:
+    """A default that depends on other keys; raises BadInput if their values do not allow one."""
     try:
         return default(values)
     except (TypeError, ValueError, ArithmeticError) as error:
-        allowed = f"has no {key} in its config.json, and keys of which none can be made ({error})"
+        allowed = f"has no {key} in its config.json, nor keys that determine it ({error})"
         raise BadInput(KEY, checkpoint, allowed) from None
 
 
@@ -165,10 +166,10 @@ def _differs(
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with the values of its rotary positions among its keys.
+    """The config with the settings of its rotary positions as keys of the config itself.
 
-    They have stood among the keys, with a kind in `rope_scaling`, and stand in `rope_parameters`
-    now; transformers reads one of the two dicts, and what stands in it first.
+    Older configs have them there, and their kind in `rope_scaling`; newer ones have all of them in
+    `rope_parameters`. transformers reads one of these dicts, which comes before the config's keys.
     """
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
@@ -179,7 +180,7 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Tensors:
-    """Files of weights, opened while it is entered."""
+    """A context in which the weight files of a checkpoint are open."""
 
     def __init__(self, checkpoint: str, model: Pretrained) -> None:
         self._checkpoint, self._model = checkpoint, model
@@ -194,11 +195,11 @@ class Tensors:
                 names: list[str] = content.keys()
                 for name in names:
                     if name in self._stored:
-                        raise self._bad(f"has {name} in two files: remove the one that is not its")
+                        raise self._bad(f"has {name} in two files: remove the wrong file")
                     self._stored[name] = content, name
             self._stored = self._renamed()
             self._check_names()
-            self._stack = stack.pop_all()
+            self._stack = stack.pop_all()  # without an error the files stay open, until `__exit__`
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -208,7 +209,7 @@ class Tensors:
     def read(self) -> Iterator[tuple[str, Tensor]]:
         """The model's tensors by name, but for those that it has on the meta device.
 
-        Raises BadInput if one has another size, or is no plain number.
+        Raises BadInput if one has another size, or does not hold plain numbers.
         """
         for name, entries in self._model.tensors.items():
             if not entries.is_meta:
@@ -219,6 +220,7 @@ class Tensors:
         rows = self._rows(name)
         if rows == [[name]]:
             return self._part(name, shape)
+        # [experts, parts · rows, columns] is made of len(rows) · len(rows[0]) parts.
         part_shape = shape[1] // len(rows[0]), *shape[2:]
         return torch.stack(
             [torch.cat([self._part(part, part_shape) for part in row]) for row in rows]
@@ -234,7 +236,7 @@ class Tensors:
         return tensor
 
     def _rows(self, name: str) -> list[list[str]]:
-        """The names in the files of what makes a tensor: of each expert, or of all at once."""
+        """The names in the files of the parts of a tensor: a row per expert, or the whole one."""
         experts, dot, kind = name.rpartition(".experts.")
         parts = OF_EXPERTS.get(dot + kind)
         if parts is None or name in self._stored:
@@ -243,17 +245,17 @@ class Tensors:
         return [[f"{experts}{dot}{n}.{part}" for part in parts] for n in range(number)]
 
     def _renamed(self) -> dict[str, tuple[Any, str]]:
-        """The stored names as the model's: with the prefix that files of the model without its head
-        do not have, and an embedding by its own name if only its other name is there."""
-        firsts = {
-            name.partition(".")[0] for name in self._model.tensors.keys() - {"lm_head.weight"}
-        }
+        """The stored tensors by the model's names.
+
+        Files of a model without its head lack the prefix of the names, such as `model.`. A tied
+        embedding may be there under its other name alone.
+        """
+        without_prefix = {"lm_head.weight"}
+        firsts = {name.partition(".")[0] for name in self._model.tensors.keys() - without_prefix}
         prefix = f"{firsts.pop()}." if len(firsts) == 1 else ""
-        has_prefix = any(name.startswith(prefix) for name in self._stored)
         renamed = self._stored
-        if not has_prefix:
-            bare = {"lm_head.weight"}
-            renamed = {(n if n in bare else prefix + n): at for n, at in renamed.items()}
+        if not any(name.startswith(prefix) for name in self._stored):
+            renamed = {(n if n in without_prefix else prefix + n): at for n, at in renamed.items()}
         for copy_name, name in self._model.tied.items():
             if name not in renamed and copy_name in renamed:
                 renamed[name] = renamed.pop(copy_name)
@@ -268,11 +270,12 @@ class Tensors:
         if more := [
             name for name in unexpected_names if not re.search(ignored, self._stored[name][1])
         ]:
-            allowed = f"has {some(more)}, which this model has not: remove from its files"
-            raise self._bad(f"{allowed} what is not meant to count")
+            raise self._bad(
+                f"has {some(more)}, which this model does not have: remove it from its files"
+            )
 
     def _check_copies(self, name: str, shape: Sequence[int]) -> None:
-        """Raises BadInput if another name of the tensor has other values."""
+        """Raises BadInput if the files hold other values under another name of the tensor."""
         for copy_name, of in self._model.tied.items():
             if of != name or copy_name not in self._stored:
                 continue

@@ -1,9 +1,11 @@
-"""Parts that every decoder has: norm, attention with rotary positions, feed-forward part, layer;
-and initial weights, which a module may know itself."""
+"""Parts that every decoder has: norm, attention with rotary positions, feed-forward part, layer,
+and their initial weights; and the loss.
+"""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +24,8 @@ not use the processor's bf16 products (bench/README.md)."""
 
 @torch.no_grad()
 def initialise(module: nn.Module, std: float, seed: int) -> None:
-    """Normal(0, std) for matrices and 1 for vectors, unless their module knows better: if it has a
-    method `initial(name, shape, std, streams)`, that makes the values of its parameter `name`.
+    """Normal(0, std) for matrices and 1 for vectors, unless their module says otherwise: a method
+    `initial(name, shape, std, streams)` of it returns the values of its parameter `name`.
 
     Each parameter is drawn on the CPU from a stream of its own name, so that its values depend on
     neither the stages nor the device.
@@ -123,7 +125,8 @@ class NoGate(nn.Module):
         super().__init__()
 
     def forward(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """[batch, seq, hidden] and the heads' averages [batch, seq, size] to such averages."""
+        """Hidden states [batch, seq, hidden] and the heads' averages `mixed` [batch, seq, size] to
+        gated averages, of the shape of `mixed`."""
         return mixed
 
 
@@ -146,7 +149,7 @@ class SigmoidGate(NoGate):
 class Attention(nn.Module):
     """Softmax attention of `num_heads` heads; groups of them share one of `num_kv_heads` keys and
     values. `norm(head_size)` makes the norms of queries and keys, each over one head, and
-    `gate(hidden_size, num_heads · head_size)` what comes after the heads."""
+    `gate(hidden_size, num_heads · head_size)` the gate behind the heads."""
 
     def __init__(
         self,
@@ -173,6 +176,7 @@ class Attention(nn.Module):
 
     def mixed(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """The heads' averages of values, side by side: [batch, seq, num_heads · head_size]."""
+        # q [batch, num_heads, seq, head_size], k and v [batch, num_kv_heads, seq, head_size].
         q = rotate(self.q_norm(self._heads(self.q_proj(x))).transpose(1, 2), cos, sin)
         k = rotate(self.k_norm(self._heads(self.k_proj(x))).transpose(1, 2), cos, sin)
         v = self._heads(self.v_proj(x)).transpose(1, 2)
@@ -197,7 +201,8 @@ def in_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """`causal` with all scores in memory, and their softmax in fp32."""
     seq_len, scale = q.shape[2], q.shape[3] ** -0.5
     future = torch.full((seq_len, seq_len), -math.inf, device=q.device).triu(1)
-    rows = (q * scale).unflatten(1, (k.shape[1], -1)).flatten(2, 3)  # heads that share a key
+    # [batch, heads of keys, heads per key · seq, size]: the heads that share a key are its rows.
+    rows = (q * scale).unflatten(1, (k.shape[1], -1)).flatten(2, 3)
     scores = (rows @ k.mT).unflatten(2, (-1, seq_len)).float() + future
     weights = scores.softmax(-1).to(v.dtype).flatten(2, 3)
     return (weights @ v).unflatten(2, (-1, seq_len)).flatten(1, 2)
@@ -226,3 +231,109 @@ def rotation(x: Tensor, size: int, theta: float) -> tuple[Tensor, Tensor]:
     angles = torch.outer(positions, theta**-exponents)
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((cos, cos), -1).to(x.dtype), torch.cat((-sin, sin), -1).to(x.dtype)
+
+
+# The training loss, and its fusion with the head.
+
+
+class Unprojected(NamedTuple):
+    """What the last stage returns in place of logits, so that they are never in memory as a whole.
+
+    `hidden` are its last hidden states, [batch, seq, hidden], and `head` the weight that makes
+    logits of them, [vocab, hidden]; the loss does so for `chunk` tokens at a time.
+    """
+
+    hidden: Tensor
+    head: Tensor
+    chunk: int
+
+
+Output = Tensor | Unprojected
+"""What the last stage returns: logits [batch, seq, vocab], or what makes them."""
+Whole = Callable[[Tensor, Tensor], Tensor]
+Part = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+
+
+def cross_entropy(output: Output, targets: Tensor) -> Tensor:
+    """Mean cross-entropy over all tokens, in nats per token, computed in fp32 or wider.
+
+    `targets` are [batch, seq].
+    """
+    return loss_by(lambda function: function)(output, targets)
+
+
+def loss_by(run: Callable[[Any], Any]) -> Callable[[Output, Tensor], Tensor]:
+    """Returns `cross_entropy` with each of its functions wrapped by `run`, e.g. `torch.compile`.
+
+    The compiled loss makes no fp32 copy of the logits (bench/README.md).
+    """
+    # The functions of logits are wrapped, not the loop over chunks, which autograd runs.
+    whole: Whole = run(logits_loss)
+    part: Part = run(chunk_loss)
+
+    def loss(output: Output, targets: Tensor) -> Tensor:
+        if not isinstance(output, Unprojected):
+            return whole(output, targets)
+        if torch.is_grad_enabled():
+            return _Chunked.apply(*output, targets.flatten(), part)
+        # Means of chunks, weighted by their sizes: the last one may be shorter.
+        chunks = zip(parts(output), targets.flatten().split(output.chunk), strict=True)
+        losses = [whole(logits[None], labels[None]) * len(labels) for logits, labels in chunks]
+        return torch.stack(losses).sum() / targets.numel()
+
+    return loss
+
+
+def logits_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """`cross_entropy` of logits [batch, seq, vocab]."""
+    logits = logits.flatten(0, 1)
+    return F.cross_entropy(wide(logits), targets.flatten())
+
+
+def chunk_loss(logits: Tensor, targets: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
+    """The share of logits [chunk, vocab] in the mean loss of `num_tokens` tokens, in fp32 or wider,
+    and its gradient by the logits, in their dtype. `targets` are [chunk]."""
+    scores = wide(logits)
+    log_sum = scores.logsumexp(-1, keepdim=True)
+    target_scores = scores.gather(1, targets.unsqueeze(1))
+    gradient = (scores - log_sum).exp_()  # softmax; less 1 at the target, below
+    is_target = torch.arange(logits.shape[1], device=logits.device) == targets.unsqueeze(1)
+    gradient = gradient.sub_(is_target.to(scores.dtype)).div_(num_tokens).to(logits.dtype)
+    return (log_sum - target_scores).sum() / num_tokens, gradient
+
+
+def parts(output: Output) -> Iterator[Tensor]:
+    """The logits, [tokens, vocab], as many at a time as the output allows."""
+    if isinstance(output, Unprojected):
+        for hidden in output.hidden.flatten(0, -2).split(output.chunk):
+            yield hidden @ output.head.T
+    else:
+        yield output.flatten(0, -2)
+
+
+class _Chunked(torch.autograd.Function):
+    """Head and loss in one: the gradients are made in the forward, while a chunk's logits are
+    there, so that no product is done twice. The head's is summed over chunks in fp32 or wider."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, head: Tensor, chunk: int, targets: Tensor, part: Part
+    ) -> Tensor:
+        rows, losses = hidden.flatten(0, -2), []
+        hidden_grad = torch.empty_like(rows)
+        head_grad = torch.zeros_like(head, dtype=wide(head[:0]).dtype)  # `[:0]`: only its dtype
+        for start in range(0, len(rows), chunk):
+            span = slice(start, start + chunk)
+            loss, gradient = part(rows[span] @ head.T, targets[span], len(rows))
+            losses.append(loss)
+            torch.mm(gradient, head, out=hidden_grad[span])
+            head_grad += gradient.T @ rows[span]
+            del gradient  # before the next chunk has its logits
+        ctx.gradients = hidden_grad.view_as(hidden), head_grad.to(head.dtype)
+        return torch.stack(losses).sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        hidden_grad, head_grad = ctx.gradients
+        del ctx.gradients  # scaled in place: there is no second backward
+        return hidden_grad.mul_(gradient), head_grad.mul_(gradient), None, None, None

@@ -10,9 +10,15 @@ from torch import Tensor, nn
 
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.ranges import Rows
-from pipegap.trainer.models.decoder import DEFAULTS, KEYS, Decoder, LayerSize, size_of_heads
+from pipegap.trainer.models.decoder import (
+    DEFAULTS,
+    KEYS,
+    Decoder,
+    LayerSize,
+    Pretrained,
+    size_of_heads,
+)
 from pipegap.trainer.models.layers import Attention, Layer, SwiGLU
-from pipegap.trainer.models.recipe import Pretrained
 
 LLAMA_KEYS = {"intermediate_size": "intermediate_size", **KEYS}
 LLAMA_DEFAULTS = {

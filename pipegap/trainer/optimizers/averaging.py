@@ -8,23 +8,24 @@ from annotated_types import Interval
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pipegap.trainer.base.flat import cloned, wholes
+from pipegap.trainer.base.flat import cloned, local_parts
 from pipegap.trainer.base.ranges import NonNegative, Positive
 from pipegap.trainer.optimizers.routing import Decay, Parameters, averaging, decaying, entrywise
 
 
 @runtime_checkable
 class HasModes(Protocol):
-    """An optimizer that moves its weights itself: to those to evaluate, and back to train on.
+    """An optimizer that itself moves its weights: to the values to evaluate, and back.
 
-    So do Schedule-Free, whose weights are y and whose average is x, and others that average.
+    Schedule-Free does, which trains at y and evaluates its average x, and so do others that
+    average.
     """
 
     def eval(self) -> None:
-        """Moves the weights to those to evaluate, if they are those to train on."""
+        """Moves the weights to the values to evaluate, unless they have these."""
 
     def train(self) -> None:
-        """Moves the weights back, which may round them."""
+        """Moves the weights back to the values to train on, which may round them."""
 
 
 @runtime_checkable
@@ -43,23 +44,23 @@ def averages(optimizer: Optimizer) -> bool:
 
 @torch.no_grad()
 def evaluated(optimizer: Optimizer, weights: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The tensors to evaluate in place of `weights`, all that the optimizer has, in train mode.
+    """The tensors to evaluate in place of `weights`: all weights of the optimizer, in train mode.
 
     For most optimizers they are the weights themselves, else copies. No bit of the training
-    changes: an optimizer's own way back from what is evaluated rounds.
+    changes.
     """
     if isinstance(optimizer, Averages):
         evaluation_weights = optimizer.evaluation_weights()
         return [evaluation_weights[weight] for weight in weights]
     if not isinstance(optimizer, HasModes):
         return list(weights)
-    trained = cloned(weights)
+    training_weights = cloned(weights)
     optimizer.eval()
-    moved = cloned(weights)
+    evaluation_copies = cloned(weights)
     optimizer.train()
-    now_whole, trained_whole = wholes(weights, trained)
-    torch._foreach_copy_(now_whole, trained_whole)
-    return moved
+    # `train` computes the weights back from the average, which rounds: the copies are exact.
+    torch._foreach_copy_(local_parts(weights), local_parts(training_weights))
+    return evaluation_copies
 
 
 @averaging
@@ -83,5 +84,5 @@ def schedule_free_adamw(
     optimizer = AdamWScheduleFree(
         decaying(parameters, weight_decay), lr=lr, betas=(momentum, variance_decay), eps=eps
     )
-    optimizer.train()
+    optimizer.train()  # a new one is in evaluation mode, where a step raises
     return optimizer

@@ -2,9 +2,9 @@
 
 The first Dion, of low rank, is arXiv 2504.05295, and Dion2, of a part of the rows, arXiv
 2512.16928. Dion3 is Dion2 with rows of equal size, as in NorMuon; its authors' code also calls it
-NorDion2. Both as in github.com/microsoft/dion (commit 0a059a4: dion/dion2.py, dion/nordion2.py,
-dion/polar_express.py), whose ranks hold whole matrices here. That code orthonormalises in bf16,
-this in the dtype of the weights.
+NorDion2. Dion2 and Dion3 follow github.com/microsoft/dion (commit 0a059a4: dion/dion2.py,
+dion/nordion2.py, dion/polar_express.py), but hold whole matrices, which that code shards, and
+orthonormalise in the dtype of the weights, not in bf16.
 """
 
 import math
@@ -17,9 +17,8 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from pipegap.trainer.base.ranges import Positive
-from pipegap.trainer.optimizers.chained import MatrixOptimizer, beside_adamw
 from pipegap.trainer.optimizers.orthogonal import POLAR_EXPRESS, iterated, norms
-from pipegap.trainer.optimizers.routing import Decay, Group, keeps
+from pipegap.trainer.optimizers.routing import Decay, Group, MatrixOptimizer, beside_adamw, keeps
 
 
 def dion_update(
@@ -35,8 +34,9 @@ def dion_update(
     M ← B − (1 − decay) P Rᵀ and Q ← R with columns of norm 1. The update is √(rows / columns) P Qᵀ.
     """
     momentum.add_(gradient)
-    left_basis = torch.linalg.qr(momentum @ basis).Q
-    right = momentum.mT @ left_basis
+    left_basis = torch.linalg.qr(momentum @ basis).Q  # [matrices, rows, rank]
+    right = momentum.mT @ left_basis  # [matrices, columns, rank]
+    # Only the part of B that P spans decays: the rest is the error that feeds back.
     momentum.sub_(left_basis @ right.mT, alpha=1 - decay)
     basis.copy_(right / (right.norm(dim=-2, keepdim=True) + eps))
     rows, columns = gradient.shape[-2:]
@@ -50,8 +50,8 @@ class Dion(MatrixOptimizer):
     def start(self, matrix: Tensor) -> dict[str, Tensor]:
         """The first basis depends on the shape only: nothing is drawn from a global generator."""
         rank = math.ceil(self.defaults["rank_fraction"] * min(matrix.shape))
-        drawn = torch.randn(matrix.shape[1], rank, generator=torch.Generator().manual_seed(0))
-        return {"momentum": torch.zeros_like(matrix), "basis": drawn.to(matrix)}
+        basis = torch.randn(matrix.shape[1], rank, generator=torch.Generator().manual_seed(0))
+        return {"momentum": torch.zeros_like(matrix), "basis": basis.to(matrix)}
 
     @override
     def update(self, group: Group, gradient: Tensor, state: dict[str, Tensor]) -> Tensor:
@@ -116,10 +116,10 @@ def laid(rows: Tensor, places: Tensor, like: Tensor) -> Tensor:
 
 
 class Dion2(MatrixOptimizer):
-    """B = M + G; its rows of largest 1-norm make the update, and M keeps a share of these.
+    """The rows of largest 1-norm of B = M + G make the update, and M keeps a share of these rows.
 
-    W ← W − lr √(rows / columns) · orthonormal(rows taken), with zeros elsewhere. Of a matrix with
-    more rows than columns, columns are taken.
+    W ← W − lr √(rows / columns) · orthonormal(these rows), with zeros elsewhere. Of a matrix with
+    more rows than columns, columns are taken in place of rows.
     """
 
     @override
@@ -141,14 +141,14 @@ def evened(
     decay: float,
     eps: float,
 ) -> Tensor:
-    """Returns rows divided by the root of their averaged mean squares, with the norm they had."""
+    """Divides rows by the root of their averaged mean squares; each matrix keeps its norm."""
     variance.lerp_(rows.square().mean(-1, keepdim=True), 1 - decay)
     even = rows / (variance.sqrt() + eps)
     return even * (norms(rows) / norms(even).clamp_min(eps))
 
 
 class Dion3(MatrixOptimizer):
-    """Dion2 of rows, whatever the shape; the rows taken are evened out as in NorMuon."""
+    """Dion2 that takes rows of a matrix of any shape, and evens them out as NorMuon does."""
 
     @override
     def start(self, matrix: Tensor) -> dict[str, Tensor]:
@@ -158,6 +158,7 @@ class Dion3(MatrixOptimizer):
     def update(self, group: Group, gradient: Tensor, state: dict[str, Tensor]) -> Tensor:
         momentum, eps = state["momentum"].add_(gradient), group["eps"]
         rows, places = taken(momentum, group["fraction"], group["decay"], eps)
+        # [matrices, taken, 1]: `gather` copies, so the averages are put back below.
         variance = state["variance"].gather(-2, places)
         rows = evened(rows, variance, group["variance_decay"], eps)
         state["variance"].scatter_(-2, places, variance)

@@ -7,8 +7,8 @@ import torch
 from torch.optim import Optimizer
 
 from pipegap.trainer.base.ranges import Count, NonNegative, Positive
-from pipegap.trainer.optimizers.chained import Chained
 from pipegap.trainer.optimizers.routing import (
+    Chained,
     Decay,
     Group,
     Parameters,
@@ -38,6 +38,7 @@ def adamw(
         betas=(momentum, variance_decay),
         eps=eps,
         fused=fused,
+        foreach=not fused,  # all weights of a group in each call, on a CPU too
     )
 
 
@@ -126,7 +127,7 @@ def _first_call_only_looks(groups: Sequence[Group]) -> Iterator[None]:
     """Leaves the weights unchanged at the first call, as in the paper; the library decays them."""
     decays = [group["weight_decay"] for group in groups]
     for group in groups:
-        group["weight_decay"] *= group.get("step", 0) > 0
+        group["weight_decay"] *= group.get("step", 0) > 0  # the library sets `step` as it steps
     yield
     for group, decay in zip(groups, decays, strict=True):
         group["weight_decay"] = decay
@@ -184,6 +185,7 @@ def mars(
     from pytorch_optimizer import MARS
 
     return MARS(
+        # The library itself takes weights in one dimension for vectors, the options `…_1d`.
         grouped(parameters, matrix={}, embedding={}, vector={"weight_decay": 0.0}),
         lr=lr,
         betas=(momentum, variance_decay),
@@ -214,6 +216,7 @@ def sgd(
         momentum=momentum,
         nesterov=nesterov,
         fused=fused,
+        foreach=not fused,  # all weights of a group in each call, on a CPU too
     )
 
 

@@ -13,12 +13,19 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pipegap.trainer.base.ranges import Count, Positive
-from pipegap.trainer.optimizers.chained import beside_adamw, moved_by
 from pipegap.trainer.optimizers.orthogonal import Orthogonal, Orthogonalisation, norms
-from pipegap.trainer.optimizers.routing import Decay, Group, keeps, multiplies, newton_schulz
+from pipegap.trainer.optimizers.routing import (
+    Decay,
+    Group,
+    beside_adamw,
+    keeps,
+    moved_by,
+    multiplies,
+    newton_schulz,
+)
 
 SMALLEST = 1e-10
-"""Least norm that is divided by. A matrix of zeros stays one."""
+"""The smallest norm that a division takes. A matrix of zeros stays zero."""
 ON_SPHERE = "on_sphere"
 """Option of a group whose matrices have a constant norm."""
 
@@ -26,14 +33,14 @@ ON_SPHERE = "on_sphere"
 def on_sphere(optimizer: Optimizer) -> Optimizer:
     """Steps matrices on their spheres, by the updates of an optimizer without its decay.
 
-    R is the norm before each update, as in the authors' code: by rounding the norm at the start.
+    R is the norm before each update, as in the authors' code: up to rounding, the initial norm.
     """
     return moved_by(optimizer, _step_on_sphere, **{ON_SPHERE: True})
 
 
 def _step_on_sphere(group: Group, weights: list[Tensor], updates: list[Tensor]) -> None:
     for weight, update in zip(weights, updates, strict=True):
-        radius = norms(weight)
+        radius = norms(weight)  # [1, 1]
         weight.sub_(update * (group["lr"] * radius / norms(update).clamp_min(SMALLEST)))
         _rescale(weight, radius)
 
@@ -42,11 +49,12 @@ def _step_on_sphere(group: Group, weights: list[Tensor], updates: list[Tensor]) 
 def on_spheres(optimizers: Iterable[Optimizer]) -> Iterator[None]:
     """A context after which the matrices of constant norm have the norm that they had before it.
 
-    So a correction may move them. Its term is a difference of two updates, both nearly along the
-    sphere: what is undone here is of second order in the learning rate.
+    In it a correction may move them. Its term is a difference of two updates, both nearly along the
+    sphere: the change of the norm that is undone here is of second order in the learning rate.
     """
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     weights_of_groups = [group["params"] for group in groups if group.get(ON_SPHERE)]
+    # Each matrix once: the optimizers may share weights.
     matrices = list(dict.fromkeys(chain.from_iterable(weights_of_groups)))
     radii = [norms(matrix) for matrix in matrices]
     yield
@@ -72,8 +80,8 @@ def muonh(
 ) -> Optimizer:
     """MuonH (arXiv 2606.16899): Muon's directions for hidden matrices of constant norm.
 
-    marin's (lib/levanter/src/levanter/optim/muonh.py at 05422e2). AdamW has the rest, the head too,
-    which has a constant norm in marin and none in modded-nanogpt.
+    It follows marin (lib/levanter/src/levanter/optim/muonh.py at 05422e2). AdamW steps the rest,
+    the head too, whose norm is constant in marin and not in modded-nanogpt.
     """
     matrices = Orthogonal(
         groups,
@@ -98,7 +106,8 @@ def adamh(
 ) -> Optimizer:
     """AdamH (arXiv 2606.16899): Adam's directions for hidden matrices of constant norm.
 
-    marin's (lib/levanter/src/levanter/optim/adamh.py at 0084342). AdamW has the rest, the head too.
+    It follows marin (lib/levanter/src/levanter/optim/adamh.py at 0084342). AdamW steps the rest,
+    the head too.
     """
     betas = momentum, variance_decay
     return on_sphere(torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps))
@@ -119,8 +128,8 @@ def normuonh(
 ) -> Optimizer:
     """NorMuonH: NorMuon's directions for hidden matrices of constant norm, AdamW for the rest.
 
-    modded-nanogpt's (records/track_3_optimization/results/20260430_normuonh at f411b3d), which
-    evens out rows, or the columns of a wide matrix.
+    It follows modded-nanogpt (records/track_3_optimization/results/20260430_normuonh at f411b3d),
+    which evens out rows, or the columns of a wide matrix.
     """
     matrices = Orthogonal(
         groups,

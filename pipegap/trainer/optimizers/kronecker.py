@@ -10,8 +10,16 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from pipegap.trainer.base.ranges import Count, Positive
-from pipegap.trainer.optimizers.chained import Chained, MatrixOptimizer, beside_adamw
-from pipegap.trainer.optimizers.routing import Decay, Group, eigenbases, keeps, multiplies
+from pipegap.trainer.optimizers.routing import (
+    Chained,
+    Decay,
+    Group,
+    MatrixOptimizer,
+    beside_adamw,
+    eigenbases,
+    keeps,
+    multiplies,
+)
 
 
 @keeps(1, squares=2, in_step=0)
@@ -87,7 +95,7 @@ def kron(
 def drawing_its_own(groups: Sequence[Group]) -> AbstractContextManager[None]:
     """Makes the random draws of a step a function of the trial's seed and the step alone.
 
-    So a checkpoint keeps no generator, and a stage draws the same numbers in another process.
+    So a checkpoint needs no generator, and a stage draws the same numbers in every process.
     """
     devices = {p.device for group in groups for p in group["params"]}
     return own_stream(torch.initial_seed(), groups[0].get("step", 0), devices)
@@ -99,6 +107,7 @@ def own_stream(seed: int, step: int, devices: set[torch.device]) -> Iterator[Non
 
     Afterwards they have the state they had before.
     """
+    # numpy too: the library's Kron decides by it when to balance its factors.
     for_torch, for_numpy = np.random.SeedSequence([seed, step]).generate_state(2)
     numpy_state = np.random.get_state()
     gpus = [device.index for device in devices if device.type == "cuda"]
@@ -132,9 +141,9 @@ def turned(
     average: Tensor,  # [matrices, n, n], symmetric
     momentum: Tensor,  # [matrices, n, …], with rows in `basis`
 ) -> Tensor:
-    """Returns the momentum with rows in the eigenbasis of `average`, and of the same shape."""
+    """Returns the momentum with its rows in the eigenbasis of `average`, of the same shape."""
     new = torch.linalg.eigh(average).eigenvectors
-    rotated = new.mT @ (basis @ momentum)
+    rotated = new.mT @ (basis @ momentum)  # out of the old basis, into the new one
     basis.copy_(new)
     return rotated
 
@@ -164,6 +173,7 @@ class BasisRotation(MatrixOptimizer):
         state["right"].lerp_(gradient.mT @ gradient, share)
         step = int(state["step"][0])  # matrices of a shape are always stepped together
         rows, columns = state["rows"], state["columns"]
+        # At step 0 too: until then the bases are zeros, as the momentum is.
         if step % group["precondition_every"] == 0:
             momentum = turned(rows, state["left"], state["momentum"])
             state["momentum"].copy_(turned(columns, state["right"], momentum.mT).mT)
@@ -188,7 +198,7 @@ def basis_rotation(
 ) -> Optimizer:
     """Basis rotation for hidden matrices, AdamW for the rest.
 
-    With its bilateral rotation, from second moments, whose eigenbases are computed exactly.
+    The rotation is the bilateral one, into the exact eigenbases of the second moments.
     """
     return BasisRotation(
         groups,
@@ -201,9 +211,10 @@ def basis_rotation(
 
 
 FIRST_VALUE = 0.1
-"""All eigenvalues of both factors at the start (`init_factor` of the code)."""
+"""All eigenvalues of both factors at the start (`init_factor` of the authors' code)."""
 CLAMP = 10, 4000
-"""The root of an inverse eigenvalue is at most n, the width of its factor, but within these."""
+"""The root of an inverse eigenvalue is at most n, the width of its factor, where n is clamped to
+this range."""
 
 
 def fitted(
@@ -222,6 +233,7 @@ def fitted(
     average.lerp_(whitened @ whitened.mT / num_columns, share)
     values.lerp_(rotated.square().mean(-1), share)
     least, most = CLAMP
+    # 1 / √value ≤ the width means value ≥ width⁻².
     values.clamp_min_(max(least, min(values.shape[-1], most)) ** -2)
 
 
@@ -240,15 +252,16 @@ class KlSoap(MatrixOptimizer):
         rows, columns = matrix.shape
         share = 1 - self.defaults["variance_decay"]
         left_gram = matrix.grad @ matrix.grad.T * (share / columns)
-        right = matrix.grad.T @ matrix.grad * (share / rows)
+        right_gram = matrix.grad.T @ matrix.grad * (share / rows)
         return {
             "step": torch.zeros((), dtype=torch.int64),  # on the CPU, where it is read
             "momentum": torch.zeros_like(matrix),  # in the bases
             "variance": torch.zeros_like(matrix),
             "left": left_gram,
-            "right": right,
+            "right": right_gram,
+            # `eigh` sorts by rising eigenvalues.
             "rows": torch.linalg.eigh(left_gram).eigenvectors.flip(-1),
-            "columns": torch.linalg.eigh(right).eigenvectors.flip(-1),
+            "columns": torch.linalg.eigh(right_gram).eigenvectors.flip(-1),
             "row_values": matrix.new_full((rows,), FIRST_VALUE),
             "column_values": matrix.new_full((columns,), FIRST_VALUE),
         }
@@ -278,17 +291,19 @@ class KlSoap(MatrixOptimizer):
     def _fit(
         self, gradient: Tensor, rotated: Tensor, state: dict[str, Tensor], share: float
     ) -> None:
-        by_rows = state["row_values"].rsqrt().unsqueeze(-1)
-        by_columns = state["column_values"].rsqrt().unsqueeze(-2)
-        whitened_rows = gradient @ state["columns"] * by_columns
-        right = (state["rows"].mT @ gradient * by_rows).mT
-        fitted(state["left"], state["row_values"], whitened_rows, rotated * by_columns, share)
-        fitted(state["right"], state["column_values"], right, (rotated * by_rows).mT, share)
+        by_rows = state["row_values"].rsqrt().unsqueeze(-1)  # [matrices, rows, 1]
+        by_columns = state["column_values"].rsqrt().unsqueeze(-2)  # [matrices, 1, columns]
+        # Both before either is fitted: each factor is whitened by the other's old eigenvalues.
+        for_left = gradient @ state["columns"] * by_columns
+        for_right = (state["rows"].mT @ gradient * by_rows).mT
+        fitted(state["left"], state["row_values"], for_left, rotated * by_columns, share)
+        fitted(state["right"], state["column_values"], for_right, (rotated * by_rows).mT, share)
 
     def _renew(self, state: dict[str, Tensor]) -> None:
         """Takes both bases one power iteration further, and the momentum with them."""
         rows = torch.linalg.qr(state["left"] @ state["rows"]).Q
         columns = torch.linalg.qr(state["right"] @ state["columns"]).Q
+        # The momentum lies in the old bases: out of them, then into the new ones.
         momentum = state["rows"] @ state["momentum"] @ state["columns"].mT
         state["momentum"].copy_(rows.mT @ momentum @ columns)
         state["rows"].copy_(rows)

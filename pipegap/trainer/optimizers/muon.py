@@ -9,23 +9,21 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from pipegap.trainer.base.ranges import Count, NonNegative, Positive
-from pipegap.trainer.optimizers.chained import (
-    Chained,
-    MatrixOptimizer,
-    auxiliary,
-    beside_adamw,
-    decay_cautiously,
-    matrices_and_rest,
-    moved_by,
-)
 from pipegap.trainer.optimizers.kronecker import adam_update
 from pipegap.trainer.optimizers.orthogonal import Orthogonalisation, orthogonalised, polynomials
 from pipegap.trainer.optimizers.routing import (
+    Chained,
     Decay,
     Group,
+    MatrixOptimizer,
     Parameters,
+    auxiliary,
+    beside_adamw,
+    decay_cautiously,
     grouped,
     keeps,
+    matrices_and_rest,
+    moved_by,
     multiplies,
     newton_schulz,
 )
@@ -73,6 +71,7 @@ def muon(
         ns_coeffs=list(polynomials(orthogonalisation, newton_schulz_steps)),
         use_adjusted_lr=scaling == "match_rms_adamw",
     )
+    # The library decays before it knows the update, on which a cautious decay depends.
     if cautious_decay:
 
         def cautious(groups: list[Group]) -> Optimizer:
@@ -126,7 +125,7 @@ def normuon(
 
 
 def _halves(parameters: Parameters, adamw: Group, weight_decay: float) -> list[Group]:
-    """Parameter groups: the hidden matrices for Muon, the rest for AdamW, each marked so."""
+    """Parameter groups: the hidden matrices for Muon, the rest for AdamW, told by `use_muon`."""
     adamw_group = {"use_muon": False, **adamw}
     return grouped(
         parameters,
@@ -156,6 +155,7 @@ def adamuon_update(
 
     momentum.mul_(decay).add_(gradient)
     direction = gradient.add(momentum, alpha=decay) if nesterov else momentum
+    # The library iterates in bf16.
     orthogonal = matrix.zero_power_via_newton_schulz_5(direction.sign(), steps).to(gradient.dtype)
     variance.mul_(variance_decay).addcmul_(orthogonal, orthogonal, value=1 - variance_decay)
     update = orthogonal / (variance.sqrt() + eps)
@@ -206,13 +206,13 @@ def adamuon(
 
 
 SMALLEST = 1e-10
-"""Least length of a row that is divided by: what a row of zeros starts with."""
+"""The smallest length of a row that a division takes; a row of zeros starts with it."""
 
 
 class Muown(MatrixOptimizer):
     """Muon of the directions of rows, and Adam of their lengths: w = g v / ‖v‖ for each row w.
 
-    v is stepped by 0.2 √max(rows, columns) times its orthogonalised momentum, g by Adam; both by
+    v steps by 0.2 √max(rows, columns) times its orthogonalised momentum, and g by Adam, both with
     their gradients at w, whose length is g. ‖v‖ grows, and the angle of a step falls.
     """
 
@@ -234,15 +234,16 @@ class Muown(MatrixOptimizer):
     @override
     def update(self, group: Group, gradient: Tensor, state: dict[str, Tensor]) -> Tensor:
         weight, length, decay = state["weight"], state["length"], group["decay"]
-        gain = weight.norm(dim=-1, keepdim=True).clamp_min(SMALLEST)
-        unit = weight / gain
+        gain = weight.norm(dim=-1, keepdim=True).clamp_min(SMALLEST)  # g, [matrices, rows, 1]
+        unit = weight / gain  # v / ‖v‖
+        # The gradients of g and of v, by the chain rule of w = g v / ‖v‖.
         of_gain = (gradient * unit).sum(-1, keepdim=True)
         of_direction = (gradient - unit * of_gain) * (gain / length)
         momentum = state["momentum"].mul_(decay).add_(of_direction)
         momentum_ahead = of_direction + decay * momentum if group["nesterov"] else momentum
         rate = group["lr"] * 0.2 * max(gradient.shape[-2:]) ** 0.5
         step = orthogonalised(momentum_ahead, group["orthogonalisation"], group["steps"])
-        direction = unit * length - rate * step
+        direction = unit * length - rate * step  # v of the next update
         state["step"] += 1
         adam = adam_update(
             of_gain,
@@ -254,6 +255,7 @@ class Muown(MatrixOptimizer):
             group["eps"],
         )
         length.copy_(direction.norm(dim=-1, keepdim=True))
+        # The old row less the new one, g v / ‖v‖, of which `length` is already the new ‖v‖.
         return weight - (gain - group["lr"] * adam) * (direction / length)
 
     @override
@@ -280,10 +282,10 @@ def muown(
 ) -> Optimizer:
     """Muown (arXiv 2605.10797) for hidden matrices, AdamW for the rest.
 
-    Adam of the lengths has the betas and the eps of AdamW. A gain is read off its row, so a
-    correction may change the row, and it is never negative: one that passes 0 turns its row around.
+    Adam of the lengths has the betas and the eps of AdamW. A gain is computed from its row, so a
+    correction may change the row. It is never negative: a gain that passes 0 turns its row around.
     """
-    polynomials(orthogonalisation, newton_schulz_steps)  # are there so many?
+    polynomials(orthogonalisation, newton_schulz_steps)  # raises for too many steps
     return Muown(
         groups,
         lr=lr,
@@ -327,11 +329,11 @@ def scion(
         vector={},
     )
     vectors = [group for group in groups if "scale" not in group]
-    adamw_groups = [group for group in groups if "scale" in group]
+    scion_groups = [group for group in groups if "scale" in group]
     adamw = auxiliary(lr, auxiliary_lr, auxiliary_momentum, variance_decay, eps)
     parts: list[Optimizer] = []
-    if adamw_groups:  # the library calls the share of the new gradient its momentum
-        parts.append(SCION(adamw_groups, lr=lr, momentum=1 - momentum, constraint=True))
+    if scion_groups:  # the library calls the share of the new gradient its momentum
+        parts.append(SCION(scion_groups, lr=lr, momentum=1 - momentum, constraint=True))
     if vectors:
         parts.append(torch.optim.AdamW(vectors, **adamw, weight_decay=0.0))
     return Chained(parts)

@@ -14,8 +14,16 @@ from typing_extensions import override
 
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.ranges import Count, Positive
-from pipegap.trainer.optimizers.chained import MatrixOptimizer, beside_adamw, decay_cautiously
-from pipegap.trainer.optimizers.routing import Decay, Group, keeps, multiplies, newton_schulz
+from pipegap.trainer.optimizers.routing import (
+    Decay,
+    Group,
+    MatrixOptimizer,
+    beside_adamw,
+    decay_cautiously,
+    keeps,
+    multiplies,
+    newton_schulz,
+)
 
 Coefficients = tuple[float, float, float]
 """Of x, x³ and x⁵, where x is a singular value."""
@@ -55,11 +63,11 @@ ITERATIONS: Mapping[Orthogonalisation, Iteration] = {
     "polar_express": Iteration(POLAR_EXPRESS, margin=1.01, eps=1e-6),
     "convergent": Iteration((CONVERGENT,), margin=1.0, eps=1e-7),
 }
-"""`newton_schulz` is Muon's (Jordan 2024). `quintic` is that of marin (lib/levanter/src/levanter/
-optim/util.py at 054a715). `polar_express` has the minimax polynomials of arXiv 2505.16932 for
-singular values from 0.001 on, as nanochat has them: for five steps, with a cushion of 0.02, and
-with a safety factor of 1.02 in all but the last. `convergent` is that of modded-nanogpt's track 3,
-of twelve steps: it starts more slowly than the others, and converges to 1.
+"""`newton_schulz` is Muon's (Jordan 2024). `quintic` is marin's (lib/levanter/src/levanter/optim/
+util.py at 054a715). `polar_express` has the minimax polynomials of arXiv 2505.16932 for singular
+values from 0.001 on, with nanochat's numbers: five steps, a cushion of 0.02, and a safety factor of
+1.02 in all steps but the last. `convergent` is that of modded-nanogpt's track 3, which takes twelve
+steps: it starts more slowly than the others, and converges to 1.
 """
 
 
@@ -80,7 +88,11 @@ def norms(matrices: Tensor) -> Tensor:
 
 
 def fourth_norms(matrices: Tensor) -> Tensor:
-    """The same of (Σ σ⁴)^¼, which is closer to the largest singular value σ than the norm."""
+    """(Σ σ⁴)^¼ of each matrix, as [matrices, 1, 1], where σ are its singular values.
+
+    It is a closer bound of the largest of them than the Frobenius norm.
+    """
+    # The Frobenius norm of the smaller Gram matrix is √(Σ σ⁴).
     is_tall = matrices.shape[-2] > matrices.shape[-1]
     return norms(matrices.mT @ matrices if is_tall else matrices @ matrices.mT).sqrt()
 
@@ -88,7 +100,7 @@ def fourth_norms(matrices: Tensor) -> Tensor:
 def orthogonalised(matrices: Tensor, name: Orthogonalisation, num_steps: int) -> Tensor:
     """Nearly the closest matrices [matrices, rows, columns] with orthonormal rows or columns.
 
-    It computes in the dtype of the matrices, on a GPU in bf16 if that is fp32.
+    The computation is in the dtype of the matrices, but in bf16 for fp32 on a GPU.
     """
     _, margin, eps = ITERATIONS[name]
     return driven(matrices, lambda x: norms(x) * margin + eps, polynomials(name, num_steps))
@@ -99,11 +111,11 @@ def driven(
     bound: Callable[[Tensor], Tensor],  # of the singular values of each matrix, [matrices, 1, 1]
     coefficients: Sequence[Coefficients],
 ) -> Tensor:
-    """The same by any polynomials, from matrices divided by any bound."""
+    """`orthogonalised` by any polynomials, from matrices that are divided by any `bound`."""
     is_tall = matrices.shape[-2] > matrices.shape[-1]
     is_halved = matrices.is_cuda and matrices.dtype == torch.float32
     x = matrices.bfloat16() if is_halved else matrices
-    x = x / bound(x)
+    x = x / bound(x)  # the polynomials need singular values of at most 1
     x = iterated(x.mT if is_tall else x, coefficients)
     return (x.mT if is_tall else x).to(matrices.dtype)
 
@@ -111,7 +123,7 @@ def driven(
 def iterated(wide: Tensor, coefficients: Sequence[Coefficients]) -> Tensor:
     """Applies odd polynomials to the singular values of matrices [matrices, rows, columns]."""
     for first, third, fifth in coefficients:
-        gram = wide @ wide.mT
+        gram = wide @ wide.mT  # [matrices, rows, rows]: the shorter side, as the matrix is wide
         wide = first * wide + (third * gram + fifth * (gram @ gram)) @ wide
     return wide
 
@@ -135,7 +147,7 @@ def evened(matrices: Tensor, variance: Tensor, decay: float) -> Tensor:
     """
     along = -1 if variance.shape[-1] == 1 else -2
     variance.lerp_(matrices.square().mean(along, keepdim=True), 1 - decay)
-    even = matrices * variance.clamp_min(1e-10).rsqrt()
+    even = matrices * variance.clamp_min(1e-10).rsqrt()  # nanochat's floors, here and below
     return even * (norms(matrices) / norms(even).clamp_min(1e-10))
 
 
@@ -159,7 +171,7 @@ class Orthogonal(MatrixOptimizer):
         renormalise: bool = False,
         variance_decay: float | None = None,
     ) -> None:
-        polynomials(orthogonalisation, steps)  # are there so many?
+        polynomials(orthogonalisation, steps)  # raises for too many steps
         super().__init__(
             groups,
             lr=lr,
@@ -198,7 +210,7 @@ class Orthogonal(MatrixOptimizer):
 
 
 class Nanochat(Orthogonal):
-    """Gives tall matrices a rate, of update and decay, that is √(rows / columns) as large."""
+    """Multiplies the learning rate of tall matrices, for update and decay, by √(rows / columns)."""
 
     def __init__(self, groups: list[Group], *, cautious_decay: bool, **options: Any) -> None:
         super().__init__([{**group, "is_cautious": cautious_decay} for group in groups], **options)

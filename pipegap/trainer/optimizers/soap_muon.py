@@ -6,7 +6,6 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from pipegap.trainer.base.ranges import Count, Positive
-from pipegap.trainer.optimizers.chained import MatrixOptimizer, beside_adamw
 from pipegap.trainer.optimizers.orthogonal import (
     Orthogonalisation,
     driven,
@@ -16,6 +15,8 @@ from pipegap.trainer.optimizers.orthogonal import (
 from pipegap.trainer.optimizers.routing import (
     Decay,
     Group,
+    MatrixOptimizer,
+    beside_adamw,
     eigenbases,
     keeps,
     multiplies,
@@ -23,7 +24,7 @@ from pipegap.trainer.optimizers.routing import (
 )
 
 SMALLEST = 1e-7
-"""Least bound of singular values that a matrix is divided by."""
+"""The smallest bound of singular values that a division takes."""
 
 
 def renewed(
@@ -34,6 +35,7 @@ def renewed(
 
     The order, [matrices, n], is that of falling vᵀ average v.
     """
+    # vᵀ average v of each column v; `qr` keeps the order of the columns.
     order = (basis * (average @ basis)).sum(-2).argsort(-1, descending=True)
     ordered = basis.gather(-1, order.unsqueeze(-2).expand_as(basis))
     return torch.linalg.qr(average @ ordered).Q, order
@@ -51,18 +53,17 @@ class SoapMuon(MatrixOptimizer):
     def start(self, matrix: Tensor) -> dict[str, Tensor]:
         assert matrix.grad is not None
         share = 1 - self.defaults["variance_decay"]
-        left_gram, right = (
-            share * (matrix.grad @ matrix.grad.T),
-            share * (matrix.grad.T @ matrix.grad),
-        )
+        left_gram = share * (matrix.grad @ matrix.grad.T)
+        right_gram = share * (matrix.grad.T @ matrix.grad)
         return {
             "step": torch.zeros((), dtype=torch.int64),  # on the CPU, where it is read
             "momentum": torch.zeros_like(matrix),
             "variance": torch.zeros_like(matrix),  # in the bases
             "left": left_gram,
-            "right": right,
+            "right": right_gram,
+            # `eigh` sorts by rising eigenvalues.
             "rows": torch.linalg.eigh(left_gram).eigenvectors.flip(-1),
-            "columns": torch.linalg.eigh(right).eigenvectors.flip(-1),
+            "columns": torch.linalg.eigh(right_gram).eigenvectors.flip(-1),
         }
 
     @override
@@ -71,6 +72,8 @@ class SoapMuon(MatrixOptimizer):
         direction = gradient.lerp(momentum, group["decay"]) if group["nesterov"] else momentum
         step = int(state["step"][0])  # matrices of a shape are always stepped together
         state["step"] += 1
+        # The first update is Muon's: `start` made the bases of this very gradient. Later ones are
+        # whitened in the bases of the updates before, so the averages follow.
         if step > 0:
             direction = self.whitened(group, gradient, direction, state)
             state["left"].lerp_(gradient @ gradient.mT, 1 - group["variance_decay"])
@@ -84,7 +87,7 @@ class SoapMuon(MatrixOptimizer):
     def whitened(
         self, group: Group, gradient: Tensor, direction: Tensor, state: dict[str, Tensor]
     ) -> Tensor:
-        """What is orthogonalised in place of the momentum `ahead`, of the gradient's shape."""
+        """The matrix that is orthogonalised in place of `direction`, of the gradient's shape."""
         rows, columns, decay = state["rows"], state["columns"], group["variance_decay"]
         rotated = rows.mT @ direction @ columns
         variance = state["variance"].mul_(decay).addcmul_(rotated, rotated, value=1 - decay)
@@ -92,11 +95,11 @@ class SoapMuon(MatrixOptimizer):
 
     def _renew(self, state: dict[str, Tensor]) -> None:
         """Takes both bases one power iteration further; the second moment is put in their order."""
-        rows, order = renewed(state["rows"], state["left"])
-        columns, across = renewed(state["columns"], state["right"])
+        rows, row_order = renewed(state["rows"], state["left"])
+        columns, column_order = renewed(state["columns"], state["right"])
         variance = state["variance"]
-        variance = variance.gather(-2, order.unsqueeze(-1).expand_as(variance))
-        variance = variance.gather(-1, across.unsqueeze(-2).expand_as(variance))
+        variance = variance.gather(-2, row_order.unsqueeze(-1).expand_as(variance))
+        variance = variance.gather(-1, column_order.unsqueeze(-2).expand_as(variance))
         for key, value in (("rows", rows), ("columns", columns), ("variance", variance)):
             state[key].copy_(value)
 
@@ -124,11 +127,11 @@ def soap_muon(
     """SOAP-Muon (Vyas 2025), as modded-nanogpt's records have it since result 44, for hidden
     matrices; AdamW for the rest.
 
-    Without what those runs have beside it: a gate of trust on attention's output, floors and brakes
-    of the norm, look-ahead. It differs from Vyas' own code (github.com/nikhilvyas/SOAP_MUON), which
+    It leaves out what those runs add: a gate of trust on attention's output, floors and brakes of
+    the norm, look-ahead. It differs from Vyas' own code (github.com/nikhilvyas/SOAP_MUON), which
     takes the second moment of the gradient, whitens one side, and takes roots of entries.
     """
-    polynomials(orthogonalisation, newton_schulz_steps)  # are there so many?
+    polynomials(orthogonalisation, newton_schulz_steps)  # raises for too many steps
     return SoapMuon(
         groups,
         lr=lr,

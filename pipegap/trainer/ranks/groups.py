@@ -45,6 +45,7 @@ class Heartbeat:
 
     def beat(self, *, waiting: bool = False) -> None:
         """Records that the rank made progress and, if `waiting`, now waits for another rank."""
+        # One number, so that time and sign change at once for the process that reads them.
         self.beats[self.rank] = -monotonic() if waiting else monotonic()
 
 
@@ -86,6 +87,8 @@ class Gang:
 
     def __post_init__(self) -> None:
         p = self.num_ranks
+        # Every rank makes every group, also those that it is not in, and all in this order: torch
+        # requires it of `new_group`.
         self.control = self._group(range(p * self.num_replicas), backend="gloo")
         for replica in range(self.num_replicas):
             members = [replica * p + place for place in range(p)]
@@ -113,6 +116,7 @@ class Gang:
 
         Every rank of the gang makes this call, with the same edges. Raises PeerLost.
         """
+        # Those of other replicas too, as `new_group` is called by every rank.
         every = {
             (replica, edge): self._edge(
                 self.at(edge.source, replica), self.at(edge.target, replica)
@@ -242,11 +246,12 @@ def collect(gang: Gang, items: Iterable[object]) -> Iterator[Any]:
     sender. Every rank must make the call and exhaust what it returns. Raises PeerLost.
     """
     if not gang.records:
+        # In a tuple each, so that an item may be None, and None ends them.
         for message in chain(((item,) for item in items), [None]):
             with gang.waiting():
                 dist.send_object_list([message], 0, group=gang.control)
         return
-    yield from items
+    yield from items  # rank 0's own, which no message carries
     for rank in range(1, gang.num_ranks * gang.num_replicas):
         while (message := _received(gang, rank)) is not None:
             yield message[0]
@@ -280,6 +285,6 @@ def _spilled(state: State, folder: Path) -> State:
     folder.mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile(dir=folder, prefix=PREFIX) as file:
         torch.save(state, file)
-        file.flush()
+        file.flush()  # `load` opens the file by its name
         copy: State = torch.load(file.name, map_location="cpu", mmap=True, weights_only=True)
     return copy

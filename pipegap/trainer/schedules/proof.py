@@ -22,7 +22,7 @@ def key(op: Op) -> Key:
 
 
 def interleave(operations: Sequence[Sequence[Op]]) -> Iterator[tuple[int, Op]]:
-    """Yields (rank, operation) in an order in which one process can do what p processes would.
+    """Yields (rank, operation) in an order in which one process can execute the lists of p ranks.
 
     Raises ValueError if the lists deadlock; its message says what each rank did last and awaits.
     """
@@ -32,6 +32,7 @@ def interleave(operations: Sequence[Sequence[Op]]) -> Iterator[tuple[int, Op]]:
     while any(at < len(ops) for at, ops in zip(position, operations, strict=True)):
         advanced = False
         for rank, ops in enumerate(operations):
+            # A rank runs as far as it can: any order that respects `awaits` has the same results.
             while position[rank] < len(ops) and done.issuperset(awaits(ops[position[rank]])):
                 op = ops[position[rank]]
                 position[rank] += 1
@@ -84,6 +85,7 @@ class Awaits:
             return set()
         if op.kind == "U":
             return self._of_update(op)
+        # Activations come from the stage before, gradients from the stage after.
         neighbour = op.stage - 1 if op.kind == "F" else op.stage + 1
         if neighbour not in self._stages:
             return set()
@@ -92,7 +94,7 @@ class Awaits:
     def _of_update(self, op: Op) -> set[Key]:
         last = "W" if self._halves else "B"
         complete = {(last, stage, op.batch, op.microbatch) for stage in self._stages}
-        if op.batch == self._first:
+        if op.batch == self._first:  # the lists begin after a drain
             return complete
         return complete | {("U", stage, op.batch - 1, op.microbatch) for stage in self._stages}
 
@@ -113,6 +115,7 @@ def check(operations: Sequence[Sequence[Op]], lags: Sequence[int], first: int) -
             newest[op.stage] = op.version
             continue
         reads = [(op.version, lags[op.stage])]
+        # Tied weights (embedding and head) lie on the first and the last stage alone.
         reads += [(op.tied_version, tied_lag)] if op.stage in ends else []
         if not all(0 <= newest[op.stage] - version <= lag for version, lag in reads):
             raise ValueError(f"{op} reads a version that is not there")
@@ -161,7 +164,7 @@ def simulate(
     for rank, op in interleave(operations):
         needed = (ends[predecessor] for predecessor in awaits(op))
         arrivals = (end + (communication if by != rank else 0.0) for by, end in needed)
-        start = max([free[rank], *arrivals])
+        start = max([free[rank], *arrivals])  # the rank is free, and all inputs have arrived
         free[rank] = start + costs[rank][op.kind]
         spans[rank].append((op, start, free[rank]))
         ends[key(op)] = rank, free[rank]
@@ -171,12 +174,17 @@ def simulate(
 def steady(
     schedule: Schedule, costs: Sequence[Costs], communication: float = 0.0
 ) -> tuple[float, Timeline]:
-    """What one more batch adds to a long run without phases, and the start of that run.
+    """The time that one more batch adds to a long run without phases, and the timeline of the
+    first batches of that run.
 
     The arguments are as in `simulate`, with the schedule in place of its operations.
     """
-    whole = replace(schedule, num_updates=2 * SETTLED, first_delayed=0, first_cooldown=2 * SETTLED)
+    phaseless = replace(
+        schedule, num_updates=2 * SETTLED, first_delayed=0, first_cooldown=2 * SETTLED
+    )
+    # The fill and the drain of the pipeline are in both runs: the difference has neither.
     start, longer = (
-        simulate(whole.operations(0, last), costs, communication) for last in (SETTLED, 2 * SETTLED)
+        simulate(phaseless.operations(0, last), costs, communication)
+        for last in (SETTLED, 2 * SETTLED)
     )
     return (longer.makespan - start.makespan) / SETTLED, start

@@ -14,7 +14,7 @@ from annotated_types import Interval
 
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.ranges import MAX_COUNT, Delay, Few
-from pipegap.trainer.schedules import orders
+from pipegap.trainer.schedules import operations
 from pipegap.trainer.schedules.operations import Schedule
 
 Updates = Annotated[int, Interval(ge=0, le=MAX_COUNT)] | Annotated[float, Interval(ge=0, le=1)]
@@ -29,9 +29,9 @@ class Rival(NamedTuple):
 
     name: str
     paper: str
-    """Its number at arXiv, which begins with year and month: people met the pipelines in order."""
+    """Its number at arXiv. It begins with year and month, so papers sort by their date."""
     forms: Sequence[Mapping[str, int]]
-    """Keywords of each of its forms, of which the fastest counts."""
+    """The keywords of each of its forms; `advise` compares with the fastest."""
 
 
 def rival(
@@ -58,7 +58,7 @@ def sync(num_updates: int, *, num_stages: Few, num_microbatches: Few) -> Schedul
         num_updates,
         num_microbatches,
         lags=(0,) * num_stages,
-        order=orders.one_forward_one_backward,
+        order=operations.one_forward_one_backward,
         flushes=True,
         first_delayed=0,
         first_cooldown=num_updates,
@@ -68,14 +68,14 @@ def sync(num_updates: int, *, num_stages: Few, num_microbatches: Few) -> Schedul
 def gpipe(num_updates: int, *, num_stages: Few, num_microbatches: Few) -> Schedule:
     """All forwards, all backwards, one flush per batch (arXiv 1811.06965): no delay."""
     flushed = sync(num_updates, num_stages=num_stages, num_microbatches=num_microbatches)
-    return replace(flushed, order=orders.forwards_first)
+    return replace(flushed, order=operations.forwards_first)
 
 
 @rival("ZB-H1", "2401.10241")
 def zero_bubble_h1(num_updates: int, *, num_stages: Few, num_microbatches: Few) -> Schedule:
     """ZB-H1 (arXiv 2401.10241): 1F1B whose weight gradients fill a part of the bubble: no delay."""
     flushed = sync(num_updates, num_stages=num_stages, num_microbatches=num_microbatches)
-    return replace(flushed, order=orders.zero_bubble_h1)
+    return replace(flushed, order=operations.zero_bubble_h1)
 
 
 @rival("interleaved 1F1B", "2104.04473", [{"num_chunks": num} for num in range(2, 17)])
@@ -88,7 +88,7 @@ def interleaved_1f1b(
         raise BadInput("pipeline.num_microbatches", num_microbatches, allowed)
     parts = num_stages * num_chunks
     flushed = sync(num_updates, num_stages=parts, num_microbatches=num_microbatches)
-    return replace(flushed, order=orders.interleaved, num_chunks=num_chunks)
+    return replace(flushed, order=operations.interleaved, num_chunks=num_chunks)
 
 
 @rival("ZB-V", "2401.10241")
@@ -96,11 +96,13 @@ def zero_bubble_v(num_updates: int, *, num_stages: Few, num_microbatches: Few) -
     """ZB-V (arXiv 2401.10241): rank r of p holds parts r and 2p − 1 − r of the model, whose 2p
     parts go down the ranks and up again, and its weight gradients fill the bubble: no delay.
 
-    Every rank keeps the activations of p whole microbatches at most, as rank 0 of 1F1B does. What
-    is left of the bubble is that ranks wait for the norm of the whole gradient.
+    Every rank keeps the activations of p whole microbatches at most, as rank 0 of 1F1B does. The
+    only bubble that remains is the wait for the norm of the whole gradient.
     """
     flushed = sync(num_updates, num_stages=2 * num_stages, num_microbatches=num_microbatches)
-    return replace(flushed, order=orders.zero_bubble_v, num_chunks=2, placement=orders.in_a_v)
+    return replace(
+        flushed, order=operations.zero_bubble_v, num_chunks=2, placement=operations.in_a_v
+    )
 
 
 @rival("DualPipeV", "2412.19437")
@@ -111,15 +113,15 @@ def dualpipe_v(num_updates: int, *, num_stages: Few, num_microbatches: Few) -> S
     A rank runs one operation at a time, so a pair takes as long as its two. If an input half takes
     as long as a forward of a part, F, and a weight half W ≤ F, each rank idles for (p − 1)(2F − W)
     per batch; if all three are equal, no longer than in ZB-V. That is (p − 1) F less than the
-    paper's (p − 1)(F&B + B − 3W) with F&B = F + B: here a result need not wait for the end of its
-    pair. What pairs gain where their two overlap is not in our numbers. Every rank keeps the
-    activations of p + 1/2 whole microbatches at most.
+    paper's (p − 1)(F&B + B − 3W) with F&B = F + B, because here a result is sent before its pair
+    ends. Our numbers do not contain the gain of a pair whose two operations overlap. Every rank
+    keeps the activations of p + 1/2 whole microbatches at most.
     """
     if num_microbatches < 2 * num_stages:
         allowed = f"DualPipeV needs at least 2 * num_stages = {2 * num_stages}"
         raise BadInput("pipeline.num_microbatches", num_microbatches, allowed)
     in_a_v = zero_bubble_v(num_updates, num_stages=num_stages, num_microbatches=num_microbatches)
-    return replace(in_a_v, order=orders.dualpipe_v)
+    return replace(in_a_v, order=operations.dualpipe_v)
 
 
 def pipedream_2bw(
@@ -141,11 +143,13 @@ def pipedream_2bw(
     if num_microbatches < num_ahead:
         times = "2 * (num_stages - 1)" if slack else "num_stages - 1"
         needs = f"needs at least {times} = {num_ahead} ({num_ahead + 1} or more recommended)"
-        allowed = f"2BW{' with slack' * slack} {needs}"
+        allowed = f"2BW{' with slack' * slack} {needs}"  # a bool counts as 0 or 1
         raise BadInput("pipeline.num_microbatches", num_microbatches, allowed)
     lags = [1] * num_stages
-    free = _delayed(num_updates, lags, num_microbatches, synchronous_start, synchronous_cooldown)
-    return replace(free, order=orders.with_slack) if slack else free
+    schedule = _delayed(
+        num_updates, lags, num_microbatches, synchronous_start, synchronous_cooldown
+    )
+    return replace(schedule, order=operations.with_slack) if slack else schedule
 
 
 def pipedream(
@@ -162,6 +166,7 @@ def pipedream(
 
 
 def _depths(num_stages: int, num_microbatches: int) -> list[int]:
+    # Microbatches that are past a stage and not yet back, rounded up to batches.
     return [ceil((num_stages - 1 - stage) / num_microbatches) for stage in range(num_stages)]
 
 
@@ -176,12 +181,12 @@ def paci(
 ) -> Schedule:
     """PACI (arXiv 2606.07881): no flush and no stashing, one version of each weight.
 
-    In 1F1B the first p − 1 − s microbatches of a batch are past stage s when it is updated: they
-    go forward at the weights before, and back at those after. With m ≥ p − 1 none crosses more than
-    one update, and (p − 1 − s) / m of a batch does. That is the rule of the public code
-    (github.com/ItayElam/PACI, commit 3e45e71, `DistPACI/Workers.py`) while every stage is full.
-    There a stage that waits may go forward at newer weights. Here ranks wait for the norm of the
-    whole gradient before they go on, as those of the code do not.
+    In 1F1B the first p − 1 − s microbatches of a batch have passed stage s when the stage is
+    updated: their forwards read the weights before the update, their backwards those after it. With
+    m ≥ p − 1 no microbatch crosses more than one update, and a share (p − 1 − s) / m of each batch
+    crosses one. That is the rule of the public code (github.com/ItayElam/PACI, commit 3e45e71,
+    `DistPACI/Workers.py`) while every stage is full. In that code a forward that had to wait may
+    read newer weights, and ranks do not wait for the norm of the whole gradient; here they do.
 
     With `recompute`, the code's `PACIMode.mem`, a backward first runs its forward again.
     """
@@ -207,11 +212,11 @@ def wpipe(
     are the paper's; the order of microbatches within a group is 1F1B, with a wait for the norm of
     the whole gradient before the second group starts a batch.
     """
-    lags = [1] * num_stages + [0] * num_stages
+    lags = [1] * num_stages + [0] * num_stages  # stages 0 … p − 1 are the first group
     schedule = _delayed(
         num_updates, lags, num_microbatches, synchronous_start, synchronous_cooldown
     )
-    order = partial(orders.two_groups, per_batch=num_microbatches)
+    order = partial(operations.two_groups, per_batch=num_microbatches)
     return replace(schedule, order=order, num_chunks=2)
 
 
@@ -224,33 +229,38 @@ def constant_delay(
     synchronous_start: Updates,
     synchronous_cooldown: Updates,
 ) -> Schedule:
-    """Every stage reads version t − τ: the paper's theory for any constant delay.
+    """Every stage reads version t − τ, as in the paper's theory of a constant delay.
 
-    It flushes after every batch: the delay is imposed, no pipeline causes it.
+    It flushes after every batch: the delay is imposed, and no pipeline causes it.
     """
     lags = [delay] * num_stages
-    free = _delayed(num_updates, lags, num_microbatches, synchronous_start, synchronous_cooldown)
-    return replace(free, flushes=True)
+    schedule = _delayed(
+        num_updates, lags, num_microbatches, synchronous_start, synchronous_cooldown
+    )
+    return replace(schedule, flushes=True)
 
 
 def _delayed(
     num_updates: int, lags: Sequence[int], num_microbatches: int, start: float, cooldown: float
 ) -> Schedule:
-    """Without flushes, 1F1B; between a synchronous start and cooldown, stage s has `lags[s]`."""
-    first_delayed, cooled = (
+    """1F1B without flushes, whose stage s lags by `lags[s]` between synchronous start and cooldown.
+
+    `start` and `cooldown` are the `Updates` of these two phases.
+    """
+    first_delayed, num_cooldown = (  # 1 is one update, 1.0 all of them
         share if isinstance(share, int) else round(share * num_updates)
         for share in (start, cooldown)
     )
-    if first_delayed + cooled > num_updates:
+    if first_delayed + num_cooldown > num_updates:
         allowed = f"at most num_updates={num_updates} (an int counts updates, a float is a share)"
         keys = "pipeline.synchronous_start + pipeline.synchronous_cooldown"
-        raise BadInput(keys, first_delayed + cooled, allowed)
+        raise BadInput(keys, first_delayed + num_cooldown, allowed)
     return Schedule(
         num_updates,
         num_microbatches,
         tuple(lags),
-        orders.one_forward_one_backward,
+        operations.one_forward_one_backward,
         flushes=False,
         first_delayed=first_delayed,
-        first_cooldown=num_updates - cooled,
+        first_cooldown=num_updates - num_cooldown,
     )

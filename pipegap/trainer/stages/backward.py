@@ -2,10 +2,10 @@
 of these over microbatches and replicas, in the dtype of the master.
 """
 
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
-from pipegap.trainer.base.flat import Flat, Vector, storage, wholes
+from pipegap.trainer.base.flat import pieces, storage
 from pipegap.trainer.schedules.operations import Schedule
 
 
@@ -93,33 +93,29 @@ class Overwritten:
 
     def __init__(self, leaves: Sequence[Tensor]) -> None:
         self.now = leaves
-        # Leaves may be parts of one vector: where each begins in its storage, in order.
-        starts = ((storage(leaf), int(leaf.storage_offset()), i) for i, leaf in enumerate(leaves))
-        self._starts = sorted(starts)
+        self._numbers = {storage(leaf): i for i, leaf in enumerate(leaves)}
 
     def noted(self) -> saved_tensors_hooks:
         """A context for the forward."""
         return saved_tensors_hooks(self._pack, self._unpack)
 
     def _pack(self, saved: Tensor) -> "Tensor | _OfWeight":
-        within, first = storage(saved), int(saved.storage_offset())
-        place_before = bisect_right(self._starts, (within, first, len(self._starts))) - 1
-        if place_before < 0 or self._starts[place_before][0] != within:
+        number = self._numbers.get(storage(saved))
+        if number is None:
             return saved
-        _, start, place = self._starts[place_before]
-        return _OfWeight(place, saved.size(), saved.stride(), first - start)
+        return _OfWeight(number, saved.size(), saved.stride(), int(saved.storage_offset()))
 
     def _unpack(self, packed: "Tensor | _OfWeight") -> Tensor:
         if isinstance(packed, Tensor):
             return packed
-        leaf = self.now[packed.place].detach()
-        return leaf.as_strided(packed.size, packed.stride, leaf.storage_offset() + packed.offset)
+        leaf = self.now[packed.number].detach()
+        return leaf.as_strided(packed.size, packed.stride, packed.offset)
 
 
 class _OfWeight(NamedTuple):
-    """A view of the weight at this place; the offset is from the weight's first entry."""
+    """A view of the weight with this number."""
 
-    place: int
+    number: int
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
@@ -169,7 +165,7 @@ class Microbatch:
         torch.autograd.backward(output, gradient)
         self.early = [leaf.grad for leaf in self.leaves]
         for leaf in self.leaves:
-            leaf.grad = None  # the next batch on this version starts anew
+            leaf.grad = None  # another microbatch that reads this version starts from zero
         return x.grad
 
     def gradients(self) -> list[Tensor]:
@@ -226,31 +222,20 @@ def _sum_of(leaf: nn.Parameter, *halves: Tensor | None) -> Tensor:
 
 
 class Sums:
-    """The sum of each replica's gradients, of weights that lie as `masters` do."""
+    """The sum of each replica's gradients, in `dtype`."""
 
-    def __init__(self, masters: Flat) -> None:
-        self._layout, self._dtype = masters.layout, masters.wholes[0].dtype
-        self._of_replicas: dict[int, Sequence[Tensor]] = {}
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._of_replicas: dict[int, list[Tensor]] = {}
 
     def add(self, replica: int, gradients: Sequence[Tensor]) -> None:
-        """Adds a microbatch's gradients.
-
-        The first ones become the sum itself. In another dtype they are copied to where a step by
-        vectors needs no further copy, and later ones are added vector by vector: torch would add
-        them tensor by tensor, and on a GPU the time goes by the number of calls.
-        """
-        total, vectors = self._of_replicas.get(replica), self._layout.vectors
-        are_alike = all(gradient.dtype == self._dtype for gradient in gradients)
-        if total is None and are_alike:
-            self._of_replicas[replica] = list(gradients)
-        elif total is None:
-            joined = [_joined(vector, gradients).to(self._dtype) for vector in vectors]
-            self._of_replicas[replica] = Flat(self._layout, joined)
-        elif isinstance(total, Flat):
-            for whole, vector in zip(total.wholes, vectors, strict=True):
-                whole.add_(_joined(vector, gradients))
-        else:
-            torch._foreach_add_(list(total), list(gradients))
+        """Adds a microbatch's gradients. The first ones become the sum itself."""
+        if replica not in self._of_replicas:
+            self._of_replicas[replica] = _cast(gradients, self._dtype)
+            return
+        totals = iter(self._of_replicas[replica])
+        for piece in pieces(gradients):
+            torch._foreach_add_([*islice(totals, len(piece))], _cast(piece, self._dtype))
 
     def take(self) -> Sequence[Tensor]:
         """Returns the sum over all replicas, and begins anew."""
@@ -258,10 +243,18 @@ class Sums:
         # In a fixed order, so that a run repeats to the bit.
         total = replicas.pop(0)
         for replica in sorted(replicas):
-            torch._foreach_add_(*wholes(total, replicas[replica]))
+            torch._foreach_add_(total, replicas[replica])
         return total
 
 
-def _joined(vector: Vector, gradients: Sequence[Tensor]) -> Tensor:
-    """A copy of the gradients in this vector, in the widest of their dtypes."""
-    return vector.joined([gradients[i] for i in vector.numbers])
+def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """The tensors in this dtype: copies, unless they have it.
+
+    Few kernels copy all of them on a GPU, where `to`, and a sum of lists of two dtypes, would take
+    one for each.
+    """
+    in_dtype = [t if t.dtype == dtype else torch.empty_like(t, dtype=dtype) for t in tensors]
+    pairs = [(copy, t) for copy, t in zip(in_dtype, tensors, strict=True) if copy is not t]
+    if pairs:  # torch takes no empty lists
+        torch._foreach_copy_([copy for copy, _ in pairs], [t for _, t in pairs])
+    return in_dtype

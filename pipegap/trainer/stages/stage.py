@@ -15,7 +15,7 @@ from pipegap.trainer.base.resources import on_cpu
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.optimizers import state as optimizer_state
 from pipegap.trainer.optimizers.averaging import evaluated
-from pipegap.trainer.optimizers.routing import BALANCE, Kind, Parameters, alike
+from pipegap.trainer.optimizers.routing import BALANCE, Kind, Parameters
 from pipegap.trainer.schedules.operations import Op
 from pipegap.trainer.stages.backward import Microbatch, Sums
 from pipegap.trainer.stages.in_parts import correction_in_parts
@@ -65,12 +65,11 @@ class Stage:
         self._microbatch = microbatch
         self._in_flight: dict[tuple[int, int, int], Microbatch] = {}
         self._read: dict[int, list[int]] = {}
-        self._sums = Sums(self.versions.flat_master)
+        self._sums = Sums(self.versions.master[0].dtype)
 
     def _make_versions(self, module: nn.Module, dtype: torch.dtype) -> Versions:
         reads_ahead = self._correction.reads_ahead
-        together = [alike(kind) for kind in self._kinds]
-        return Versions(module, self.lags, dtype, together, reads_ahead=reads_ahead)
+        return Versions(module, self.lags, dtype, reads_ahead=reads_ahead)
 
     @property
     def slots(self) -> list[str | None]:

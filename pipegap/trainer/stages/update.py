@@ -1,7 +1,7 @@
 """The update: W(t) → W(t + 1), by the step u_t of an optimizer and what a correction makes of it.
 
 Every update is made here: those of trials, of `DelayedOptimizer` and of `Schedule2BW`; but a graph
-makes those of a compiled trial (`trainer.compiled.step`), which tests hold to these.
+makes those of a compiled trial (`trainer.compiled.stage`), which tests hold to these.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pipegap.trainer.base.flat import cloned, wholes
+from pipegap.trainer.base.flat import cloned, local_parts
 from pipegap.trainer.base.resources import random_state, restore_random_state
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.optimizers import state as optimizer_state
-from pipegap.trainer.optimizers.flat_optimizer import FlatOptimizer
 from pipegap.trainer.optimizers.hyperball import on_spheres
 from pipegap.trainer.stages.probe import NoProbe
 
@@ -31,22 +30,24 @@ def corrected_update(
     weights: Weights,
     delays: Sequence[int],
     *,
-    kept: Sequence[Tensor] = (),
+    old_weights: Sequence[Tensor] = (),
     probe: NoProbe | None = None,
 ) -> Sequence[Tensor]:
     """Turns `weights` from W(t) into W(t + 1), in place; their gradients have these `delays`.
 
-    `kept` is W(t) too, where it stays in other memory. Returns what late reads of version t + 1
-    see, if the correction `reads_ahead`.
+    `old_weights` is W(t) too, if the caller keeps it in other memory: then no copy is made here.
+    Returns the weights that late reads of version t + 1 see, if the correction `reads_ahead`.
     """
     probe = probe or NoProbe()
     probe.before(weights)
     needs_update = correction.needs_update or probe.needs_update
-    previous = kept or (cloned(weights) if needs_update else ())
+    previous = old_weights or (cloned(weights) if needs_update else ())
     optimizers = step()
     with torch.no_grad():
-        update = change(previous, weights, in_place=not kept) if needs_update else ()
+        # u_t takes the place of the copy of W(t), which nobody else has.
+        update = change(previous, weights, in_place=not old_weights) if needs_update else ()
         probe.stepped(update)
+        # A correction moves the weights after the step: those on a sphere must return to it.
         with on_spheres(optimizers if correction.moves_weights else ()):
             correction.apply(weights, update, delays)
         probe.applied(weights)
@@ -68,7 +69,7 @@ def look_ahead(
 
 def change(previous: Sequence[Tensor], weights: Weights, *, in_place: bool) -> Sequence[Tensor]:
     """u, one tensor per weight: what was subtracted. It may be made `in_place` of W(t)."""
-    old, new = wholes(previous, weights)
+    old, new = local_parts(previous), local_parts(weights)
     if not in_place:
         return torch._foreach_sub(old, new)
     torch._foreach_sub_(old, new)
@@ -81,9 +82,6 @@ def step(optimizer: Optimizer, weights: Weights, gradients: Gradients) -> list[O
     A gradient is lent to its weight for the step, unless it is the weight's own. Returns the
     optimizer, as a `Step` does.
     """
-    if isinstance(optimizer, FlatOptimizer):
-        optimizer.step_by(gradients)
-        return [optimizer]
     pairs = zip(weights, gradients, strict=True)
     gradients_before = [
         (weight, weight.grad) for weight, gradient in pairs if weight.grad is not gradient
@@ -106,7 +104,7 @@ def dry_update(
     update = cloned(weights)
     step(optimizer, weights, gradients)
     with torch.no_grad():  # tensor by tensor: another copy of all might not fit
-        for weight, start in zip(*wholes(weights, update), strict=True):
+        for weight, start in zip(weights, update, strict=True):
             moved = start - weight
             weight.copy_(start)
             start.copy_(moved)

@@ -1,12 +1,10 @@
 """The versions of a stage's weights that are alive, and the master that the optimizer steps."""
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from pipegap.trainer.base.flat import Flat, Layout
 
 
 class Versions:
@@ -24,9 +22,6 @@ class Versions:
 
     With `reads_ahead` a batch that reads a version late sees other leaves, which were predicted
     when the version was made. They take lag + 1 more sets of weights.
-
-    The weights of each of `kinds`, one per weight, lie in one vector, which one call copies.
-    Without `kinds` all weights are of one.
     """
 
     def __init__(
@@ -34,7 +29,6 @@ class Versions:
         module: nn.Module,
         lags: Sequence[int],
         dtype: torch.dtype,
-        kinds: Sequence[Hashable] = (),
         *,
         reads_ahead: bool = False,
     ) -> None:
@@ -43,31 +37,19 @@ class Versions:
         self.newest = 0
         self._places = places_of(module)
         dtypes = _dtypes(weights, self._places, dtype)
-        columns = kinds or [None] * len(weights), lags, [w.dtype for w in weights], dtypes
-        keys = list(zip(*columns, strict=True))
-        self._layout = Layout([weight.shape for weight in weights], keys)
-        self._rings: list[list[nn.Parameter]] = [[] for _ in weights]
-        self._slots: list[list[Tensor]] = []
-        """For each vector of the layout its lag + 1 slots."""
-        masters = []
-        for vector in self._layout.vectors:
-            first = vector.numbers[0]
-            master = vector.joined([weights[i] for i in vector.numbers])
-            newest = master.to(dtypes[first])
-            slots = [newest, *(newest.clone() for _ in range(lags[first]))]
-            for slot in slots:
-                for i, part in zip(vector.numbers, vector.parts(slot), strict=True):
-                    self._rings[i].append(nn.Parameter(part))
-            self._slots.append(slots)
-            # `.data`, not `.detach()`: a step of the master must not count as a write to slot 0.
-            masters.append(master.data)
-        self._shares_master = [
-            master.dtype == slots[0].dtype
-            for master, slots in zip(masters, self._slots, strict=True)
+        pairs = list(enumerate(zip(weights, dtypes, strict=True)))
+        self._shared = [i for i, (weight, read_in) in pairs if weight.dtype == read_in]
+        """The numbers of the weights whose newest leaf is the master, and of the others."""
+        self._rounded = [i for i, (weight, read_in) in pairs if weight.dtype != read_in]
+        self._rings = [
+            [nn.Parameter(weight.to(read_in, copy=True)) for _ in range(lag + 1)]
+            for weight, read_in, lag in zip(weights, dtypes, lags, strict=True)
         ]
-        master_parts = [nn.Parameter(w, requires_grad=False) for w in self._layout.parts(masters)]
-        self.flat_master = Flat(self._layout, masters, master_parts)
-        self.master: Sequence[nn.Parameter] = self.flat_master
+        # `.data`, not `.detach()`: a step of the master must not count as a write to slot 0.
+        self.master: Sequence[nn.Parameter] = [
+            nn.Parameter(ring[0].data if i in self._shared else weight.clone(), requires_grad=False)
+            for i, (weight, ring) in enumerate(zip(weights, self._rings, strict=True))
+        ]
         self._ahead = [
             [nn.Parameter(leaf.detach().clone()) for leaf in ring] if reads_ahead and lag else ring
             for ring, lag in zip(self._rings, lags, strict=True)
@@ -87,6 +69,7 @@ class Versions:
             if slot_versions[slot] != version:
                 at = f"{self.names[i]}: version {version}"
                 raise LookupError(f"{at} is not there, only {sorted(slot_versions)}")
+            # A late read gets the predicted leaves, if there are any (else both rings are one).
             rings = self._ahead if version < batch else self._rings
             leaves.append(rings[i][slot])
         self._set(leaves)
@@ -99,24 +82,23 @@ class Versions:
 
     @torch.no_grad()
     def open(self) -> Sequence[nn.Parameter]:
-        """Returns the master, W(t), in the slot of version t + 1: ready for an in-place step."""
-        columns = enumerate(
-            zip(self._slots, self.flat_master.wholes, self._shares_master, strict=True)
-        )
-        for j, (slots, master, shares) in columns:
-            if shares and len(slots) > 1:
-                slots[(self.newest + 1) % len(slots)].copy_(master)
-                self._lay_master(j, self.newest + 1)
+        """Returns the master, W(t), in the slot of version t + 1: ready for an in-place step.
+
+        The slot of version t keeps W(t), which batches in flight still read.
+        """
+        moved = [i for i in self._shared if len(self._rings[i]) > 1]
+        # Written through the leaves, whose version counters autograd checks: a backward that still
+        # needs an overwritten leaf raises.
+        _copy_all(self._leaves(moved, self.newest + 1), [self.master[i] for i in moved])
+        self._lay_master(self.newest + 1)
         return self.master
 
     @torch.no_grad()
     def close(self, predicted: Sequence[Tensor]) -> None:
         """Publishes the stepped master as version t + 1, and `predicted` for its late reads."""
         self.newest += 1
-        columns = zip(self._slots, self.flat_master.wholes, self._shares_master, strict=True)
-        for slots, master, shares in columns:
-            if not shares:
-                slots[self.newest % len(slots)].copy_(master)
+        rounded = self._rounded
+        _copy_all(self._leaves(rounded, self.newest), [self.master[i] for i in rounded])
         for i, ring in self._foreseen():
             ring[self.newest % len(ring)].copy_(predicted[i])
         for slot_versions in self._held:
@@ -143,9 +125,7 @@ class Versions:
         Raises LookupError if the state has another number of versions of a weight.
         """
         self._restore_slots(state)
-        for j, shares in enumerate(self._shares_master):
-            if shares:
-                self._lay_master(j, self.newest)
+        self._lay_master(self.newest)
         torch._foreach_copy_(list(self.master), [saved["master"] for saved in state])
         for i, ring in self._foreseen():
             torch._foreach_copy_(list(ring), state[i]["ahead"])
@@ -159,13 +139,14 @@ class Versions:
             self._held[i] = list(saved["held"])
             torch._foreach_copy_(list(self._rings[i]), saved["slots"])
 
-    def _lay_master(self, vector: int, version: int) -> None:
-        """Lays this vector of the master where the version lies."""
-        slots = self._slots[vector]
-        slot = version % len(slots)
-        self.flat_master.wholes[vector] = slots[slot].data
-        for i in self._layout.vectors[vector].numbers:
-            self.master[i].data = self._rings[i][slot].data
+    def _lay_master(self, version: int) -> None:
+        """Lays the master where the version lies, of weights whose leaves have its dtype."""
+        for i, leaf in zip(self._shared, self._leaves(self._shared, version), strict=True):
+            self.master[i].data = leaf.data
+
+    def _leaves(self, numbers: Sequence[int], version: int) -> list[nn.Parameter]:
+        """The leaves of these weights in the slots of this version."""
+        return [self._rings[i][version % len(self._rings[i])] for i in numbers]
 
     def _foreseen(self) -> Iterator[tuple[int, list[nn.Parameter]]]:
         """Yields (number, leaves) of each weight that has leaves for late reads."""
@@ -176,6 +157,12 @@ class Versions:
         for leaf, places in zip(leaves, self._places, strict=True):
             for module, name in places:
                 module._parameters[name] = leaf  # type: ignore[assignment]
+
+
+def _copy_all(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Copies each tensor into its counterpart; torch takes no empty lists."""
+    if tensors:
+        torch._foreach_copy_(list(into), list(tensors))
 
 
 def dtypes_of(module: nn.Module, dtype: torch.dtype) -> list[torch.dtype]:

@@ -68,6 +68,8 @@ class Meta(NamedTuple):
     key: str
     e_tag: str
     size: int
+    modified: float
+    """Seconds since 1970, by the server's clock."""
 
 
 class Content(NamedTuple):
@@ -109,34 +111,37 @@ class BucketClient:
         return Content(content, _version(meta), meta["last_modified"].timestamp())
 
     def write(self, key: str, content: bytes, version_before: Version | None) -> Version:
-        """Write a small object in place of the version `version_before`, or where there is none.
+        """Write an object in place of the version `version_before`, or where there is none.
 
         Raises Changed if the object has another version, is gone, or is there already.
         """
         mode = version_before or "create"
+        store = self._small if len(content) < CHUNK else self._large
         with self._request(Changed(key) if version_before else self._refusal(NO_BUCKET)) as library:
-            result = library.put(self._small, key, content, mode=mode, use_multipart=False)
+            result = library.put(store, key, content, mode=mode, use_multipart=False)
         return _version(result)
 
-    def upload(self, key: str, content: bytes | IO[bytes]) -> None:
+    def upload(self, key: str, content: bytes | IO[bytes]) -> Version:
         """Write an object of any size, whatever it held before."""
         with self._request() as library:
-            library.put(self._large, key, content, chunk_size=CHUNK)
+            return _version(library.put(self._large, key, content, chunk_size=CHUNK))
 
-    def download(self, key: str, path: Path, size: int) -> None:
-        """Write the `size` bytes of an object to a new file.
+    def download(self, meta: Meta, path: Path) -> None:
+        """Write the content that an object had in a listing to a new file.
 
-        Raises FileNotFoundError, also for an object that is not as long.
+        Raises FileNotFoundError if it is gone, and Changed if it has another content now.
         """
-        with self._request() as library:
-            is_whole = library.head(self._small, key)["size"] == size
-        if not is_whole:
-            raise FileNotFoundError(key)
         with path.open("xb") as file:
-            for start in range(0, size, CHUNK):
-                length = min(CHUNK, size - start)
+            for start in range(0, meta.size, CHUNK):
+                end = min(start + CHUNK, meta.size)
+                options = {"if_match": meta.e_tag, "range": (start, end)}
                 with self._request() as library:
-                    file.write(library.get_range(self._large, key, start=start, length=length))
+                    file.write(library.get(self._large, meta.key, options=options).bytes())
+
+    def copy(self, key: str, new_key: str) -> None:
+        """Copy an object within the bucket. Raises FileNotFoundError."""
+        with self._request() as library:
+            library.copy(self._large, key, new_key)
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects, some of which may be gone."""
@@ -149,20 +154,20 @@ class BucketClient:
         with self._request(self._refusal(NO_BUCKET)) as library:
             pages = library.list(self._small, prefix, chunk_size=1000)
             return [
-                Meta(meta["path"], meta["e_tag"] or str(meta["last_modified"]), meta["size"])
+                Meta(meta["path"], meta["e_tag"], meta["size"], meta["last_modified"].timestamp())
                 for page in pages
                 for meta in page
             ]
 
-    def age(self, content: Content) -> float:
-        """Return how many seconds ago an object was written, by the server's clock alone.
+    def now(self) -> float:
+        """Return the time of the server's clock, in seconds since 1970.
 
-        An object is written to ask for the time, and deleted.
+        An object is written to ask for it, and deleted.
         """
         key = f"{CLOCK}{uuid4().hex}"
         self.write(key, b"", None)
         try:
-            return self.read(key).modified - content.modified
+            return self.read(key).modified
         finally:
             with suppress(StoreAway):
                 self.delete([key])

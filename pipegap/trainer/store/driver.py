@@ -12,18 +12,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 from pipegap.trainer.base.children import repeated
 from pipegap.trainer.base.errors import BadInput, LeaseLost
 from pipegap.trainer.folder.lease import HEARTBEAT_EVERY, STALE_AFTER, is_dead, new_attempt
-from pipegap.trainer.store.bucket import BucketClient, Changed, Content, StoreAway
-from pipegap.trainer.store.register import Written
+from pipegap.trainer.store.bucket import BucketClient, Changed, Content, StoreAway, Version
 
 KEY = "driver.json"
 POLL_EVERY = 2.0
@@ -35,25 +34,36 @@ CONDITIONAL = (
 )
 
 
-class Driver(NamedTuple):
-    """The driver of a prefix, as a reader sees it."""
+class Written:
+    """An object that this process writes, each time in place of the version that it knows."""
 
-    token: str
-    """Of the object's writer: the registers of trials that it runs have it too."""
-    age: float
-    """Seconds since its last sign, by the server's clock; 0 for one who may only read."""
+    def __init__(self, bucket: BucketClient, key: str, version: Version | None) -> None:
+        """`version`: what was read; None if there was no such object."""
+        self._bucket, self._key, self._version = bucket, key, version
+        self.token, self._beat = uuid4().hex, 0
 
+    def write(self, document: Mapping[str, Any]) -> None:
+        """Write a document, with this process's token.
 
-def current(bucket: BucketClient) -> Driver | None:
-    """Return who drives the prefix, or died while it did; None if none does."""
-    content = _read(bucket)
-    if content is None or "ended" in (who := _who(content)):
-        return None
-    try:
-        age = bucket.age(content)
-    except StoreAway:
-        age = 0.0
-    return Driver(str(who.get("writer")), age)
+        Raises LeaseLost if another process has written the object, or StoreAway if it is not known
+        whether it was written: the next write finds that out.
+        """
+        self._beat += 1  # no two contents are the same, even for a provider whose etags are digests
+        whole = {"format": 1, **document, "writer": self.token, "beat": self._beat}
+        content = json.dumps(whole, indent=1).encode()
+        try:
+            try:
+                self._version = self._bucket.write(self._key, content, self._version)
+            except Changed:  # it may be an own write whose answer was lost
+                stored_content = self._bucket.read(self._key)
+                if json.loads(stored_content.content).get("writer") != self.token:
+                    raise
+                self._version = stored_content.version
+                if stored_content.content != content:
+                    self._version = self._bucket.write(self._key, content, self._version)
+        except (Changed, FileNotFoundError, ValueError, AttributeError, RecursionError):
+            message = f"{self._key} of {self._bucket.url} was written by another process"
+            raise LeaseLost(message) from None
 
 
 def drives(bucket: BucketClient, token: str) -> bool:
@@ -108,7 +118,7 @@ def _left(bucket: BucketClient) -> Content | None:
     first = _read(bucket)
     if first is None or "ended" in _who(first) or is_dead(_who(first)):
         return first
-    seconds_left = STALE_AFTER - bucket.age(first)
+    seconds_left = STALE_AFTER - (bucket.now() - first.modified)
     if seconds_left > 0:
         driver = f"{_process(first)}, which drives {bucket.url}"
         print(f"waiting {seconds_left:.0f} s for a sign of {driver}", flush=True)

@@ -10,9 +10,16 @@ from uuid import uuid4
 from pipegap.trainer.base.atomic import delete, partials
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.folder.lease import STALE_AFTER, Held, attempts, holder
-from pipegap.trainer.folder.result import RESULT, final, read_result, trial_folder
-from pipegap.trainer.folder.wellformed import require_own
-from pipegap.trainer.store.store import STAYS, Config, RunningTrial, Spare, Stored, TrialState
+from pipegap.trainer.folder.wellformed import RESULT, final, read_result, require_own, trial_folder
+from pipegap.trainer.store.store import (
+    ARCHIVED,
+    Config,
+    RunningTrial,
+    Spare,
+    Stored,
+    TrialState,
+    stays,
+)
 
 PROBE = ".probe-"
 
@@ -71,10 +78,10 @@ class FileStore:
         The result moves last: until then the trial is finished, and after that nothing is left.
         """
         folder, num_attempts = trial.folder, len(attempts(trial.folder))
-        archive = folder / f"earlier-{1 + len([*folder.glob('earlier-*')]):06d}"
+        archive = folder / f"{ARCHIVED}{1 + len([*folder.glob(f'{ARCHIVED}*')]):06d}"
         archive.mkdir()
-        stays = {path for pattern in STAYS for path in folder.glob(pattern)}
-        for path in [*({*folder.iterdir()} - stays), folder / RESULT]:
+        moved = [path for path in folder.iterdir() if not stays(path.name)]
+        for path in sorted(moved, key=lambda path: path.name == RESULT):
             path.rename(archive / path.name)
 
         def restore() -> None:

@@ -54,7 +54,7 @@ class Record:
     added: tuple[str, ...] = ()
     """Those of the words that no command had, but its scale."""
     request: str = ""
-    """Of what it asked, a hash: see `sweeps.plan.labels`. Empty in records of before 0.3."""
+    """Of what it asked, a hash: see `sweeps.plan.sweep_plan`. Empty in records of before 0.3."""
     question: str = ""
 
     @property

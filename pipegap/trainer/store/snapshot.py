@@ -5,10 +5,17 @@ import warnings
 from pathlib import Path
 from typing import NamedTuple
 
-from pipegap.trainer.base.errors import OPENED_BY, BadInput
-from pipegap.trainer.base.status import Status
-from pipegap.trainer.folder.result import RESULT, Row, final, read_result
-from pipegap.trainer.folder.wellformed import Damaged, damage, require_own, said
+from pipegap.trainer.base.errors import OPENED_BY, BadInput, Status
+from pipegap.trainer.folder.wellformed import (
+    RESULT,
+    Damaged,
+    Row,
+    damage,
+    final,
+    read_result,
+    require_own,
+    said,
+)
 from pipegap.trainer.store.store import Stored
 
 

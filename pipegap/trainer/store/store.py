@@ -3,15 +3,23 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum, auto
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from pipegap.trainer.folder.lease import PATTERN
 
-STAYS = ("config.json", "result.json", "trial_id", PATTERN, "earlier-*", ".*")
-"""Patterns of files that `archive` does not move, or, of the result, moves last."""
+ARCHIVED = "earlier-"
+"""How the names of the folders begin that keep what a trial made before it ran again."""
+STAYS = ("config.json", "trial_id", PATTERN, f"{ARCHIVED}*", ".*")
+"""Patterns of what `archive` does not move from a trial's folder."""
 
 Config = Mapping[str, Any]
+
+
+def stays(name: str) -> bool:
+    """Return whether `archive` leaves a file of a trial's folder, given by its path in it."""
+    return any(fnmatch(name.split("/", maxsplit=1)[0], pattern) for pattern in STAYS)
 
 
 class Stored(Protocol):
@@ -34,7 +42,7 @@ class TrialState(Enum):
     HELD = auto()
     """A process runs it, or the store does not answer."""
     DAMAGED = auto()
-    """Nobody can run it before somebody deletes what is damaged of its folder or register."""
+    """Nobody can run it before somebody deletes what is damaged of its folder."""
     ENDED = auto()
     """It has a result that stays."""
 
@@ -86,7 +94,8 @@ class SweepStore(Protocol):
         """Give others these files of `folder`, and the files of folders in it."""
 
     def started(self, trials: Mapping[str, Stored]) -> set[str]:
-        """Return the ids of those trials that any driver has started, ended ones included.
+        """Return the ids of those trials that any driver has started, ended ones included, as far
+        as the last `pull` saw them.
 
         `trials`: id → trial.
         """

@@ -1,23 +1,116 @@
-"""The passes of a stage in 1F1B's order without an end, and their messages."""
+"""The passes of a stage in 1F1B's order without an end, their messages, and the shapes of these."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
+from typing_extensions import override
 
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.executors.channel import POSTED_EARLY, own_stream
-from pipegap.trainer.schedules.operations import Op, Schedule
-from pipegap.trainer.schedules.orders import by_turns
+from pipegap.trainer.schedules.operations import Op, Schedule, by_turns
 from pipegap.trainer.torch_pipelining.two_versions import TwoVersions
 from pipegap.trainer.tracing.trace import Clock
+
+# The call by which torch learns the shapes of a stage's outputs, without a trace on the stage.
+
+HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+
+
+class Unseen(nn.Module):
+    """Calls a module without its hooks, and without a change of its buffers.
+
+    torch calls the module of a stage before the first batch and after evaluations, and a later
+    stage on memory that nobody wrote: running statistics would be infinite, and calls be counted.
+    Its hooks are called where `calls_hooks`, and where a call without them fails.
+    """
+
+    def __init__(self, *, calls_hooks: bool) -> None:
+        super().__init__()
+        self._calls_hooks = calls_hooks
+        self._kinds: list[Any] | None = None  # stays so if the user told torch the outputs
+
+    def of(self, module: nn.Module) -> "Unseen":
+        """This, with the module that it calls."""
+        self.module = module
+        return self
+
+    @override
+    def __getattr__(self, name: str) -> Any:
+        """What the module has: a loss may ask the stage for its head."""
+        lookup = super().__getattr__
+        return lookup(name) if name in ("module", "training") else getattr(lookup("module"), name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module returns."""
+        with ExitStack() as stack:
+            for part in self.module.modules():
+                copies = {k: b if b is None else b.clone() for k, b in part._buffers.items()}
+                stack.enter_context(_other(part._buffers, copies))
+            output = self._called(*args, **kwargs)
+        self._kinds = _kinds(_tensors(output))
+        return output
+
+    def _called(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._calls_hooks:
+            with ExitStack() as stack:
+                for part in self.module.modules():
+                    for name in HOOKS:
+                        stack.enter_context(_other(getattr(part, name), {}))
+                try:
+                    return self.module(*args, **kwargs)
+                except Exception:  # one that its hooks prevent, or the user's own
+                    pass
+        return self.module(*args, **kwargs)
+
+    def require_alike(self, output: Any, stage: Any) -> None:
+        """Raises RuntimeError if the next stage has no buffers for what the module returned, or
+        sends no gradients back that it requires."""
+        outputs = _tensors(output)
+        if self._kinds not in (None, kinds := _kinds(outputs)):
+            raise RuntimeError(
+                f"the stage returns {kinds}, and returned {self._kinds} when torch made buffers, "
+                "without hooks: neither hooks nor a batch may change shapes and dtypes"
+            )
+        # Of torch's descriptions: to ask it for the receives would allocate what they fill.
+        comes_back = [getattr(info, "tensor_meta", info) for info in stage.grad_recv_info[0]]
+        if any(tensor.requires_grad for tensor in outputs) and not any(comes_back):
+            raise RuntimeError(
+                "the stage requires gradients, and did not when torch made buffers: the next stage "
+                "sends none; make the schedule and its stage anew"
+            )
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    outputs = output if isinstance(output, tuple | list) else (output,)
+    return [one_output for one_output in outputs if isinstance(one_output, Tensor)]
+
+
+def _kinds(tensors: list[Tensor]) -> list[Any]:
+    return [(*tensor.shape, tensor.dtype) for tensor in tensors]
+
+
+@contextmanager
+def _other(content: dict[Any, Any], replacement: dict[Any, Any]) -> Iterator[None]:
+    """A context in which a dictionary has another content."""
+    content_before = dict(content)
+    content.clear()
+    content.update(replacement)
+    try:
+        yield
+    finally:
+        content.clear()
+        content.update(content_before)
+
+
+# The passes of a stage in 1F1B's order without an end, and their messages.
 
 Pass = tuple[str, int, int]
 """Its kind, the batch and the microbatch."""
@@ -59,6 +152,7 @@ class Passes:
         steps = range(end, end + self._lead) if forward is None else range(end - m, end)
         numbered = by_turns(self._lead, end, steps)
         passes = [(kind, first + number // m, number % m) for kind, _, number in numbered]
+        # torch clears its cache of activations at each `step`: those in flight are put back.
         name = "fwd_cache" if hasattr(stage, "fwd_cache") else "_forward_chunk_states"  # torch 2.15
         stored: dict[int, Any] = getattr(stage, name)
         stored.update(self._in_flight)
@@ -182,8 +276,9 @@ class Neighbours:
         ranks, me, message = ranks_of(stage), dist.get_rank(), torch.zeros(1, device=stage.device)
         for first, kind in product((0, 1), (FORWARD, BACKWARD)):
             group = new_group(stage, ranks)
-            for edge in list(pairwise(ranks))[first::2]:
+            for edge in list(pairwise(ranks))[first::2]:  # every other edge: none share a rank
                 if me in edge:
+                    # The other end; a backward goes from the later rank to the earlier one.
                     peer, sends = sum(edge) - me, edge[kind == BACKWARD] == me
                     self._groups[kind, peer] = group
                     call = dist.isend if sends else dist.irecv

@@ -1,4 +1,4 @@
-"""What `Schedule2BW` cannot do, said in one line that names the argument and the mend."""
+"""What `Schedule2BW` refuses, by one line that names the argument and how to mend it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
@@ -47,7 +47,7 @@ def require_options(
 ) -> None:
     """Raises BadInput for an option of torch's function that is not `done` here.
 
-    Its default asks for nothing. A name that is not in the signature is left to torch.
+    An option at its default is allowed, and a name that is not in the signature is left to torch.
     """
     unknown_options = options.keys() - done
     parameters = signature(of_torch).parameters if unknown_options else {}  # it takes .3 ms

@@ -35,10 +35,8 @@ from pipegap.trainer.delayed.arm import correction_node, require_options
 from pipegap.trainer.delayed.optimizer import untraced
 from pipegap.trainer.schedules.recipes import pipedream_2bw
 from pipegap.trainer.torch_pipelining import refusals
-from pipegap.trainer.torch_pipelining.late_update import LateUpdate
-from pipegap.trainer.torch_pipelining.passes import BACKWARD, FORWARD, Passes
-from pipegap.trainer.torch_pipelining.sums import way_back
-from pipegap.trainer.torch_pipelining.unseen import Unseen
+from pipegap.trainer.torch_pipelining.late_update import LateUpdate, way_back
+from pipegap.trainer.torch_pipelining.passes import BACKWARD, FORWARD, Passes, Unseen
 
 TAKES_TARGET = "target" in signature(Schedule1F1B._initialize_stage).parameters  # not in 2.11
 
@@ -236,6 +234,7 @@ class Schedule2BW(Schedule1F1B):
             with late.sums.unscaled:
                 self._passes.run(self._drains[-1], self.num_taken, self._backward, forward)
         except BaseException:
+            # Another rank that knows of this batch goes on with it: then it cannot be tried again.
             if not self._passes.are_known:  # all is left as it was before this batch
                 self.num_taken -= 1
                 for weight in late.versions.weights(batch):

@@ -64,10 +64,10 @@ def with_2bw(spec: ModelSpec, **options: Any) -> ModelSpec:
         # torchtitan finds it by its name: torch's own table of names is closed.
         find = pipeline_parallel.get_schedule_class
 
-        def with_mine(name: str) -> Any:
+        def schedule_class(name: str) -> Any:
             return WithTwins if name == NAME else find(name)
 
-        with Replaced(pipeline_parallel, "get_schedule_class", with_mine):
+        with Replaced(pipeline_parallel, "get_schedule_class", schedule_class):
             return spec.pipelining_fn(
                 model, parallelize_fn=parallelize, loss_fn=loss_fn, **more_options
             )
@@ -96,11 +96,12 @@ def begin(trainer: Trainer) -> Callable[[], AbstractContextManager[None]]:
         twin.to_empty(device=next(part.parameters()).device)  # it follows the part's buffers
     if trainer.checkpointer.enable:
         trainer.checkpointer.states["schedule"] = schedule
-    stepped = trainer.optimizers, trainer.lr_schedulers
-    steps, norm = [of.step for of in stepped], torch.zeros((), device=trainer.device)
+    steppers = trainer.optimizers, trainer.lr_schedulers
+    steps, norm = [stepper.step for stepper in steppers], torch.zeros((), device=trainer.device)
 
     def update() -> None:
         norm.copy_(schedule.clip_grad_norm_(config.training.max_norm))
+        # A checkpoint may still be copied from these weights; torchtitan waits before its own step.
         trainer.checkpointer.maybe_wait_for_staging()
         for step in steps:
             step()
@@ -108,8 +109,8 @@ def begin(trainer: Trainer) -> Callable[[], AbstractContextManager[None]]:
     @contextmanager
     def later() -> Iterator[None]:
         with ExitStack() as stack:
-            for of in stepped:
-                stack.enter_context(Replaced(of, "step", lambda: None))
+            for stepper in steppers:
+                stack.enter_context(Replaced(stepper, "step", lambda: None))
             stack.enter_context(Replaced(utils, "clip_grad_norm_", lambda *_, **__: norm))
             yield
         if _pauses(trainer):

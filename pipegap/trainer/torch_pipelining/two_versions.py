@@ -25,11 +25,11 @@ from pipegap.trainer.torch_pipelining import refusals
 class TwoVersions:
     """Batch t computes on version t mod 2, a set of weights of its own; `whole` is the user's.
 
-    The sets are leaves that `whole` shows in turn, or weights of copies that were `copies`.
+    The sets are leaves that `whole` shows in turn, or the weights of the two `copies`.
 
-    The newest version is read by the next batch but one, or it was just made: the version of that
-    batch has it too. Where nothing shards or casts the weights, the newest ones lie in the memory
-    of this version from `start` on, and all three take two sets.
+    The newest weights, W(t), are also the version that batch t + 1 computes on. Where nothing
+    shards or casts the weights, the newest ones lie in the memory of that version from `start` on,
+    so that the three sets take the memory of two.
     """
 
     def __init__(
@@ -257,6 +257,7 @@ class Leaves:
 
     def _is_as_seen(self) -> bool:
         return all(
+            # By identity: == of two tensors compares entry by entry.
             len(of) == len(values) and all(map(is_, of.values(), values))
             for of, values in self._seen
         )
@@ -265,10 +266,10 @@ class Leaves:
 def _leaf(weight: nn.Parameter, data: Tensor, is_new: bool) -> nn.Parameter:
     """A leaf of the weight's class and attributes, also of those that it gets later."""
     data = data.clone() if is_new else data
-    if type(data) is not Tensor:
+    if type(data) is not Tensor:  # a DTensor, for one, whose class has parts of its own
         return nn.Parameter(data, weight.requires_grad)
     leaf: nn.Parameter = Tensor._make_subclass(type(weight), data, weight.requires_grad)
-    leaf.__dict__ = weight.__dict__
+    leaf.__dict__ = weight.__dict__  # the same dict, so that later attributes are shared too
     return leaf
 
 
@@ -313,16 +314,20 @@ class Copies:
         """The copy is about to be computed on: it becomes like the module, but for its weights."""
         copy, attributes_seen = self.modules[number], self._seen[number]
         refusals.require_twins(self._module, self.modules)
-        for i, (its, part) in enumerate(zip(self._module.modules(), copy.modules(), strict=True)):
-            attributes_now = _attributes(its)
+        pairs = zip(self._module.modules(), copy.modules(), strict=True)
+        for i, (user_part, copy_part) in enumerate(pairs):
+            attributes_now = _attributes(user_part)
             changed = {
                 k: v
                 for k, v in attributes_now.items()
                 if k not in attributes_seen[i] or attributes_seen[i][k] is not v
             }
-            vars(part).update(changed, training=its.training, _buffers=its._buffers)
+            # The same dict of buffers: running statistics are of all batches, whichever copy ran.
+            vars(copy_part).update(
+                changed, training=user_part.training, _buffers=user_part._buffers
+            )
             attributes_seen[i] = attributes_now
-            _require_hooks(type(its).__name__, its, part)
+            _require_hooks(type(user_part).__name__, user_part, copy_part)
         named_weights = self._module.named_parameters()
         for (name, weight), copy_weight in zip(named_weights, copy.parameters(), strict=True):
             is_alike = weight.requires_grad == copy_weight.requires_grad
@@ -342,8 +347,10 @@ def _attributes(part: nn.Module) -> dict[str, Any]:
     }
 
 
-def _require_hooks(name: str, its: Any, part: Any) -> None:
+def _require_hooks(name: str, of_user: Any, of_copy: Any) -> None:
     """Raises BadInput if the user's module or weight has other hooks than its copy."""
-    numbers = [[len(getattr(of, hooks, None) or ()) for hooks in HOOKS] for of in (its, part)]
+    numbers = [
+        [len(getattr(of, hooks, None) or ()) for hooks in HOOKS] for of in (of_user, of_copy)
+    ]
     allowed = "must have the hooks that the stage's module has: register them on all three"
     refusals.require(numbers[0] == numbers[1], "twins", name, allowed)

@@ -36,10 +36,12 @@ def leave(folder: Path, spans: Spans, schedule: Schedule, runs: Sequence[tuple[i
     """
     write_trace(folder / "trace.json", spans, schedule.num_ranks)
     one_replica = spans[: schedule.num_ranks]
+    # A rank keeps LONGEST_TRACE spans, so the last runs may be there in part or not at all.
     last_traced = min(max((span.batch for span in of_rank), default=-1) for of_rank in one_replica)
     whole = [(first, last) for first, last in runs if last <= last_traced + 1]
     if not whole:
         return
+    # Of equally long runs the last one.
     first, last = max(whole, key=lambda run: (run[1] - run[0], run[0]))
     longer = min(last, first + SHOWN + 2)  # so that the last batch shown is not the last to run
     expected = simulated(between(one_replica, first, last), schedule, first, longer)
@@ -54,7 +56,7 @@ def draw(
 
     `measured`, by rank of one replica, and `simulated` may hold later batches too.
     """
-    # Not a wait: the recording rank may have written a checkpoint meanwhile.
+    # Waits do not count: the others may wait while the recording rank writes a checkpoint.
     zero = min(span.start for of_rank in measured for span in of_rank if span.kind in SHADES)
     above = [
         [s._replace(start=s.start - zero, end=s.end - zero) for s in of_rank]
@@ -68,6 +70,7 @@ def draw(
         max(bar.end for bars in rows for bar in bars if bar.kind in SHADES and bar.batch in batches)
         for rows in (above, below)
     ]
+    # One scale for both panels. Bars of later batches are cut at its end.
     scale = alt.Scale(domain=[0, max(ends) * 1e3], nice=False, clamp=True)
     panels = [
         _panel(rows, end, scale).properties(title=f"{name}: {end * 1e3:.1f} ms")
@@ -90,6 +93,7 @@ def _panel(rows: Sequence[Iterable[Span]], end: float, scale: alt.Scale) -> Pane
         if bar.kind != "reduce" and bar.start < end
     ]
     order = [f"rank {rank}" for rank in range(len(rows))]
+    # A mark of vega has one height, so each height is a layer.
     layers = [
         alt.Chart(alt.Data(values=[bar for bar in visible_bars if bar["height"] == height]))
         .mark_bar(height={"band": height}, stroke=edge, strokeWidth=0.4)

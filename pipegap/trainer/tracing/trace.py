@@ -38,6 +38,7 @@ class Clock:
     def __init__(self, device: torch.device, is_tracing: bool) -> None:
         self._is_cuda, self._is_tracing = device.type == "cuda", is_tracing
         self._zero = self._now()
+        # The wall clock at `_zero`: the ranks' own clocks begin anywhere.
         self._epoch = time.time() - self._seconds(self._now(), self._zero)
         self._open: list[tuple[str, Op, Any, Any]] = []
         self.spans: list[Span] = []
@@ -66,6 +67,7 @@ class Clock:
         start = self._now()
         yield
         self.elapsed += self._seconds(self._now(), start)
+        # Only now: to read a CUDA event earlier would make the host wait for the device.
         spans, self._open = self._open, []
         for kind, op, began, end in spans:
             self._keep(kind, op, self._seconds(began, self._zero), self._seconds(end, self._zero))
@@ -87,7 +89,7 @@ class Clock:
         if not self._is_cuda:
             return end - start
         end.synchronize()
-        return start.elapsed_time(end) / 1000
+        return start.elapsed_time(end) / 1000  # from milliseconds
 
 
 Spans = Sequence[Sequence[Span]]
@@ -105,6 +107,7 @@ def write_trace(path: Path, spans: Spans, num_ranks: int) -> None:
         threads = {False: 2 * place, True: 2 * place + 1}
         for is_reducer, thread in threads.items():
             name = f"rank {place}" + (", reductions" if is_reducer else "")
+            # M: metadata, which name and sort a thread; X: an event with a duration; times in µs.
             about = {"ph": "M", "pid": replica, "tid": thread}
             events.append({**about, "name": "thread_name", "args": {"name": name}})
             events.append({**about, "name": "thread_sort_index", "args": {"sort_index": thread}})
@@ -158,6 +161,7 @@ def communication(spans: Spans, operations: Sequence[Sequence[Op]]) -> float:
     for op in (op for ops in operations for op in ops if op.kind in "FBI"):
         wait = waits.get((op.kind, *key(op)[1:]))
         for awaited in awaits(op):
+            # A backward in halves sends after its input half, I.
             end = ends.get(awaited, ends.get(("I", *awaited[1:])))
             if wait is not None and end is not None and wait.start < end < wait.end:
                 delays.append(wait.end - end)

@@ -1,19 +1,31 @@
 """Each verdict follows from its rule, on stores worked out by hand."""
 
+import json
+import re
 import shlex
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
+from torch.distributed.pipelining import PipelineStage
+from torch.nn.functional import mse_loss
 
-from pipegap.analysis.advice.advice import Advice
-from pipegap.analysis.advice.race import SameTime
-from pipegap.analysis.advice.verdict import GO, STAY, UNDECIDED
+import pipegap
+from pipegap.analysis import advise, load
+from pipegap.analysis.__main__ import main
+from pipegap.analysis.advice.advise import handover
+from pipegap.analysis.advice.evidence import SameTime
+from pipegap.analysis.advice.verdict import GO, STAY, UNDECIDED, Advice
+from pipegap.analysis.commands import COMMANDS
+from pipegap.analysis.commands import advise as advise_command
+from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.store.records import records
 from tests.support.advised import ask
-from tests.support.synthetic_store import config, ids, put, record, write
+from tests.support.synthetic_store import config, ids, put, record, write, write_arms
 
 
 def compared(advice: Advice, name: str) -> SameTime:
@@ -299,3 +311,222 @@ def test_the_cost_is_that_of_the_arm_that_decided(tmp_path: Path) -> None:
     assert advice.rivals["1F1B"].decision.word == GO
     assert "delay + Error Feedback costs a gap of +0.0233 [" in str(advice)
     assert "and 2 more sets of weights" in str(advice)
+
+
+# `pipegap advise` answers in text and JSON, and says in a line what it cannot use.
+
+PIPELINE = {"optimizer": "muon", "stages": "4", "microbatches": "8"}
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    losses: dict[str, list[float | None]] = {
+        "sync": [1.00, 1.01, 1.02],
+        "delay": [1.20, 1.22, 1.23],
+        "delay_ef": [0.90, 0.92, 0.91],
+    }
+    write_arms(tmp_path, losses, optimizer="muon")
+    return tmp_path
+
+
+def answer(capsys: pytest.CaptureFixture[str], results: Path, **more: str) -> str:
+    advise_command.main(PIPELINE | {"results": str(results)} | more)
+    return capsys.readouterr().out
+
+
+def test_json_says_the_same(capsys: pytest.CaptureFixture[str], results: Path) -> None:
+    advice: dict[str, Any] = json.loads(answer(capsys, results, format="json"))
+    assert advice["verdict"]["word"] == "go asynchronous"
+    rivals, in_a_v = advice["rivals"], dict.fromkeys(("ZB-V", "DualPipeV"), 25.5 / 24)
+    by_hand = {"1F1B": 11 / 8, "interleaved 1F1B": 8.75 / 8, "ZB-H1": 27 / 24, **in_a_v}
+    assert {name: rivals[name]["speed_up"] for name in by_hand} == pytest.approx(by_hand)
+    assert advice["most_activations"] == 4
+    fitting = [rival for rival in rivals.values() if rival["activations"] <= 4]
+    fastest = min(rival["speed_up"] for rival in fitting)
+    assert rivals[advice["rival"]]["speed_up"] == pytest.approx(fastest)
+    assert advice["gap"]["gap"] == pytest.approx(-0.1)
+    assert advice["gap"]["removed_interval"]
+    assert advice["gap"]["tax"]  # NaN is not JSON
+
+
+@pytest.mark.parametrize("optimizer", ["muon", ""])
+def test_a_narrow_terminal_breaks_no_word_and_no_command(
+    optimizer: str,
+    capsys: pytest.CaptureFixture[str],
+    results: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What follows a broken line stands further in than that line."""
+    write_arms(results, {"sync": [1.0, 1.1], "delay": [1.0, 1.3]})
+    record(results, "main", "tiny", ids(results))
+    words = {"stages": "4", "microbatches": "8", "results": str(results)}
+    words |= {"optimizer": optimizer} if optimizer else {}
+
+    def told(width: int | None) -> str:
+        monkeypatch.setattr("pipegap.analysis.table.text.terminal_width", lambda: width)
+        advise_command.main(words)
+        return capsys.readouterr().out
+
+    wide, narrow = told(None), told(80)
+    assert max(map(len, wide.splitlines())) > 100
+    code = wide.partition("to go with")[2].splitlines()[1:]
+    for line in narrow.splitlines():
+        assert len(line) <= 80 or line in code or line.lstrip().startswith("pipegap "), line
+    assert {*code} <= {*narrow.splitlines()}
+    commands = re.findall(r"pipegap sweep .*", wide)
+    assert bool(commands) == (not optimizer)
+    assert all(command.endswith(f" results={results}") for command in commands), "else trains anew"
+    assert re.findall(r"pipegap sweep .*", narrow) == commands
+    for number in re.findall(r"[+-]\d+\.\d{4} \[[^]]*\] n=\d", wide):
+        assert number in narrow
+    assert re.search(r"^\S.*\n    \S", narrow, re.MULTILINE)
+
+
+def test_without_an_optimizer_all_are_answered(
+    capsys: pytest.CaptureFixture[str], results: Path
+) -> None:
+    write_arms(results, {"sync": [1.0, 1.1], "delay": [1.5, 1.6]})
+    words = {"stages": "4", "microbatches": "8", "results": str(results)}
+    advise_command.main(words)
+    table, said, code = capsys.readouterr().out.split("\n\n")
+    assert code.startswith("to go with Muon")
+    of_muon, of_adamw, *rows = table.splitlines()
+    told = (
+        "tiny (450k parameters), wiki, 400 updates, {}: how its losses change with size is not "
+        "known; time simulated for 4 stages, 8 microbatches"
+    )
+    assert of_muon == "Muon: " + told.format("delay + Error Feedback")
+    assert of_adamw == "AdamW: " + told.format("delay")
+    heads, *lines = (line.split("  ") for line in rows)
+    pipeline, *rivals = (head.strip() for head in heads if head)
+    assert pipeline == "4 stages, 8 microbatches"
+    assert "interleaved 1F1B (4 parts)" in rivals
+    words_of = {name: [*dict.fromkeys(w.strip() for w in rest if w)] for name, *rest in lines}
+    assert words_of == {"AdamW": ["not enough data"], "Muon": ["go"]}
+    assert said.startswith("Muon: go, against every schedule; "), "most decided first"
+    assert "\nAdamW: not enough data, against any schedule; " in said
+    advise_command.main(words | {"format": "json"})
+    both = json.loads(capsys.readouterr().out)
+    assert [advice["optimizer"] for advice in both] == ["muon", "adamw"]
+    for advice in both:
+        assert [rival.partition(" (")[0] for rival in rivals] == [*advice["rivals"]]
+
+
+def test_a_store_without_a_delay_has_no_optimizer_to_ask_about(tmp_path: Path) -> None:
+    write_arms(tmp_path, {"sync": [1.0, 1.1]})
+    with pytest.raises(BadInput, match="optimizer=: must be one that was trained"):
+        advise_command.main({"stages": "4", "microbatches": "8", "results": str(tmp_path)})
+
+
+def test_parts_of_the_model_are_no_more_than_its_layers(
+    capsys: pytest.CaptureFixture[str], results: Path
+) -> None:
+    """Thirty layers on four ranks are seven each; four layers on four ranks have no second part."""
+    for words, chunks in (({"forward": "smollm2_135m"}, 7), ({"chunks": "3"}, 3)):
+        advice = json.loads(answer(capsys, results, format="json", **words))
+        assert advice["rivals"]["interleaved 1F1B"]["num_chunks"] == chunks
+    advice = json.loads(answer(capsys, results, format="json", forward="tiny"))
+    assert {rival["num_chunks"] for rival in advice["rivals"].values()} == {1}
+    assert {"1F1B", "ZB-H1"} <= {*advice["rivals"]}
+    assert sum(advice["costs"]["forward"]) == pytest.approx(4), "in means of a stage"
+
+
+def test_costs_of_the_stages_change_the_speed(
+    capsys: pytest.CaptureFixture[str], results: Path
+) -> None:
+    """A stage of twice the work: 2BW takes m times its forward and backward, 1F1B a pass more."""
+    more = {"stages": "2", "microbatches": "4", "forward": "1,2", "backward": "2,4"}
+    advice = json.loads(answer(capsys, results, format="json", **more))
+    assert advice["rivals"]["1F1B"]["speed_up"] == pytest.approx((4 * 6 + 3) / (4 * 6))
+    text = answer(capsys, results, **more)
+    assert "the costs that were given" in text
+    assert "takes 1.33 times the mean: all these pipelines are as fast as 1.5 equal stages" in text
+    assert "times the mean" not in answer(capsys, results)
+
+
+def test_stages_of_a_model_are_as_uneven_as_it_is_cut(
+    capsys: pytest.CaptureFixture[str], results: Path
+) -> None:
+    """The head of 135m alone is a fifth of its work: beyond six stages layers run out."""
+    words = {"stages": "8", "microbatches": "16", "forward": "smollm2_135m"}
+    assert "takes 1.49 times the mean" in answer(capsys, results, **words)
+
+
+def test_more_activations_allow_another_rival(
+    capsys: pytest.CaptureFixture[str], results: Path
+) -> None:
+    """Where backwards are short, halves of them fill little of the bubble."""
+    short = {"forward": "8", "backward": "2"}
+    assert "allowed are 4, so ZB-V is the fastest" in answer(capsys, results, **short)
+    more = answer(capsys, results, **short, activations="5.5")
+    assert "allowed are 5.5, so interleaved 1F1B is the fastest" in more
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_help(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    assert f"usage: pipegap {name} " in capsys.readouterr().out
+
+
+# The code under a *go* trains as the runs that it was said of.
+
+SYNC, FEEDBACK = [1.00, 1.01, 1.02], [0.90, 0.92, 0.91]
+CLIP = 0.1
+
+
+def lines(store: Path, delay: list[float], feedback: list[float]) -> str:
+    losses: dict[str, list[float | None]] = {"sync": [*SYNC], "delay": [*delay]}
+    write_arms(store, losses | {"delay_ef": [*feedback]}, optimizer="muon")
+    return handover([advise(load(store), optimizer="muon", stages=4, microbatches=8)])
+
+
+def new() -> tuple[torch.nn.Module, torch.optim.Optimizer, Any]:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    return model, optimizer, torch.optim.lr_scheduler.ExponentialLR
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_the_code_trains_with_the_delay_and_the_coefficient_that_were_judged(
+    tmp_path: Path,
+) -> None:
+    head, *code = lines(tmp_path, [1.20, 1.22, 1.23], FEEDBACK).splitlines()
+    assert head.startswith("to go with Muon on torch.distributed.pipelining, in place of ")
+    assert len(code) == 3
+    batches = torch.randn(6, 8, 2, generator=torch.Generator().manual_seed(1))
+    *before, drain = dedent("\n".join(code)).splitlines()
+
+    model, optimizer, decay = new()
+    names = {
+        **{"pipegap": pipegap, "loss_fn": mse_loss, "max_norm": CLIP, "optimizer": optimizer},
+        **{"scheduler": decay(optimizer, 0.9), "evaluate": lambda: None, "save": lambda: None},
+        "stage": PipelineStage(model, 0, 1, torch.device("cpu")),
+    }
+    exec("\n".join(before), names)
+    for batch in batches:
+        names["schedule"].step(batch, target=batch.flip(1))
+    exec(drain, names)
+
+    expected, inner, decay = new()
+    delayed = pipegap.DelayedOptimizer(inner, delay=1, error_feedback=1.0)
+    scheduler = decay(delayed, 0.9)
+    for batch in batches:
+        delayed.zero_grad()
+        mse_loss(expected(batch), batch.flip(1)).backward()
+        torch.nn.utils.clip_grad_norm_(expected.parameters(), CLIP)
+        delayed.step()
+        scheduler.step()
+    with delayed.newest():
+        for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+def test_the_coefficient_is_that_of_the_arm_that_won(tmp_path: Path) -> None:
+    assert "error_feedback=0)" in lines(tmp_path, [0.80, 0.81, 0.82], FEEDBACK)
+
+
+def test_where_nothing_says_go_there_is_no_code(tmp_path: Path) -> None:
+    assert not lines(tmp_path, [1.20, 1.22, 1.23], [1.30, 1.31, 1.33])

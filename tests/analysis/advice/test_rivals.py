@@ -9,27 +9,42 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from pipegap.analysis import gaps, load
+from pipegap.analysis.__main__ import main as analysis
+from pipegap.analysis.advice.advise import ROW, advices, handover, verdict_rows
 from pipegap.analysis.advice.speed import (
+    FLUSHED,
+    SETTLED,
+    TWO_BUFFERED,
     Costs,
     equal_stages,
+    fastest,
     flushed_speeds,
     slowest,
+    speed,
+    speed_up,
     with_step_time,
 )
 from pipegap.analysis.advice.timing import APART, ratio, timing
-from pipegap.analysis.advice.verdict import SHORT
+from pipegap.analysis.advice.verdict import GO, SHORT, UNDECIDED, listed, ranking, sentence
 from pipegap.analysis.commands import advise
+from pipegap.analysis.figures import BY_NAME
+from pipegap.analysis.report.report import report
+from pipegap.trainer import delayed
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.delayed import DelayedOptimizer, record
-from tests.support.synthetic_store import put
+from pipegap.trainer.delayed import DelayedOptimizer
+from pipegap.trainer.schedules.proof import simulate
+from tests.support.pages import with_figures
+from tests.support.synthetic_store import ids, put, record, write_arms
 
-GO, STAY, OPEN = SHORT.values()
+GO_OF_RIVALS, STAY, OPEN = SHORT.values()
 PIPELINE = {"optimizer": "adamw", "stages": "8", "microbatches": "16"}
 
 
@@ -206,7 +221,7 @@ def test_of_a_tax_the_break_even_is_what_is_left_of_the_speed_up(
     assert half.endswith("the tax is lower, so the delay pays: 1.29 times as fast to sync's loss")
     assert little.endswith("the tax is higher, so the delay does not pay")
     found = {name: SHORT[rival["decision"]["word"]] for name, rival in told["rivals"].items()}
-    assert (found["half"], found["little"]) == (GO, STAY)
+    assert (found["half"], found["little"]) == (GO_OF_RIVALS, STAY)
 
 
 def test_a_go_needs_the_measured_time_of_2bw(
@@ -217,7 +232,7 @@ def test_a_go_needs_the_measured_time_of_2bw(
     assert SHORT[told["rivals"]["fsdp"]["decision"]["word"]] == OPEN
     assert "measure a step of it, time_2bw=" in told["rivals"]["slow"]["decision"]["why"]
     told, lines = asked(capsys, store, **slow, time_2bw="1.6,1.58,1.61")
-    assert SHORT[told["rivals"]["fsdp"]["decision"]["word"]] == GO
+    assert SHORT[told["rivals"]["fsdp"]["decision"]["word"]] == GO_OF_RIVALS
     low, high = told["rivals"]["fsdp"]["speed_up_interval"]
     assert told["rivals"]["fsdp"]["same_time"]["speed_up"] == pytest.approx(low)
     assert low < told["rivals"]["fsdp"]["speed_up"] < high
@@ -268,7 +283,7 @@ def test_losses_of_ones_own_loop_answer_in_one_command(
             optimizer = DelayedOptimizer(adamw, delay, 0.0)
             words = {"model": "mine", "data": "ours", "optimizer": "adamw", "optimizer.lr": 0.01}
             words |= {"batch_size": 1, "seq_len": 32, "num_updates": 110, "seed": seed}
-            with record(tmp_path, optimizer, words) as run:
+            with delayed.record(tmp_path, optimizer, words) as run:
                 for _ in range(110):
                     optimizer.zero_grad()
                     loss = model(torch.ones(2)).square().mean()
@@ -319,3 +334,226 @@ def test_times_of_any_size_are_compared_or_refused(
 def test_times_that_are_none_are_refused_in_python_too(times: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match="must be times from 1e-09"):
         timing(equal_stages(2), 4, **times)
+
+
+# What each pipeline gains in time, by stages worked out by hand.
+
+STAGES, MICROBATCHES = st.integers(1, 6), st.integers(1, 8)
+
+
+@settings(max_examples=40)
+@given(p=STAGES, m=MICROBATCHES)
+def test_equal_stages_gain_the_bubble(p: int, m: int) -> None:
+    """1F1B idles (p − 1) forwards and backwards a batch; ZB-H1 a third of that, if m ≥ p; ZB-V half
+    of this again, if m ≥ 2p − 1, and so does DualPipeV, which keeps a chunk more. Interleaved 1F1B
+    has half of 1F1B's, and keeps more."""
+    m = max(m, p)
+    assert speed_up(equal_stages(p), m) == pytest.approx(1 / (1 - (p - 1) / (m + p - 1)))
+    assert flushed_speeds(equal_stages(p), m)["ZB-H1"].batch_time == pytest.approx(3 * m + p - 1)
+    m = max(2 * p, m - m % p)
+    speeds = flushed_speeds(equal_stages(p), m, chunks=2)
+    assert speeds["1F1B"].batch_time == max(at.batch_time for at in speeds.values())
+    assert speeds["ZB-V"].batch_time == pytest.approx(3 * m + (p - 1) / 2)
+    assert speeds["DualPipeV"].batch_time == pytest.approx(3 * m + (p - 1) / 2)
+    assert speeds["DualPipeV"].activations == p + 0.5
+    assert speeds["interleaved 1F1B"].batch_time == pytest.approx(3 * (m + (p - 1) / 2))
+    assert speeds["interleaved 1F1B"].activations == (3 * p - 1) / 2
+    assert {speeds[name].activations for name in ("1F1B", "ZB-H1", "ZB-V")} == {p}
+    assert speed(TWO_BUFFERED, equal_stages(p), m).activations == p
+
+
+def test_the_rival_is_the_fastest_that_keeps_no_more() -> None:
+    """A forward of 8 and halves of 1: where the halves fill little, more chunks gain most."""
+    costs = Costs((8.0,) * 4, (2.0,) * 4)
+    speeds = flushed_speeds(costs, 8, chunks=2)
+    times = {name: at.batch_time for name, at in speeds.items()}
+    assert min(times, key=lambda name: times[name]) == "interleaved 1F1B"
+    assert fastest(speeds, 4) == "ZB-V"
+    assert fastest(speeds, 5.5) == "interleaved 1F1B"
+    with pytest.raises(BadInput, match="activations=3: must be 4 or more"):
+        fastest(speeds, 3)
+    assert set(flushed_speeds(costs, 6)) == {*FLUSHED} - {"interleaved 1F1B", "DualPipeV"}
+
+
+def test_the_slowest_stage_sets_the_pace_of_2bw() -> None:
+    costs = Costs((1.0, 3.0, 2.0), (2.0, 6.0, 4.0))
+    assert speed(TWO_BUFFERED, costs, 4).batch_time == pytest.approx(4 * 9)
+
+
+def test_a_rank_with_several_chunks_does_the_work_of_one_with_one() -> None:
+    """Alone it is never idle, whatever the schedule; an update counts once."""
+    speeds = flushed_speeds(Costs((3.0,), (5.0,), update=0.5), 4)
+    assert {name: at.batch_time for name, at in speeds.items()} == pytest.approx(
+        dict.fromkeys(FLUSHED, 4 * 8 + 0.5)
+    )
+
+
+def test_the_steady_state_is_reached_whatever_a_message_and_an_update_take() -> None:
+    costs = Costs((1.0, 2.0, 1.0, 1.0), (2.0, 4.0, 3.0, 2.0), update=0.7, communication=0.9)
+    schedule = TWO_BUFFERED(40, num_stages=4, num_microbatches=5)
+    by_rank = [
+        {"F": f, "B": b, "U": 0.7} for f, b in zip(costs.forward, costs.backward, strict=True)
+    ]
+    spans = [simulate(schedule.operations(0, k), by_rank, 0.9).makespan for k in (20, 40)]
+    assert speed(TWO_BUFFERED, costs, 5).batch_time == pytest.approx((spans[1] - spans[0]) / 20)
+    assert SETTLED < 20
+
+
+@pytest.mark.parametrize(
+    ("activations", "communication", "chunks"),
+    [(5.5, 0.0, 4), (4.75, 0.0, 4), (4.4, 0.0, 8), (4.0, 0.0, 8), (5.5, 0.5, 2)],
+)
+def test_interleaved_1f1b_has_its_best_number_of_parts(
+    activations: float, communication: float, chunks: int
+) -> None:
+    """More parts have less of a bubble, (m + (p − 1) / v) instead of m + p − 1, and keep less,
+    p + (p − 1) / v; but more messages are waited for. If none fits, the one that keeps least."""
+    costs = Costs((1.0,) * 4, (2.0,) * 4, communication=communication)
+    at = flushed_speeds(costs, 8, activations, chunks=8 if activations < 4.5 else 4)
+    interleaved = at["interleaved 1F1B"]
+    assert interleaved.num_chunks == chunks
+    assert interleaved.activations == 4 + 3 / chunks
+    if not communication:
+        assert interleaved.batch_time == pytest.approx(3 * (8 + 3 / chunks))
+
+
+def test_a_model_with_one_part_per_rank_has_no_pipeline_of_two() -> None:
+    assert {*flushed_speeds(equal_stages(4), 8, chunks=1)} == {"1F1B", "ZB-H1"}
+
+
+# The rows of all optimizers of a store, and the sentence of each.
+
+
+def add_runs(store: Path, short: float, long: float) -> None:
+    """Sync ends at 1, delayed runs of 400 and of 550 updates at these losses; three seeds."""
+    put(store, "sync", [1.0, 1.01, 1.02])
+    put(store, "delay_ef", [short, short + 0.01, short + 0.021])
+    put(store, "delay_ef", [long, long + 0.01, long + 0.021], num_updates=550)
+
+
+def test_one_row_per_optimizer_and_rival(tmp_path: Path) -> None:
+    """At 37.5 % more updates the loss is 0.1 lower, at 6.25 % a sixth of the way there."""
+    add_runs(tmp_path, 1.04, 0.9)
+    write_arms(tmp_path, {"sync": [1.0, 1.1]}, optimizer="lion")  # no delay: no advice
+    write_arms(tmp_path, {"sync": [1.0, 1.1], "delay": [1.2, None]}, optimizer="muon")
+    table = verdict_rows(load(tmp_path), stages=4, microbatches=8)
+    assert {name: str(dtype) for name, dtype in table.dtypes.items()} == ROW
+    assert [*dict.fromkeys(table["optimizer"])] == ["adamw", "muon"], "the lowest loss first"
+    by_rival = table.set_index("rival")
+    muon, adamw = (by_rival[by_rival["optimizer"] == name] for name in ("muon", "adamw"))
+    assert [*muon.index] == [*adamw.index]
+    assert adamw.index.is_unique
+    between = "between 400 and 550 against 400 updates"
+    for rival, speedup, verdict, evidence in (
+        ("1F1B", 11 / 8, "go", "550 against 400 updates"),
+        ("interleaved 1F1B (4 parts)", 35 / 32, "not enough data", between),
+        ("ZB-H1", 9 / 8, "go", between),
+        ("ZB-V", 17 / 16, "not enough data", between),
+        ("DualPipeV", 17 / 16, "not enough data", between),
+    ):
+        assert adamw.loc[rival, ["verdict", "evidence"]].tolist() == [verdict, evidence]
+        assert adamw.loc[rival, "speedup"] == pytest.approx(speedup)
+        share = (speedup - 1) / (11 / 8 - 1)
+        assert adamw.loc[rival, "difference"] == pytest.approx(0.04 - 0.14 * share + 1e-3 / 3)
+    assert {*adamw["n"]} == {3}
+    assert {*muon["verdict"]} == {"stay"}  # it diverged
+    assert {*muon["n"]} == {0}
+
+
+@pytest.mark.parametrize(
+    ("short", "long", "said"),
+    [
+        (
+            1.0,
+            0.9,
+            "AdamW: go, against every schedule; in the time of 1F1B it makes 37 % more updates and "
+            "ends lower by 0.0997 [",
+        ),
+        (
+            1.02,
+            0.9,
+            "AdamW: go against {go}; not enough data against {open}; in the time of 1F1B it makes "
+            "37 % more updates and ends lower by 0.0997 [",
+        ),
+        (
+            1.3,
+            1.2,
+            "AdamW: stay, against every schedule; in the time of 1F1B it makes 37 % more updates "
+            "and ends higher by 0.2003 [",
+        ),
+        (
+            1.3,
+            0.999,
+            "AdamW: not enough data, against any schedule; in the same time its loss is -0.0007 [",
+        ),
+    ],
+    ids=["go", "go against some", "stay", "undecided"],
+)
+def test_one_sentence_per_optimizer(tmp_path: Path, short: float, long: float, said: str) -> None:
+    add_runs(tmp_path, short, long)
+    [advice] = advices(load(tmp_path), stages=4, microbatches=8)
+    if "{go}" in said:
+        labels: dict[str, list[str]] = {GO: [], UNDECIDED: []}
+        for rival in advice.rivals.values():
+            labels[rival.decision.word].append(rival.label)
+        said = said.format(go=listed(labels[GO]), open=listed(labels[UNDECIDED]))
+    assert sentence(advice).startswith(said)
+    first, _, then = str(advice).partition("\n\n")
+    size = "how its losses change with size is not known"
+    of = f"delay + Error Feedback: {size}; time simulated for 4 stages, 8 microbatches"
+    assert first == f"tiny (450k parameters), wiki, 400 updates, {of}"
+    assert then.startswith(said)
+
+
+BY_LOSS = {"adamw": (1.30, 1.20), "muon": (1.00, 0.92), "soap": (1.01, 0.90)}
+"""Optimizer → the loss of sync after 400 updates, and that of the delayed run after 550."""
+RANKED = ["soap", "muon", "adamw"]
+
+
+def rank_store(store: Path) -> None:
+    """All go; after 400 updates Muon ends lowest, in the time of 1F1B SOAP does."""
+    for optimizer, (sync, long) in BY_LOSS.items():
+        put(store, "sync", [sync, sync + 0.01, sync + 0.02], optimizer=optimizer)
+        put(store, "delay_ef", [sync, sync + 0.01, sync + 0.021], optimizer=optimizer)
+        losses = [long, long + 0.01, long + 0.021]
+        put(store, "delay_ef", losses, optimizer=optimizer, num_updates=550)
+
+
+def test_optimizers_stand_by_their_loss_in_the_same_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the answer, its lines of code, tables and figures: not by name, nor by the loss after as
+    many updates."""
+    rank_store(tmp_path)
+    trials = load(tmp_path)
+    answers = advices(trials.sort_values("trial_id"), stages=4, microbatches=8)
+    assert [answer.optimizer for answer in answers] == RANKED
+    line = "lowest loss in the time of 1F1B: SOAP 0.910, Muon 0.930, AdamW 1.210"
+    assert [*ranking(answers)] == [line]
+    assert handover(answers).startswith("to go with SOAP ")
+    assert [*trials["optimizer"].unique()] == RANKED
+    table = gaps(trials)
+    assert [*table["optimizer"].unique()] == RANKED
+    figure = BY_NAME["final_losses"]
+    drawn = str([chart.to_dict() for chart in figure.charts(figure.data(trials, table))])
+    assert "'sort': ['SOAP', 'Muon', 'AdamW']" in drawn
+    assert analysis(["advise", "stages=4", "microbatches=8", f"results={tmp_path}"]) == 0
+    assert line in capsys.readouterr().out
+
+
+def test_a_report_has_one_order_of_optimizers_also_where_it_compares_the_short_runs(
+    tmp_path: Path,
+) -> None:
+    store, out = tmp_path / "store", tmp_path / "out"
+    rank_store(store)
+    compared = load(store).query("num_updates == 400")["trial_id"].tolist()
+    record(store, "main", "tiny", ids(store), compared=compared)
+    with with_figures(()):
+        report(store, out, "main-tiny")
+    text = (out / "index.html").read_text()
+    for head in ('<table class="gaps">', '<table class="answer">'):
+        rows = text.partition(head)[2].partition("</table>")[0]
+        places = [rows.index(f"<th>{name}</th>") for name in ("SOAP", "Muon", "AdamW")]
+        assert places == sorted(places)
+    assert [*pd.read_csv(out / "gaps.csv")["optimizer"].unique()] == RANKED
+    assert "<b>lowest loss in the time of 1F1B: SOAP 0.910, " in text

@@ -11,8 +11,7 @@ from pipegap.analysis.advice.speed import (
     flushed_speeds,
     with_step_time,
 )
-from pipegap.analysis.advice.timing import LITTLE, timing
-from pipegap.analysis.advice.traces import traced_costs
+from pipegap.analysis.advice.timing import LITTLE, timing, traced_costs
 from pipegap.analysis.commands import advise
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.tracing.trace import Span, write_trace

@@ -1,5 +1,6 @@
 """Every registered figure: whatever the store holds, nothing is lost, hidden or a traceback."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -13,19 +14,32 @@ from scipy import stats
 
 from pipegap.analysis import gaps, load
 from pipegap.analysis.figures import BY_NAME, FIGURES, Figure, Plot, panels, plot, save
-from pipegap.analysis.figures.colors import NIGHT, ON_COLOR, PAPER, READABLE, contrast, on_dark
 from pipegap.analysis.figures.figure import Spec, whole
-from pipegap.analysis.figures.style import CONFIG, LETTERS
+from pipegap.analysis.figures.style import (
+    CONFIG,
+    LETTERS,
+    NIGHT,
+    ON_COLOR,
+    PAPER,
+    READABLE,
+    contrast,
+    on_dark,
+)
+from pipegap.analysis.figures.taxes import ROW_HEIGHT
+from pipegap.analysis.report.paper_tables import TABLES
+from pipegap.analysis.report.report import report
+from pipegap.analysis.statistics.tax import ESTIMATED, REPORTED, reported_taxes
 from pipegap.analysis.table.metrics import training_losses
 from pipegap.trainer.base.errors import BadInput
+from tests.support.pages import as_svg, with_figures
 from tests.support.swept_store import ANSWERED, SWEEPS, write_sweep
+from tests.support.synthetic_store import ids, put, record
 
 ANY_TRIALS = ("momentum", "coefficient", "staleness", "horizon", ANSWERED)
 """Sweeps one of which has what a figure of any trials shows."""
 VEGA_LITE = Draft7Validator(alt.load_schema())
 KINDS = ("final_losses", "gap_by_coefficient", "fig13_batch_size", "fig20_spike")
 """Figures that are drawn in ways of their own."""
-pytestmark = pytest.mark.filterwarnings("ignore:.*pairs mix:UserWarning")
 
 
 Table = tuple[pd.DataFrame, pd.DataFrame]
@@ -109,11 +123,13 @@ def short(value: object) -> object:
 each = pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
 
 
+@pytest.mark.filterwarnings("ignore:.*pairs mix:UserWarning")
 def test_a_figure_has_a_name_of_its_own_and_one_of_a_sweep_has_a_source() -> None:
     assert len(BY_NAME) == len(FIGURES)
     assert all(figure.source for figure in FIGURES if figure.sweeps)
 
 
+@pytest.mark.filterwarnings("ignore:.*pairs mix:UserWarning")
 def test_a_figure_of_any_sweep_gets_its_store_or_hears_which_sweep_is_missing(
     swept: Callable[..., Table],
 ) -> None:
@@ -128,6 +144,7 @@ def test_a_figure_of_any_sweep_gets_its_store_or_hears_which_sweep_is_missing(
         of_sweep(figure._replace(sweeps=("nowhere",)), swept)
 
 
+@pytest.mark.filterwarnings("ignore:.*pairs mix:UserWarning")
 def test_nothing_to_show_is_no_figure(tmp_path: Path) -> None:
     trials = load(tmp_path)
     assert [f.name for f in FIGURES if not f.data(trials, gaps(trials)).empty] == []
@@ -143,6 +160,7 @@ def _made_by(function: Any) -> tuple[object, ...]:
     return getattr(function, "func", function), *getattr(function, "keywords", ())
 
 
+@pytest.mark.filterwarnings("ignore:.*pairs mix:UserWarning")
 @pytest.mark.parametrize("figure", unlike(FIGURES), ids=lambda figure: figure.name)
 @pytest.mark.parametrize(
     "changes", [{"arms": ("sync",)}, {"diverged": "delay", "num_points": 1}, {"diverged": "sync"}]
@@ -155,6 +173,7 @@ def test_a_store_that_lacks_something_is_drawn_or_left_out(
     assert data.empty or plot(figure, data).specs
 
 
+@pytest.mark.filterwarnings("ignore:.*pairs mix:UserWarning")
 @each
 def test_every_row_is_in_the_picture_and_no_axis_hides_a_value(
     figure: Figure, drawn: Callable[[str], Drawn]
@@ -171,6 +190,7 @@ def test_every_row_is_in_the_picture_and_no_axis_hides_a_value(
         assert all(low <= value <= high for value in values)
 
 
+@pytest.mark.filterwarnings("ignore:.*pairs mix:UserWarning")
 @each
 def test_its_panels_are_vega_lite(figure: Figure, drawn: Callable[[str], Drawn]) -> None:
     """Altair validates nothing when a report draws: it would take as long as drawing. The last
@@ -179,6 +199,7 @@ def test_its_panels_are_vega_lite(figure: Figure, drawn: Callable[[str], Drawn])
         VEGA_LITE.validate({**spec, "datasets": {}})  # whose rows may have any columns
 
 
+@pytest.mark.filterwarnings("ignore:.*pairs mix:UserWarning")
 @each
 def test_panels_have_one_axis_for_one_quantity(
     figure: Figure, drawn: Callable[[str], Drawn]
@@ -199,6 +220,7 @@ SHOWN = dict(
 """Figure → its panels, series, groups or values, and the titles of its axes x and y."""
 
 
+@pytest.mark.filterwarnings("ignore:.*pairs mix:UserWarning")
 @each
 def test_it_has_its_panels_arms_and_axes(figure: Figure, drawn: Callable[[str], Drawn]) -> None:
     data, [spec, *_] = drawn(figure.name).plot[1:]
@@ -241,6 +263,7 @@ PLACES = ["panel", "subtitle", "quantity", "group", "series", "key", "value", "u
 """What a mean is of, if a figure has the column."""
 
 
+@pytest.mark.filterwarnings("ignore:.*pairs mix:UserWarning")
 @each
 def test_numbers_are_those_of_the_trials_their_pairs_and_students_t(
     figure: Figure, shown: Callable[[str], Table]
@@ -267,6 +290,7 @@ def test_numbers_are_those_of_the_trials_their_pairs_and_students_t(
     assert with_mean[is_gap].all()
 
 
+@pytest.mark.filterwarnings("ignore:.*pairs mix:UserWarning")
 @each
 def test_it_is_told_in_words_and_by_the_names_of_people(
     figure: Figure, drawn: Callable[[str], Drawn]
@@ -278,6 +302,7 @@ def test_it_is_told_in_words_and_by_the_names_of_people(
     assert not [name for name in ("adamw", "muon", "delay_ef", "optimizer.lr") if name in said]
 
 
+@pytest.mark.filterwarnings("ignore:.*pairs mix:UserWarning")
 @each
 def test_its_words_can_be_read_on_paper_and_at_night(
     figure: Figure, drawn: Callable[[str], Drawn]
@@ -292,6 +317,7 @@ def test_its_words_can_be_read_on_paper_and_at_night(
             assert color == ON_COLOR or contrast(on_dark(color), NIGHT) >= READABLE
 
 
+@pytest.mark.filterwarnings("ignore:.*pairs mix:UserWarning")
 @pytest.mark.parametrize("name", KINDS)
 def test_a_page_has_a_panel_each_of_its_own_width(name: str, drawn: Callable[[str], Drawn]) -> None:
     made, spec = drawn(name)
@@ -305,6 +331,7 @@ def files(folder: Path, name: str) -> dict[str, bytes]:
     return {path.suffix: path.read_bytes() for path in folder.glob(f"{name}.*")}
 
 
+@pytest.mark.filterwarnings("ignore:.*pairs mix:UserWarning")
 @pytest.mark.parametrize(
     "name", [KINDS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in KINDS[1:])]
 )
@@ -322,3 +349,133 @@ def test_the_same_data_give_the_same_few_bytes(
     assert b"NaN" not in first[".svg"]
     assert b"undefined" not in first[".svg"]
     assert len(first[".svg"]) < 80_000, "it is small, though it brings its font along"
+
+
+# What the figures of the token tax show, and how others' numbers were converted.
+
+
+@pytest.fixture(scope="module")
+def of_taxes_alone() -> Iterator[None]:
+    """Reports have these figures alone."""
+    with with_figures(("token_tax", "break_even"), as_svg):
+        yield
+
+
+def store(path: Path) -> None:
+    """Sync falls by 0.3 nats with each doubling, and a delayed run needs twice the updates."""
+    for length, level in ((200, 2.3), (400, 2.0), (800, 1.7)):
+        losses = [level, level + 0.01, level - 0.01]
+        put(path, "sync", losses, num_updates=length)
+        put(path, "delay", [loss + 0.3 for loss in losses], num_updates=length)
+
+
+def data(path: Path, name: str) -> pd.DataFrame:
+    trials = load(path)
+    return BY_NAME[name].data(trials, gaps(trials))
+
+
+@pytest.mark.usefixtures("of_taxes_alone")
+def test_ours_stand_before_the_others(tmp_path: Path) -> None:
+    store(tmp_path)
+    shown = data(tmp_path, "token_tax")
+    assert shown["who"].iloc[0] == "these trials"
+    assert shown["mean"].iloc[1:].is_monotonic_increasing
+    [own] = shown[shown["who"] == "these trials"].to_dict("records")
+    assert (own["mean"], own["n"], own["tax_from"]) == (pytest.approx(2), 3, "slope")
+    assert len(shown) == 1 + len(reported_taxes())
+    drawn = str(whole(plot(BY_NAME["token_tax"], shown)))
+    assert "Muon, PipeDream (marin, 130M MoE, T = 15,000)" in drawn
+    assert "'words': '1.16'" in drawn
+    assert "reported by others" in drawn
+
+
+@pytest.mark.usefixtures("of_taxes_alone")
+def test_no_line_goes_through_a_name(tmp_path: Path) -> None:
+    """What marks the tax 1 are pieces, lower than the row of which the name takes a half."""
+    store(tmp_path)
+    [chart] = BY_NAME["token_tax"].charts(data(tmp_path, "token_tax"))
+    layers = chart.to_dict()["layer"]
+    at_one = [layer for layer in layers if layer["encoding"]["x"].get("datum") == 1]
+    assert [layer["mark"]["size"] for layer in at_one] == [ROW_HEIGHT / 2]
+    rules = [layer for layer in layers if layer["mark"]["type"] == "rule"]
+    assert all("low" in str(layer["encoding"]["x"]) for layer in rules)
+
+
+@pytest.mark.usefixtures("of_taxes_alone")
+def test_the_break_even_is_what_the_simulator_says(tmp_path: Path) -> None:
+    """Equal stages: 1F1B takes m + p − 1 where 2BW takes m."""
+    store(tmp_path)
+    shown = data(tmp_path, "break_even")
+    speeds = shown[shown["kind"] == "speed-up"]
+    assert len(speeds) > 10
+    for row in speeds.to_dict("records"):
+        m, p = row["microbatches"], row["stages"]
+        assert row["mean"] == pytest.approx((m + p - 1) / m)
+    assert shown.loc[shown["kind"] == "tax", "mean"].tolist() == pytest.approx([2])
+
+
+@pytest.mark.usefixtures("of_taxes_alone")
+def test_numbers_of_others_are_converted_as_they_say() -> None:
+    table = reported_taxes().set_index(["who", "optimizer", "arm"])
+    muon = table.loc[("paper, 360M", "muon", "delay")]
+    assert (muon["tax"], muon["tax_from"]) == (pytest.approx(math.exp(0.012 / 0.2)), ESTIMATED)
+    marin = table.loc[("marin, 130M MoE, T = 15,000", "muon", "pipedream")]
+    assert (marin["tax"], marin["tax_from"]) == (1.16, REPORTED)
+    assert table[["source", "converted"]].notna().all(axis=None)
+
+
+@pytest.mark.usefixtures("of_taxes_alone")
+def test_the_report_begins_with_the_tax_of_all_sweeps_of_a_scale(tmp_path: Path) -> None:
+    """No sweep of these has runs of several lengths by itself."""
+    store(tmp_path / "store")
+    names = ids(tmp_path / "store")
+    for sweep, own in (("main", names[:6]), ("momentum", names[6:])):
+        record(tmp_path / "store", sweep, "tiny", own, compared=own)
+    text = report(tmp_path / "store", tmp_path / "out")
+    line = "token tax, tiny: AdamW delay 2.00 [2.00, 2.00] (slope)"
+    assert "2.00 [2.00, 2.00] (slope)" in text
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert line in page[page.index('id="verdict-list"') : page.index('id="trials"')]
+    table = pd.read_csv(tmp_path / "out" / "tiny" / "token_taxes.csv")
+    assert {*table["tax_from"].dropna()} == {"lengths", "slope", REPORTED, ESTIMATED}
+    assert (tmp_path / "out" / "tiny" / "break_even.svg").exists()
+
+
+@pytest.mark.usefixtures("of_taxes_alone")
+def test_longer_runs_that_a_sweep_asks_for_tell_its_tax_and_are_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The main job asks for such runs; the report of its sweep compares the other runs alone."""
+    advised_by: list[set[str]] = []
+    monkeypatch.setattr(
+        "pipegap.analysis.report.answer.advices",
+        lambda trials, **_: [*filter(None, [advised_by.append({*trials["trial_id"]})])],
+    )
+    store(tmp_path / "store")
+    names = ids(tmp_path / "store")
+    record(tmp_path / "store", "main", "tiny", names, compared=names[:6])
+    text = report(tmp_path / "store", tmp_path / "out", "main-tiny")
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "token tax, main-tiny: AdamW delay 2.00 [2.00, 2.00] (slope)" in page
+    assert "Nothing is missing of what was asked for." in text
+    assert advised_by == [{*names}], "the advice rests on them too"
+    drawn = pd.read_csv(tmp_path / "out" / "token_tax.csv")
+    assert [*drawn.loc[drawn["who"] == "these trials", "mean"]] == [pytest.approx(2)]
+    table = pd.read_csv(tmp_path / "out" / "token_taxes.csv")
+    assert [*table["tax"]][:1] == [pytest.approx(2)]
+
+
+@pytest.mark.usefixtures("of_taxes_alone")
+def test_taxes_of_one_seed_or_of_few_updates_are_counted_and_not_listed(tmp_path: Path) -> None:
+    store(tmp_path)
+    for length, level in ((200, 2.3), (400, 2.0)):
+        put(tmp_path, "sync", [level], num_updates=length, optimizer="muon")
+        put(tmp_path, "delay", [level + 0.3], num_updates=length, optimizer="muon")
+    for length, level in ((20, 2.3), (40, 2.0)):
+        put(tmp_path, "sync", [level, level + 0.01], num_updates=length, optimizer="soap")
+        put(tmp_path, "delay", [level + 0.3] * 2, num_updates=length, optimizer="soap")
+    [taxes] = [table for table in TABLES if table.name == "token_taxes"]
+    trials = load(tmp_path)
+    ours = taxes.data(trials, gaps(trials), "tiny").query("who == 'these trials'")
+    assert {*ours["optimizer"].dropna()} == {"adamw"}
+    assert ours["tax_why"].iloc[-1].startswith("4 more have one seed or fewer than 100 updates")

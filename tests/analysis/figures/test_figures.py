@@ -1,15 +1,24 @@
 """The data of the figures: what was swept is the axis, and no seed is lost."""
 
 import json
+import re
+from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
 from pipegap.analysis import gaps, load
 from pipegap.analysis.figures import BY_NAME, FIGURES, plot
-from pipegap.analysis.figures.figure import FEWEST
+from pipegap.analysis.figures import figure as figure_module
+from pipegap.analysis.figures.figure import FEWEST, MOST_PANELS, Spec, picture, whole
+from pipegap.analysis.figures.panels import MOST_CURVES
 from pipegap.analysis.report.paper_tables import TABLES
+from pipegap.analysis.table.metrics import training_losses
+from pipegap.analysis.table.names import optimizer as optimizer_name
+from tests.support.swept_store import write_sweep
 from tests.support.synthetic_store import config, late, put, result, write, write_arms
 
 
@@ -203,3 +212,246 @@ def test_curves_have_points_enough_whatever_was_evaluated(evaluations: int, tmp_
     if "train_loss" in data:
         means = data[data["trial_id"] == "0000"].set_index("update")["train_loss"]
         assert means.loc[3] == pytest.approx(5.0 - 1.5 / 100), "of updates 0 to 3"
+
+
+# Many series are many panels on one scale: five curves in one picture at most, and none lost.
+
+OPTIMIZERS = ("adamw", "muon", "soap", "adan", "mars", "normuon", "lion", "nadamw")
+COEFFICIENTS = (0.125, 0.25, 0.375, 0.5, 0.75, 1.25, 1.5, 2.0)
+
+
+def by_momentum(store: Path) -> None:
+    for number, optimizer in enumerate(OPTIMIZERS):
+        for momentum in (0.8, 0.9, 0.95)[number % 2 :]:
+            put(store, "sync", [1.0, 1.1], optimizer=optimizer, momentum=momentum)
+            put(store, "delay", [1.0 + number / 10, 1.3], optimizer=optimizer, momentum=momentum)
+
+
+def by_coefficient(store: Path) -> None:
+    put(store, "sync", [1.0, 1.1])
+    put(store, "delay", [1.2, 1.4])
+    for value in COEFFICIENTS:
+        put(store, "delay_ef", [1.1 + value, 1.2], correction={"coefficient": value})
+
+
+def by_size(store: Path) -> None:
+    for width in (48, 96, 144):
+        for rate, arm in product((0.002, 0.004), ("sync", "delay", "delay_ef")):
+            settings = config(arm)
+            settings["model"]["hidden_size"] = width
+            settings["optimizer"]["lr"] = rate
+            write(store, settings, result(settings, 1.0 + width * rate, num_parameters=width**2))
+
+
+def at_lengths(store: Path) -> None:
+    """Of which a token tax is known."""
+    for updates in (200, 400, 800):
+        for arm, loss in (("sync", 1.0), ("delay", 1.2), ("delay_ef", 1.1)):
+            put(store, arm, [loss + 100 / updates, loss + 101 / updates], num_updates=updates)
+
+
+def panels(spec: Spec) -> Iterator[tuple[frozenset[str], str, str]]:
+    """Of each panel its series, and what its axes x and y show, with their domains."""
+    for panel in spec["concat"]:
+        encodings = [layer["encoding"] for layer in panel["layer"]]
+        series: set[str] = set()
+        axes = {"x": "", "y": ""}
+        for encoding in encodings:
+            series |= {*encoding.get("color", {}).get("scale", {}).get("domain", [])}
+            for channel in axes:
+                axis = encoding.get(channel, {})
+                if domain := (axis.get("scale") or {}).get("domain"):
+                    axes[channel] = f"{axis.get('title')} {domain}"
+        yield frozenset(series), axes["x"], axes["y"]
+
+
+OWN = [optimizer_name(name) for name in OPTIMIZERS]
+"""By their losses, as `by_momentum` writes them."""
+PIPELINES = {f"p = {stages}" for stages in (2, 4, 8, 16)}
+SIZES = ("2.3k", "9.22k", "20.7k")
+
+
+@pytest.mark.parametrize(
+    ("name", "write_store", "expected", "num_axes"),
+    [
+        ("fig04_momentum", by_momentum, [{name} for name in OWN], 1),
+        (
+            "validation_curves",
+            by_coefficient,
+            [
+                {f"delay + EF (λ = {value:g})", "delay"} | sync
+                for sync in ({"sync"}, set())
+                for value in COEFFICIENTS
+            ],
+            2,
+        ),
+        (
+            "fig16_model_size",
+            by_size,
+            [
+                {f"{size} {arm}" for arm in arms}
+                for size in SIZES
+                for arms in (("sync", "delay", "delay + EF"), ("delay", "delay + EF"))
+            ],
+            2,
+        ),
+        ("break_even", at_lengths, [PIPELINES | {"AdamW, delay + EF"}], 1),
+    ],
+)
+def test_each_series_has_a_panel_of_its_own_beside_what_it_is_compared_with(
+    name: str,
+    write_store: Callable[[Path], None],
+    expected: list[set[str]],
+    num_axes: int,
+    tmp_path: Path,
+) -> None:
+    """Each panel of the loss has one of the gap, and what is alike has one axis."""
+    write_store(tmp_path)
+    trials = load(tmp_path)
+    figure = BY_NAME[name]
+    data = figure.data(trials, gaps(trials))
+    spec = whole(plot(figure, data))
+    shown = [*panels(spec)]
+    assert [series for series, *_ in shown] == expected
+    assert len({x for _, x, _ in shown}) == 1
+    assert len({y for *_, y in shown}) == num_axes
+    if "update" in data:  # a curve's means are of the seeds that are drawn
+        return
+    told = {value for rows in spec["datasets"].values() for row in rows for value in row.values()}
+    assert {float(f"{mean:.6g}") for mean in data["mean"].dropna()} <= told
+
+
+def test_few_series_stay_in_one_panel(tmp_path: Path) -> None:
+    put(tmp_path, "sync", [1.0, 1.1])
+    for value in COEFFICIENTS[: MOST_CURVES - 1]:
+        put(tmp_path, "delay_ef", [1.1, 1.2], correction={"coefficient": value})
+    trials, figure = load(tmp_path), BY_NAME["validation_curves"]
+    spec = whole(plot(figure, figure.data(trials, gaps(trials))))
+    assert [len(series) for series, *_ in panels(spec)] == [MOST_CURVES, MOST_CURVES - 1]
+
+
+def test_many_panels_are_small_and_few_enough_for_a_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figure_module, "MOST_SMALL", most := MOST_PANELS + 1)
+    names = [f"optimizer{number:02d}" for number in range(most + 1)]
+    for optimizer, momentum in product(names, (0.8, 0.9)):
+        put(tmp_path, "sync", [1.0, 1.1], optimizer=optimizer, momentum=momentum)
+        put(tmp_path, "delay", [1.0 + momentum, 2.0], optimizer=optimizer, momentum=momentum)
+    trials, figure = load(tmp_path), BY_NAME["fig04_momentum"]
+    table = gaps(trials)
+    drawn = plot(figure, figure.data(trials, table))
+    said = f"the first {most} of {len(names)} panels: the CSV has all"
+    assert {said, "axes: momentum; gap to sync (nats per token)", "n=2"} <= {*drawn.figure.caption}
+    assert [panel["title"]["text"] for panel in drawn.specs] == [
+        name.title() for name in names[:most]
+    ]
+    layers = json.dumps([panel["layer"] for panel in drawn.specs])
+    assert '"legend": {' not in layers, "its title says which it is"
+    width = re.search(r'width="(\d+)', picture(whole(drawn)))
+    assert width is not None
+    assert int(width[1]) < 1_400
+    some = trials[trials["optimizer"].isin(names[:MOST_PANELS])]
+    usual = plot(figure, figure.data(some, gaps(some)))
+    assert usual.figure == figure
+    assert "width" not in usual.specs[0]
+
+
+# The data of the paper's figures, each against a naive computation, and what rows and maps say.
+
+BY_NAME_OF_PAPER_FIGURES = {figure.name.partition("_")[0]: figure for figure in FIGURES}
+
+
+def data(name: str, store: Path) -> pd.DataFrame:
+    trials = load(store)
+    return BY_NAME_OF_PAPER_FIGURES[name].data(trials, gaps(trials))
+
+
+def of_sweep(name: str, store: Path) -> pd.DataFrame:
+    write_sweep(store, BY_NAME_OF_PAPER_FIGURES[name].sweeps[-1])
+    return data(name, store)
+
+
+def rows(name: str, table: pd.DataFrame) -> list[dict[str, Any]]:
+    """All that is in the specification."""
+    datasets = whole(plot(BY_NAME_OF_PAPER_FIGURES[name], table))["datasets"].values()
+    return [row for dataset in datasets for row in dataset]
+
+
+def test_a_loss_far_from_the_others_stays_on_the_axis_which_says_what_it_is(tmp_path: Path) -> None:
+    for rate, loss in ((0.001, 2.1), (0.002, 2.1), (0.004, 2.1), (0.008, 2.1), (0.016, 12.5)):
+        put(tmp_path, "sync", [2.0, 2.02], lr=rate)
+        put(tmp_path, "delay", [loss, loss], lr=rate)
+    spec = whole(plot(BY_NAME_OF_PAPER_FIGURES["fig07"], data("fig07", tmp_path)))
+    [gap, loss] = [part["layer"][-2]["encoding"]["x"] for part in spec["concat"]]
+    assert gap["scale"]["type"] == "symlog"
+    assert gap["scale"]["domain"][1] > 10
+    assert (loss["scale"]["type"], loss["title"][1]) == ("log", "logarithmic")
+    assert loss["scale"]["domain"][1] > 12.5
+
+
+def test_a_row_says_how_many_diverged(tmp_path: Path) -> None:
+    for rate in (0.002, 0.004):
+        put(tmp_path, "sync", [2.0, 2.0, None], lr=rate)
+        put(tmp_path, "delay", [2.1, None, 2.1], lr=rate)
+    words = {row["words"] for row in rows("fig07", data("fig07", tmp_path)) if "words" in row}
+    of_losses = {"2.000  n=2  × 1 of 3", "2.100  n=2  × 1 of 3"}
+    assert words == {"+0.100  n=1  × 1 of 2"} | of_losses
+
+
+def test_training_losses_are_means_over_parts_of_the_run(tmp_path: Path) -> None:
+    table = of_sweep("fig19", tmp_path)
+    trial = table["trial_id"].iloc[0]
+    assert len(table[table["trial_id"] == trial]) == 100
+    trials = load(tmp_path).assign(num_updates_asked=250)
+    coarse = BY_NAME_OF_PAPER_FIGURES["fig19"].data(trials, gaps(trials))
+    shown = coarse[coarse["trial_id"] == trial].set_index("update")["train_loss"]
+    own = training_losses(trials.set_index("trial_id")["folder"][trial])["train_loss"]
+    assert shown.to_dict() == pytest.approx(
+        {2 * k + 1: own[2 * k : 2 * k + 2].mean() for k in range(50)}
+    )
+
+
+def test_cells_are_means_and_the_best_is_framed(tmp_path: Path) -> None:
+    for size in (8, 16):
+        for rate in (0.002, 0.004):
+            put(tmp_path, "sync", [1 + rate, 1.2 + rate], batch_size=size, lr=rate)
+            lost = None if rate == 0.004 and size == 16 else 1.5
+            put(tmp_path, "delay", [1.3 + size / 100, lost], batch_size=size, lr=rate)
+    table = data("fig13", tmp_path)
+    maps, keys = ["arm", "quantity"], ["batch_size", "optimizer.lr"]
+    cells = table.set_index([*maps, *keys])
+    assert table[maps].drop_duplicates().to_numpy().tolist() == [
+        ["sync", "loss"],
+        ["delay", "loss"],
+        ["delay", "gap"],
+    ]
+    assert cells.loc[("sync", "loss", 8, 0.002), "mean"] == pytest.approx(1.102)
+    assert cells.loc[("delay", "gap", 8, 0.004), "mean"] == pytest.approx((0.376 + 0.296) / 2)
+    one_lost = cells.loc[("delay", "loss", 16, 0.004)]
+    assert one_lost[["n", "diverged", "pairs"]].tolist() == [1, 1, 2]
+    best = table[table["best"]].set_index(maps)[keys]
+    assert best.loc[("sync", "loss")].tolist() == [8, 0.002]
+    assert best.loc[("delay", "loss"), "batch_size"] == 8, "the lowest mean where none diverged"
+    assert len(best) == 2
+    assert "1.460\n× 1/2" in {row.get("words") for row in rows("fig13", table)}
+
+
+def test_staleness_counts_updates_from_the_switch(tmp_path: Path) -> None:
+    table = of_sweep("fig17", tmp_path)
+    assert (table["from_switch"] == table["update"] - 10).all()
+    assert set(table["series"]) == {"delay, sync start 10 %", "delay + EF, sync start 10 %"}
+    late = table.loc[table["update"] >= 10, "update_cosine"]
+    assert (late == 0.5).all()
+    assert "AdamW, at the switch" in str(whole(plot(BY_NAME_OF_PAPER_FIGURES["fig17"], table)))
+
+
+def test_the_spike_is_the_running_mean_around_the_switch(tmp_path: Path) -> None:
+    table = of_sweep("fig20", tmp_path)
+    assert sorted(table["optimizer.variance_decay"].unique()) == [0.9, 0.99]
+    one = table[table["trial_id"] == table["trial_id"].iloc[0]].set_index("update")
+    assert one.index.min() == 5
+    assert one.index.max() == 25
+    expected = one.loc[11:20, "train_loss"].mean()
+    assert one.loc[20, "running_mean"] == pytest.approx(expected)
+    assert (table["n"] == 2).all()

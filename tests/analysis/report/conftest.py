@@ -9,9 +9,7 @@ import pytest
 from pipegap.analysis.figures import save
 from pipegap.analysis.report import contents
 from pipegap.analysis.report.report import report
-from tests.support.browser import Opened, headless, settle
-from tests.support.pages import Made, page
-from tests.support.reports import FEW, as_svg, with_figures
+from tests.support.pages import FEW, Made, Opened, as_svg, headless, page, settle, with_figures
 from tests.support.synthetic_store import LOSSES, config, ids, record, result, write, write_arms
 
 

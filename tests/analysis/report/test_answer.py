@@ -36,7 +36,8 @@ pytestmark = pytest.mark.usefixtures("few_figures")
 def test_the_answer_comes_first_then_verdicts_which_follow_the_records(recorded: Made) -> None:
     _, out, text = recorded
     places = [
-        *('id="answer"', "<figure", 'id="facts"', 'id="verdicts"', 'id="chapter-1"'),
+        *("<figure", 'class="gaps"', 'id="answer"', 'id="verdict"', 'id="verdicts"'),
+        'id="chapter-1"',
         *('id="figure-tiny/validation_curves', 'id="table-tiny/', 'id="trials"', 'id="missing"'),
         'id="provenance"',
     ]
@@ -58,7 +59,7 @@ def test_each_verdict_says_how_often_its_rule_errs(tmp_path: Path) -> None:
     write_arms(store, {"sync": [1.0] * 3, "delay": [1.1, 1.2, 1.5]}, optimizer="muon")
     record(store, "main", "tiny", ids(store))
     text = page(store, tmp_path / "out")
-    assert re.search(r"decides \d\.\d % \[.*?\] of stores without an effect", text)
+    assert re.search(r"false alarm rate \d\.\d % \[.*?\]", text)
     assert re.search(r"\d+ seeds would decide it with a probability of 80%", text)
     assert "not in the paper, does not count: <b>NAdamW</b>" in text
     claims = pd.read_csv(tmp_path / "out" / "claims.csv")
@@ -116,26 +117,70 @@ def test_the_first_screen_is_the_answer_the_picture_and_what_was_trained(tmp_pat
     put(store, "delay", [0.9, 1.0, 1.09], optimizer="muon", num_updates=550)
     record(store, "main", "tiny", ids(store))
     text = page(store, tmp_path / "out").split("<header id=")[1].split("</header>")[0]
-    places = ["<table", "<li>", "<figure", "<dl>"]
+    places = ["<h1>", "450,000 parameters", "<figure", '"gaps"', '"answer"', "<li>", "<pre>"]
+    places += ["Claims of the paper"]
     assert sorted(places, key=text.index) == places
-    shown = [row.split("</tr>")[0] for row in text.split("<tr><th>")[2:]]
-    assert [row.partition("<")[0] for row in shown] == ["Muon", "AdamW"], "what is decided is first"
+    of_answer = text.split('class="answer"')[1]
+    shown = [row.split("</tr>")[0] for row in of_answer.split("<tr><th>")[2:]]
+    assert [row.partition("<")[0] for row in shown] == [*("AdamW", "Muon")], (
+        "the lowest loss of the runs that both have first"
+    )
+    assert "in nats per token [95 %], n = 3.</caption>" in text
     expected = verdict_rows(load(store), stages=STAGES, microbatches=MICROBATCHES)
-    for row, optimizer in zip(shown, ("muon", "adamw"), strict=True):
+    for row, optimizer in zip(shown, ("adamw", "muon"), strict=True):
         of_optimizer = expected[expected["optimizer"] == optimizer].to_dict("records")
         for cell, told in zip(ANSWER.findall(row), of_optimizer, strict=True):
             assert cell[:2] == (told["rival"], told["verdict"])
             numbers = re.findall(r"[+-][\d.]+", "".join(cell[2:4]).replace("−", "-"))
             known = [told[name] for name in ("difference", "low", "high")] if told["n"] else []
-            assert cell[4] == (f"{told['evidence']}, n = {told['n']}" if told["n"] else "")
+            assert cell[4] == (told["evidence"] if told["n"] else "")
             assert [float(number) for number in numbers] == pytest.approx(known, abs=5e-5)
     assert {*expected["verdict"]} == {"go", "not enough data"}
     settles, asks = re.findall(r"<code>(pipegap (?:sweep|advise) .+?)</code>", text)
     assert parse_request(words_of(settles)).where == str(store)
     assert analysis(words_of(asks)) == 0
-    facts = dict(re.findall(r"<dt>([^<]+)</dt><dd>([^<]+)</dd>", text))
-    assert facts["model"].endswith("450,000 parameters")
-    assert facts["training"] == "400, 550 updates, seeds 0, 1, 2, 15 completed"
+    assert "450,000 parameters; wiki; 400, 550 updates, seeds 0 to 2; 15 completed; time" in text
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_runs_and_seeds_that_all_cells_share_are_said_once(tmp_path: Path) -> None:
+    store = tmp_path / "results"
+    for optimizer in ("adamw", "muon"):
+        write_arms(store, {"sync": [1.0, 1.1, 1.2], "delay": [1.0, 1.1, 1.21]}, optimizer=optimizer)
+        put(store, "delay", [0.9, 1.0, 1.09], optimizer=optimizer, num_updates=550)
+    record(store, "main", "tiny", ids(store))
+    text = page(store, tmp_path / "out").split('class="answer"')[1].split("</table>")[0]
+    assert "<th>1F1B<small>550 against 400 updates</small></th>" in text
+    assert text.count("<small>550 against 400 updates") == 1
+    assert text.count("n = 3") == 1
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_the_line_of_a_failed_trial_stands_before_everything(tmp_path: Path) -> None:
+    store = tmp_path / "results"
+    write_arms(store, LOSSES)
+    settings = config("delay", seed=9)
+    error = "RuntimeError: no more memory"
+    write(store, settings, {"status": "failed", "data_hash": "d" * 64, "error": error})
+    record(store, "main", "tiny", ids(store))
+    text = page(store, tmp_path / "out").split("<header id=")[1]
+    assert text.index("no more memory") < text.index("<h1>")
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_the_first_table_has_the_gaps_of_the_best_setting(tmp_path: Path) -> None:
+    """Of two learning rates sync ends lower at the usual one; its gaps are 0.5 and 0.21."""
+    store = tmp_path / "results"
+    write_arms(store, LOSSES)
+    put(store, "sync", [2.7, 2.69, 2.71], lr=0.1)
+    put(store, "delay", [2.75, 2.76, 2.74], lr=0.1)
+    record(store, "main", "tiny", ids(store))
+    text = page(store, tmp_path / "out").split('class="gaps"')[1].split("</table>")[0]
+    [row] = text.split("<tbody>")[1].split("</tbody>")[0].strip().splitlines()
+    cells = dict(re.findall(r'<td data-head="([^"]+)">([^ <]*)', row))
+    assert cells["delay"] == "+0.5000"
+    assert cells["delay + EF"] == "+0.2100"
+    assert cells["removed"] == "58%"
 
 
 def test_a_store_that_decides_nothing_says_what_to_run(unfinished: Made, tmp_path: Path) -> None:
@@ -185,12 +230,12 @@ def test_a_sweeps_page_opens_with_its_question_its_verdict_and_its_own_figure(
     for label in (None, "optimizers-tiny"):
         text = page(store, tmp_path / "out", label).split("<header id=")[1]
         first = text.split("</header>\n<main")[0]
-        places = ["<h1>What does it cost?</h1>", '<a href="#verdicts">', 'fig03_curves"']
-        places += ['id="answer"']
+        places = ["<h1>What does it cost?</h1>", 'fig03_curves"', 'id="answer"']
+        places += ['<a href="#verdicts">']
         assert sorted(places, key=first.index) == places
         assert "figure-final_losses" not in text.replace("tiny/", "")
     record(store, "mine", "tiny", ids(store), verdict="It costs if it costs.")
-    first = page(store, tmp_path / "out", "mine-tiny").split("<header id=")[1].split("<figure")[0]
+    first = page(store, tmp_path / "out", "mine-tiny").split("<header id=")[1].split("</header>")[0]
     assert "<h1>The sweep mine</h1>" in first
     assert "It costs if it costs." in first
 

@@ -1,6 +1,8 @@
 """Tables of a report: both protocols, remedies, and what is missing with the hours it takes."""
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pandas as pd
@@ -8,8 +10,8 @@ import pytest
 
 from pipegap.analysis import gaps, load
 from pipegap.analysis.report.facts import cost, missing
-from pipegap.analysis.report.page.listing import listed, write_latex
-from pipegap.analysis.report.table_data import (
+from pipegap.analysis.report.page.page import Listing, listed, write_latex
+from pipegap.analysis.report.paper_tables import (
     OF_DELAY,
     OF_FEEDBACK,
     OF_POINT,
@@ -51,14 +53,14 @@ def test_rows_say_whose_values_they_have(tmp_path: Path) -> None:
     trials = load(tmp_path)
     table = protocols(trials, gaps(trials), "long")
     assert [*zip(table["optimizer"], table["rates"], strict=True)] == [
-        ("adamw", "AdamW's"),
         ("muon", "AdamW's"),
         ("muon", "its own"),
-    ]
-    assert table["gap"].tolist() == pytest.approx([0.4, 0.1, 0.2])
-    assert table["EF gap"].tolist() == pytest.approx([0.1, 0.025, 0.05])
+        ("adamw", "AdamW's"),
+    ], "the optimizer of the lowest loss first"
+    assert table["gap"].tolist() == pytest.approx([0.1, 0.2, 0.4])
+    assert table["EF gap"].tolist() == pytest.approx([0.025, 0.05, 0.1])
     assert table["removed"].tolist() == pytest.approx([0.75] * 3)
-    assert table["optimizer.lr"].tolist() == [0.002, 0.002, 0.008]
+    assert table["optimizer.lr"].tolist() == [0.002, 0.008, 0.002]
 
 
 def test_one_protocol_alone_is_no_comparison(tmp_path: Path) -> None:
@@ -162,3 +164,55 @@ def test_a_column_that_is_no_word_has_a_head_of_its_own() -> None:
     for name in columns:
         assert not re.search(r"_|\.|\btax n\b|\bnum\b", names.head(name, {})), name
     assert names.HEADS.keys().isdisjoint(names.KEYS)
+
+
+# Tables for papers: what they say, and that pdflatex makes a page of them.
+
+ODD = r"a & 5 % of $x$ # b_c {d} ~ ^ \\ <1> |y| − λ × τ β₂ ≤ … — [0.1] é ß Ð ¨ 数 😀"
+LETTERS = "".join(chr(code) for code in range(0xA0, 0x250))
+
+
+def odd_table() -> Listing:
+    table = pd.DataFrame(
+        {
+            "optimizer": ["muon", "[adamw]"],
+            "setting_sync": [ODD, LETTERS],
+            "gap": [-0.0123, 1.5],
+            "gap_low": [-0.02, 1.0],
+            "gap_high": [-0.01, 2.0],
+            "n": [3, 5],
+            "empty": [None, None],
+            **{f"wide_column_{at}": [at, at] for at in range(30)},
+        }
+    )
+    return listed("Odd", table, "", "odd.csv")
+
+
+def test_cells_are_escaped_heads_are_words_and_numbers_stand_to_the_right(tmp_path: Path) -> None:
+    write_latex(odd_table(), tmp_path)
+    lines = (tmp_path / "odd.tex").read_text().splitlines()
+    assert rf"\begin{{tabular}}{{llrr{'r' * 30}}}" in lines, "without the empty column"
+    heads, first, second = lines[4], *lines[6:8]
+    assert heads.startswith("optimizer & sync setting & gap & n & wide column 0 & ")
+    assert r"a \& 5 \% of \$x\$ \# b\_c \{d\} \textasciitilde{} \textasciicircum{} " in first
+    assert r"$<$1$>$ $|$y$|$ $-$ $\lambda$ $\times$ $\tau$ $\beta$$_2$ $\le$" in first
+    assert "$-$0.0123 {[}$-$0.0200, $-$0.0100{]} & 3 & 0 &" in first
+    assert second.startswith("{[}adamw{]} & ")
+    assert r"\texttt{U+6570} \texttt{U+1F600}" in first
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+def test_pdflatex_makes_one_page_no_line_of_which_is_too_wide(tmp_path: Path) -> None:
+    write_latex(odd_table(), tmp_path)
+    packages = r"\usepackage{booktabs, graphicx} \usepackage[T1]{fontenc}"
+    assert f"% {packages}" == (tmp_path / "odd.tex").read_text().splitlines()[0]
+    body = r"\begin{document}\noindent\input{odd.tex}\end{document}"
+    (tmp_path / "page.tex").write_text(rf"\documentclass{{article}} {packages} {body}")
+    command = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "page.tex"]
+    ran = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.returncode == 0, ran.stdout
+    assert "Output written on page.pdf (1 page" in ran.stdout
+    assert "Overfull" not in ran.stdout
+    assert "Missing character" not in (tmp_path / "page.log").read_text(errors="replace")

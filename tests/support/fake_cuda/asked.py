@@ -13,7 +13,7 @@ import torch
 
 from pipegap.trainer.base.places import CONF
 from tests.support.fake_cuda.library import compiler
-from tests.support.small import later_wins
+from tests.support.small_sweep import later_wins
 
 ROOT = Path(__file__).parents[3]
 needed = pytest.mark.skipif(

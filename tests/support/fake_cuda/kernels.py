@@ -7,9 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch._prims_common import is_non_overlapping_and_dense_or_false
 
-AT_ONCE, CHUNK, CHUNKS = 30, 65_536, 320
-"""Weights, entries of a chunk, and chunks that one kernel of a foreach operation takes."""
+AT_ONCE, AT_ONCE_WITH_NUMBERS = (110, 64, 48, 36, 30), 96
+"""Tensors of a list that one kernel of a foreach or fused operation takes, by how many lists it
+has, and if each tensor has a number of its own: what torch's ATen/native/cuda/MultiTensorApply.cuh
+says of a CUDA before 13, where a kernel's arguments are 4 KB. From 13 on it takes seven times as
+many."""
+CHUNK, CHUNKS = 65_536, 320
+"""Entries of a chunk, and the chunks that one kernel takes, as that file says."""
 WAITS = {
     *("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "bincount"),
     *("_unique2", "unique_dim", "unique_consecutive", "_linalg_check_errors"),
@@ -90,28 +96,59 @@ def launches(base: str, args: Sequence[Any]) -> int:
     """Kernels of an operation on the GPU."""
     if base in NO_KERNEL:
         return 0
-    if not base.startswith("_foreach"):
+    if not base.startswith(("_foreach", "_fused_adam", "_fused_sgd")):
         return 1
     lists = _lists(args)
-    number = len(lists[0])
-    if not _is_fast(base, lists):
-        return number
-    chunks = sum(-(-tensor.numel() // CHUNK) for tensor in lists[0])
-    return max(1, -(-number // AT_ONCE), -(-chunks // CHUNKS))
+    if base.startswith("_foreach") and not _is_fast(base, lists):
+        return len(lists[0])
+    if base == "_foreach_norm":  # zeros, the sums of chunks, and the sums of these
+        return 2 + _multi_tensor_apply(lists[0], AT_ONCE[0])
+    # Not among them are the steps of a fused operation, which have no dimension.
+    depth = sum(tensors[0].shape == lists[0][0].shape for tensors in lists)
+    depth += not base.endswith("_")  # the list of the results
+    has_numbers = any(isinstance(x, list) and x and isinstance(x[0], float | int) for x in args)
+    at_once = AT_ONCE_WITH_NUMBERS if depth == 1 and has_numbers else AT_ONCE[depth - 1]
+    return _multi_tensor_apply(lists[0], at_once)
+
+
+def _multi_tensor_apply(tensors: Sequence[Tensor], at_once: int) -> int:
+    """Kernels of a foreach operation, each with as many tensors and chunks as fit.
+
+    A tensor whose chunks do not fit goes on in the next kernel.
+    """
+    kernels = num_tensors = num_chunks = 0
+    for tensor in tensors:
+        chunks = -(-tensor.numel() // CHUNK)
+        num_tensors += chunks > 0
+        while chunks:
+            of_kernel = min(chunks, CHUNKS - num_chunks)
+            chunks, num_chunks = chunks - of_kernel, num_chunks + of_kernel
+            if num_chunks == CHUNKS or (num_tensors == at_once and not chunks):
+                kernels, num_tensors, num_chunks = kernels + 1, int(chunks > 0), 0
+    return kernels + (num_chunks > 0)
 
 
 def _is_fast(base: str, lists: Sequence[Sequence[Tensor]]) -> bool:
-    """Whether a foreach operation takes its lists as one: else it loops over them."""
-    may_mix_dtypes = base == "_foreach_copy_"
-    return all(
-        len(other) == len(lists[0])
-        and all(map(_are_alike, lists[0], other, [may_mix_dtypes] * len(other)))
-        for other in lists[1:]
-    ) and all(tensor.is_contiguous() for tensor in chain.from_iterable(lists))
+    """Whether a foreach operation takes its lists as one: else it loops over them.
+
+    As `check_fast_path_restrictions` says in torch's ATen/native/ForeachUtils.h.
+    """
+    first = lists[0][0]
+    dtypes = [{tensor.dtype for tensor in tensors} for tensors in lists]
+    return (
+        all(len(of_list) == 1 for of_list in dtypes)
+        and (base == "_foreach_copy_" or all(of_list == {first.dtype} for of_list in dtypes))
+        and all(tensor.device == first.device for tensor in chain.from_iterable(lists))
+        and all(map(is_non_overlapping_and_dense_or_false, chain.from_iterable(lists)))
+        and all(len({*map(_strides, tensors)}) == 1 for tensors in zip(*lists, strict=False))
+        and len({*map(len, lists)}) == 1
+    )
 
 
-def _are_alike(one: Tensor, other: Tensor, may_mix_dtypes: bool) -> bool:
-    return one.shape == other.shape and (may_mix_dtypes or one.dtype == other.dtype)
+def _strides(tensor: Tensor) -> tuple[tuple[int, int], ...]:
+    """Size and stride of each dimension, but for the strides of those with one entry."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return tuple((size, stride if size > 1 else 0) for size, stride in pairs)
 
 
 def attention(

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from pipegap.trainer.base.build import build
 from pipegap.trainer.base.resources import reproducible
-from pipegap.trainer.config.memory import peak_bytes
+from pipegap.trainer.config.work import peak_bytes
 from pipegap.trainer.executors.pipelined import Pipelined
 from pipegap.trainer.optimizers.routing import BALANCE
 from pipegap.trainer.parts import Parts, build_pipelined, empty_stage
@@ -79,7 +79,7 @@ def peers(rank: int, config: Facts) -> Iterator[None]:
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     fakes = {
         "torch.distributed.new_group": lambda members, **_: new_group(members, backend="fake"),
-        "pipegap.trainer.executors.reduction.ThreadPoolExecutor": AtOnce,
+        "pipegap.trainer.executors.pipelined.ThreadPoolExecutor": AtOnce,
     }
     try:
         with mock.patch.multiple(AloneInGang, names=names_of(config)):

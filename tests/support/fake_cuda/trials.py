@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pipegap.trainer.base.resources import on_cpu, reproducible
-from pipegap.trainer.config.memory import peak_bytes
+from pipegap.trainer.config.work import peak_bytes
 from pipegap.trainer.executors.emulated import Emulated
 from tests.support.fake_cuda.gpu import FakeGPU
 from tests.support.steps import executor, resolved

@@ -1,30 +1,38 @@
 """What is posted of a sweep, once each, and that nothing else depends on it."""
 
 import os
+import random
+import signal
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipegap.sweeps.__main__ import main
+from pipegap.sweeps.cluster import connection
+from pipegap.sweeps.cluster.first_trial import cause, largest
 from pipegap.sweeps.cluster.notices import Notices
+from pipegap.sweeps.plan.devices import require_room
 from pipegap.sweeps.plan.sweep_plan import Round
 from pipegap.sweeps.request.command_line import parse_request, take_url
-from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.status import Status
+from pipegap.sweeps.request.expand import Trial
+from pipegap.trainer.base.errors import BadInput, Status, Unavailable
+from pipegap.trainer.config.plan import plan_trial
 from pipegap.trainer.store.opened import open_store
-from tests.support import webhook
+from tests.support import small_sweep, tracked
 from tests.support.processes import python
-from tests.support.records import leave_finished
-from tests.support.small_sweep import SWEEP
-from tests.support.webhook import SECRET, Webhook
+from tests.support.small_sweep import GANG, LENGTH, SWEEP, SmallSweep, check, disturb
+from tests.support.tracked import SECRET, Webhook
+from tests.support.trials import leave_finished
 
 
 @pytest.fixture
 def server() -> Iterator[Webhook]:
-    with webhook.served() as made:
+    with tracked.served() as made:
         yield made
 
 
@@ -247,3 +255,146 @@ print((url, words))
 seen = Path("/proc/self/cmdline").read_text() + Path("/proc/self/environ").read_text()
 print(bool(sys.flags.safe_path), url in seen)
 """
+
+
+# How Ray starts, which trial is tried before a sweep, what is told where one of them fails.
+
+NICENESS = "RAY_worker_niceness"  # a setting, which stays
+ROOM = {"CPU": 1.0, "GPU": 1.0}
+
+
+def trial_of(folder: Path, *words: str) -> Trial:
+    config = small_sweep.config(folder, *words)
+    config = {**config, "device": "cuda"}  # this machine need not have one
+    return Trial("sync", config, plan_trial(config))
+
+
+def test_an_error_becomes_one_line_with_what_to_change() -> None:
+    message = "rank 1 raised:\nTraceback\ntorch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB"
+    assert cause(message) == (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB: take more "
+        "pipeline.num_microbatches, or model.activation_checkpointing=true"
+    )
+    assert cause("one line") == "one line"
+
+
+def test_the_largest_trial_is_tried(tmp_path: Path) -> None:
+    words = "correction=error_feedback", "pipeline=pipedream_2bw"
+    trials = [trial_of(tmp_path), trial_of(tmp_path, *words), trial_of(tmp_path, *words[1:])]
+    assert largest(trials) is trials[1]
+
+
+@pytest.mark.parametrize(
+    ("needed", "says"),
+    [
+        ([{"CPU": 2.0}], "num_threads=2.0: a trial needs 2 CPU, Ray has 1"),
+        ([{}, *[{"GPU": 1.0}] * 2], "device=2.0: a trial needs 2 GPU for its 2 ranks, Ray has 1"),
+    ],
+)
+def test_a_cluster_that_is_too_small_is_refused(needed: list[dict[str, float]], says: str) -> None:
+    require_room([{"CPU": 1.0, "GPU": 1.0}], ROOM)
+    with pytest.raises(BadInput) as refused:
+        require_room(needed, ROOM)
+    assert str(refused.value) == says
+
+
+@pytest.mark.parametrize("num_failures", [0, 1, 2])
+@pytest.mark.parametrize("address", ["", "127.0.0.1:6379"])
+def test_ray_is_started_twice_where_it_fails_and_says_so_where_it_is_slow(
+    address: str,
+    num_failures: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A cluster of somebody else is joined once. What says that a cluster exists is unseen in one
+    of our own."""
+    folders, said = list[str | None](), ""
+
+    def init(**options: Any) -> None:
+        nonlocal said
+        deadline = time.monotonic() + 60
+        while "Ray has not started or answered yet: " not in said:  # from another thread
+            assert time.monotonic() < deadline
+            said += capsys.readouterr().err
+        folders.append(options.get("_temp_dir"))
+        assert ("RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ) == bool(address)
+        assert (os.environ.get("RAY_OVERRIDE_JOB_RUNTIME_ENV") == "1") == bool(address)
+        assert os.environ[NICENESS] == "3"
+        if len(folders) <= num_failures:
+            raise Exception("The node\ntimed out")  # as Ray does
+
+    for name, value in {
+        "RAY_ADDRESS": address,
+        "RAY_JOB_CONFIG_JSON_ENV_VAR": "of a job",
+        NICENESS: "3",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("RAY_OVERRIDE_JOB_RUNTIME_ENV", raising=False)
+    monkeypatch.setattr(connection, "SLOW_START", 0.01)
+    monkeypatch.setattr(connection.ray, "init", init)
+    monkeypatch.setattr(connection.ray, "shutdown", lambda: None)
+    for require in ("_require_listening", "_require_answer"):
+        monkeypatch.setattr(connection, require, lambda address: None)
+    num_tries = 1 if address else 2
+    if num_failures >= num_tries:
+        with pytest.raises(
+            Unavailable, match=r"Ray does not start or answer .*: The node timed out"
+        ):
+            connection.cluster().__enter__()
+    else:
+        with connection.cluster():
+            assert os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"] == "of a job"
+            assert "RAY_OVERRIDE_JOB_RUNTIME_ENV" not in os.environ
+    assert len({*folders}) == len(folders) == min(num_tries, num_failures + 1)
+    said += capsys.readouterr().err
+    again = "Ray did not start (The node timed out): it is started once more\n"
+    assert said.count(again) == (len(folders) == 2)
+
+
+# Whatever is killed at whatever moment: nothing is lost, nothing runs twice, nothing is left.
+
+MATRIX = [
+    ("driver", signal.SIGKILL),
+    ("driver", signal.SIGTERM),
+    ("trial", signal.SIGKILL),
+    ("rank", signal.SIGKILL),
+    ("raylet", signal.SIGKILL),
+]
+"""One moment each; `python -m bench.sweep kills` has more."""
+
+
+@pytest.fixture(scope="module")
+def small_words(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    words = small_sweep.overrides(tmp_path_factory.mktemp("data"), *LENGTH)
+    return tuple(word for word in words if not word.startswith("results="))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, ...]], SmallSweep]:
+    """The sweep with some words that ran undisturbed."""
+
+    @cache
+    def run(words: tuple[str, ...]) -> SmallSweep:
+        sweep = SmallSweep(tmp_path_factory.mktemp("whole"), words)
+        sweep.finish()
+        return sweep
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "how"), MATRIX)
+def test_a_sweep_survives(
+    target: str,
+    how: signal.Signals,
+    small_words: tuple[str, ...],
+    whole: Callable[[tuple[str, ...]], SmallSweep],
+    tmp_path: Path,
+) -> None:
+    words = (*small_words, *GANG) if target == "rank" else small_words
+    undisturbed, sweep = whole(words), SmallSweep(tmp_path, words)
+    moment = random.Random(target + how.name).randrange(undisturbed.num_updates())
+    is_killed, _ = disturb(sweep, target, how, moment)
+    assert is_killed
+    sweep.finish()
+    check(sweep, undisturbed)

@@ -1,22 +1,50 @@
 """A plan says what sweeps will cost, and what of that is measured."""
 
+import datetime
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import example, given, settings
 
+from pipegap.analysis.advice.speed import Costs, speed_up
+from pipegap.analysis.figures.figure import kept
 from pipegap.sweeps.__main__ import main
-from pipegap.sweeps.plan.devices import counted_seconds
-from pipegap.sweeps.plan.pace import ASSUMED_START
+from pipegap.sweeps.plan import devices
+from pipegap.sweeps.plan.devices import (
+    ASSUMED_START,
+    OF_STEP,
+    Device,
+    Rates,
+    core,
+    counted_seconds,
+    device_of,
+    known_devices,
+    of_update_and_forward,
+)
 from pipegap.sweeps.plan.pricing import Cost, costs
 from pipegap.sweeps.plan.sweep_plan import Round, all_planned, plan_sweeps
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import Trial
-from pipegap.trainer.config.work import note_compiled
+from pipegap.trainer.base.places import cache_folder
+from pipegap.trainer.config.compose import Composer, compose
+from pipegap.trainer.config.work import (
+    FEEDBACK,
+    OPERATION,
+    STEP,
+    StageWork,
+    note_compiled,
+    to_compile,
+)
 from pipegap.trainer.store.files import FileStore
 from pipegap.trainer.store.records import asked_by
-from tests.support.documents import write_bin
-from tests.support.records import leave_finished
+from tests.support.fuzzing import json_files
+from tests.support.own_files import write_bin
+from tests.support.small_sweep import ZEN_4
+from tests.support.steps import words_of_scale
+from tests.support.trials import leave_finished
 
 SWEEP = """\
 grid: {optimizer: [adamw, muon]}
@@ -254,3 +282,288 @@ def test_without_gpus_the_paper_s_scales_are_refused_in_one_line(
     assert "device=cuda" in line
     assert "data/fineweb: holds no manifest.json; prepare it with `make data-fineweb`" in line
     assert not [*(tmp_path / "none").rglob("*.json")]
+
+
+# A machine is measured once, and says which graphs it has.
+
+
+@pytest.fixture
+def empty_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiler"))
+    (tmp_path / "compiler").mkdir()
+    monkeypatch.setattr(devices, "SECONDS", 0.01)
+    for remembered in (devices.measured, devices.measure_again, devices._counted):
+        remembered.cache_clear()
+    yield
+    for remembered in (devices.measured, devices.measure_again, devices._counted):
+        remembered.cache_clear()
+
+
+@pytest.mark.usefixtures("empty_caches")
+def test_a_machine_is_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rates = devices.measured()
+    assert {*rates.products} == {"float32", "bfloat16"}
+    assert all(1e8 < rate < 1e13 for rate in (*rates.products.values(), rates.bytes))
+    assert 1e-8 < rates.operation < 1e-4
+    devices.measured.cache_clear()  # as in another process
+    with monkeypatch.context() as patch:
+        patch.setattr(devices, "measure", None)
+        assert devices.measured() == rates
+    devices.measured.cache_clear()
+    monkeypatch.setattr("torch.__version__", "another")
+    monkeypatch.setattr(devices, "measure", lambda: rates._replace(bytes=1e7))
+    assert devices.measured().bytes == 1e7
+
+
+RATES = devices.Rates({"float32": 1e11, "bfloat16": 2e11}, 9e10, 7e-7)
+"""What these tests measure, on the day of the test."""
+
+
+def as_file(**changes: object) -> bytes:
+    return json.dumps({**RATES._asdict(), "day": "2026-01-02", **changes}).encode()
+
+
+@pytest.mark.usefixtures("empty_caches")
+@settings(max_examples=60)
+@given(content=json_files(as_file()))
+@example(content=as_file(products={"float32": 1e11}))
+@example(content=as_file(bytes=-9e10))
+@example(content=as_file(bytes=1e-300))
+@example(content=as_file(operation=0))
+@example(content=as_file(day=""))
+def test_whatever_the_file_holds_rates_are_whole_and_plausible(content: bytes) -> None:
+    path = devices._rates_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    devices.measured.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(devices, "measure", lambda: RATES)
+        found = devices.measured()
+    assert {*found.products} == {"float32", "bfloat16"}
+    assert all(1e6 < rate < 1e18 for rate in (*found.products.values(), found.bytes))
+    assert 1e-12 < found.operation < 1
+    assert len(found.day) == len("2026-01-02")
+    devices.measured.cache_clear()
+    assert devices.measured() == found  # the file is good now
+
+
+@pytest.mark.usefixtures("empty_caches")
+def test_a_damaged_file_of_the_cache_is_made_again() -> None:
+    assert kept(lambda: b"made", "a") == b"made"
+    [letters] = (cache_folder() / "kept").iterdir()
+    for damage in (b"", b"font"):
+        letters.write_bytes(damage)
+        assert kept(lambda: b"made", "a") == b"made"
+
+
+def finished(store: Path, seconds: float, **more: object) -> None:
+    """Leaves a trial of another shape in the store that trained as long as this."""
+    words = ["model=nano", "num_updates=100", "seq_len=64", "batch_size=16", "device=cpu"]
+    config = {**compose(words), **more}
+    tokens = 100 * 64 * 16
+    result = {"tokens": tokens, "tokens_per_second": tokens / seconds, "num_updates": 100}
+    leave_finished(store / "trials" / "other", config, **result)
+
+
+def the_day(store: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    """The day of the rates by which a plan counts, and the time that it counts."""
+    words = ["sweep=main", "scale=few_updates", f"results={store}", "seeds=[0]", "advice=null"]
+    assert main([*words, "grid.optimizer=[adamw]", "dry_run=true"]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("time ")]
+    time, day = line.split(" by counted FLOPs and bytes, at rates measured on a core on ")
+    return day.rstrip(")"), time.split(", ")[0]
+
+
+@pytest.mark.usefixtures("empty_caches")
+@pytest.mark.parametrize(
+    ("factor", "more", "is_measured_again"),
+    [
+        (1.0, {}, False),
+        (1.9, {}, False),
+        (2.2, {}, True),
+        (1 / 2.2, {}, True),
+        (5.0, {"device": "cuda"}, False),
+        (5.0, {"code": str(Path(__file__).parent)}, False),
+    ],
+)
+def test_rates_that_finished_trials_contradict_are_measured_again(
+    factor: float,
+    more: dict[str, object],
+    is_measured_again: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A trial that took twice as long as counted, or half: the core was busy, then or now."""
+    monkeypatch.setattr(devices, "measure", lambda: RATES)
+    path = devices._rates_file()
+    path.parent.mkdir(parents=True)
+    slow = {"products": {"float32": 1e9, "bfloat16": 1e9}, "bytes": 1e9, "operation": 1e-4}
+    path.write_text(json.dumps({**slow, "day": "2026-01-02"}))
+    store = tmp_path / "store"
+    day, time = the_day(store, capsys)
+    assert day == "2026-01-02"
+    config = compose(["model=nano", "num_updates=100", "seq_len=64", "batch_size=16", "device=cpu"])
+    counted = 100 * devices.counted_update_and_forward(config, 100)[0]
+    finished(store, factor * counted, **more)
+    today = datetime.date.today().isoformat()
+    new_day, new_time = the_day(store, capsys)
+    assert new_day == (today if is_measured_again else "2026-01-02")
+    assert (new_time != time) == is_measured_again
+
+
+@pytest.mark.usefixtures("empty_caches")
+def test_trials_of_another_machine_do_not_contradict_the_rates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(devices, "measure", lambda: RATES)
+    day = the_day(tmp_path, capsys)
+    finished(tmp_path, 1e5)
+    attempt = {"attempt": 1, "host": "another", "from_update": 0}
+    (tmp_path / "trials/other/attempt-000001.json").write_text(json.dumps(attempt))
+    monkeypatch.setattr(devices, "measure", None)
+    assert the_day(tmp_path, capsys) == day
+
+
+@pytest.mark.usefixtures("empty_caches")
+def test_what_is_compiled_is_not_priced_again() -> None:
+    tiny = ("model=nano", "num_updates=1", "seq_len=64", "batch_size=2", "compile=update")
+    sync, ef, muon, other = (
+        compose([*tiny, *words])
+        for words in (
+            ("optimizer=adamw", "seed=3"),
+            ("optimizer=adamw", "pipeline=pipedream_2bw", "correction=error_feedback"),
+            ("optimizer=muon", "optimizer.lr=0.5"),
+            ("optimizer=adamw", "seq_len=128"),
+        )
+    )
+    passes = sum(to_compile([sync], OPERATION).values()) - STEP
+    assert sum(to_compile([sync, ef, muon], OPERATION).values()) == passes + 2 * STEP + FEEDBACK
+    assert sum(to_compile([sync], 2 * OPERATION).values()) == 2 * (passes + STEP)
+    assert to_compile([{**sync, "compile": False}], OPERATION) == {}
+    note_compiled(sync)
+    assert to_compile([sync], OPERATION) == {}
+    assert sum(to_compile([ef, muon], OPERATION).values()) == STEP + FEEDBACK
+    assert len(to_compile([other], OPERATION)) == 2
+
+
+# The time that a plan counts is near what was measured (bench/README.md).
+
+EAGER, FOUR = "compile=false", "pipeline.num_microbatches=4"
+EF = ("pipeline=pipedream_2bw", "correction=error_feedback")
+UPDATE, BF16 = "compile=update", "dtype=bfloat16"
+TRAINED: Sequence[tuple[str, str, tuple[str, ...], float]] = [
+    ("H100", "135m", (), 259_517),  # fitted to it
+    ("H100", "135m", (EAGER,), 134_738),
+    ("H100", "135m", (FOUR,), 307_549),
+    ("H100", "360m", (), 155_483),
+    ("H200", "135m", (), 327_917),
+    ("H200", "135m", (EAGER,), 164_314),
+    ("H200", "135m", (*EF, FOUR), 352_962),
+    ("core", "few_updates", ("optimizer=muon",), 16_990),  # of a Zen 4: shares are fits to these
+    ("core", "few_updates", ("optimizer=soap",), 15_930),
+    ("core", "tiny", (), 27_430),
+    ("core", "tiny", ("optimizer=muon",), 16_820),
+    ("core", "tiny", ("optimizer=soap",), 12_850),
+    ("core", "few_updates", (UPDATE,), 19_010),
+    ("core", "few_updates", (UPDATE, BF16), 37_050),
+    ("core", "tiny", (UPDATE,), 56_690),
+    ("core", "tiny", (UPDATE, *EF), 56_510),
+    ("core", "tiny", (UPDATE, "optimizer=muon"), 30_490),
+    ("core", "tiny", (UPDATE, "optimizer=soap"), 24_890),
+]
+"""Device, scale, words that come after those of the scale, and the tokens/s of one GPU or core."""
+EVALUATED: Sequence[tuple[str, str, tuple[str, ...], float]] = [
+    ("H100", "135m", (), 773_913),
+    ("H100", "135m", ("eval_dtype=float32",), 109_124),
+    ("H200", "135m", (), 964_939),
+]
+
+
+def counted(device: str, scale: str, words: Sequence[str]) -> tuple[float, float]:
+    """Tokens/s of an update, and of a forward, that a plan counts with."""
+    one = ("device=cpu", *words, "num_updates=1", "tokens_per_parameter=null")
+    config = compose(words_of_scale(scale, *one))
+    tokens = config["batch_size"] * config["seq_len"]
+    of_core = core(ZEN_4, config["compile"])
+    update, forward = of_update_and_forward(config, 1, {**known_devices(), "core": of_core}[device])
+    return tokens / update, tokens / forward
+
+
+@pytest.mark.parametrize(("device", "scale", "words", "measured"), TRAINED)
+def test_training(device: str, scale: str, words: tuple[str, ...], measured: float) -> None:
+    assert 0.8 < counted(device, scale, words)[0] / measured < 1.22
+
+
+@pytest.mark.parametrize(("device", "scale", "words", "measured"), EVALUATED)
+def test_evaluation(device: str, scale: str, words: tuple[str, ...], measured: float) -> None:
+    assert 0.8 < counted(device, scale, words)[1] / measured < 1.2
+
+
+# Seconds of counted work: closed forms, and the ratios of pipelines.
+
+compose_of_step_time = Composer()
+SIMPLE = Device(
+    "simple", products={"float32": 50.0}, attention={"float32": 25.0}, bytes=5.0, host=0.0
+)
+
+
+def test_seconds_are_work_over_rates_and_a_core_works_for_its_host_too() -> None:
+    stages = [StageWork(75, 50, 5, 20, 100, 1), StageWork(0, 0, 10, 0, 0, 2)]
+    assert SIMPLE.passes(stages, "float32") == 1 + 3 + 1 + 2
+    assert SIMPLE.update(stages, "float32") == pytest.approx(20 / 5 + 100 / 50 / OF_STEP)
+    gpu = known_devices()["H100"]
+    idle, busy = StageWork(0, 0, 0, 0, 0, 1000), StageWork(0, 0, gpu.bytes * 10, 0, 0, 1000)
+    assert gpu.passes([idle], "float32") == pytest.approx(1000 * gpu.host)
+    assert gpu.passes([busy], "float32") == pytest.approx(10)
+    slow, fast = (
+        core(Rates({"float32": 1e11 * x, "bfloat16": 2e11 * x}, 1e11 * x, 1e-6 / x), "update")
+        for x in (1, 4)
+    )
+    on_core = slow.passes([busy._replace(bytes=slow.bytes)], "float32")
+    assert on_core == pytest.approx(1 + 1000 * slow.host)
+    assert slow.passes([busy], "float32") == pytest.approx(4 * fast.passes([busy], "float32"))
+
+
+def test_a_trial_s_device() -> None:
+    plain, compiled = (
+        device_of(compose_of_step_time(["num_updates=1", f"compile={way}"]))
+        for way in ("false", "update")
+    )
+    assert (plain.name, compiled.name) == ("core", "core")
+    assert not compiled.is_gpu
+    assert compiled.host < plain.host
+    assert device_of({"device": "cuda:1"}).is_gpu
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 8)])
+def test_a_true_pipeline_s_time_is_that_of_its_schedule(p: int, m: int) -> None:
+    """Flushed over 2BW: as the simulation of the advice with the same costs says."""
+    shape = (f"pipeline.num_stages={p}", f"pipeline.num_microbatches={m}", "runner=pipelined")
+    words = ("model=tiny_deep", "num_updates=9", f"batch_size={m}", *shape)
+    times = {
+        name: of_update_and_forward(compose_of_step_time([*words, f"pipeline={name}"]), 9, SIMPLE)[
+            0
+        ]
+        for name in ("sync", "pipedream_2bw")
+    }
+    alone = compose_of_step_time([*words, "runner=emulated"])
+    whole, forward = of_update_and_forward(alone, 9, SIMPLE)
+    assert 3 * forward < whole < p * times["sync"]
+    equal = speed_up(Costs((1.0,) * p, (2.0,) * p), m)
+    assert 1 < times["sync"] / times["pipedream_2bw"] <= equal + 1e-9
+
+
+def test_replicas_share_the_batch() -> None:
+    one, two = (
+        of_update_and_forward(
+            compose_of_step_time(
+                ["num_updates=1", "runner=pipelined", "batch_size=64", f"num_replicas={n}"]
+            ),
+            1,
+            SIMPLE,
+        )[0]
+        for n in (1, 2)
+    )
+    assert one / 2 < two < 0.6 * one

@@ -7,18 +7,17 @@ from pathlib import Path
 import pytest
 
 from pipegap.sweeps.request.expand import Trial
-from pipegap.trainer.store.opened import ObjectStore, open_store
+from pipegap.trainer.store.opened import BucketStore, open_store
 from pipegap.trainer.store.store import SweepStore
-from tests.support.bucket import URL, Bucket, served
-from tests.support.place import Place, made
-from tests.support.reports import with_figures
-from tests.support.stored import trial_of
+from tests.support.buckets import URL, Bucket, served
+from tests.support.pages import with_figures
+from tests.support.trials import Place, made, trial_of
 
 
 @pytest.fixture
 def objects(server: Bucket) -> SweepStore:
     """An empty store in the bucket."""
-    return ObjectStore(URL)
+    return BucketStore(URL)
 
 
 @pytest.fixture

@@ -15,12 +15,11 @@ from pipegap.sweeps.request.expand import Trial
 from pipegap.trainer.base.errors import BadInput, LeaseLost, Stopped
 from pipegap.trainer.store import driver
 from pipegap.trainer.store.bucket import BucketClient, StoreAway
-from pipegap.trainer.store.driver import KEY, driving
-from pipegap.trainer.store.register import Written, see
+from pipegap.trainer.store.driver import KEY, Written, driving
 from pipegap.trainer.store.store import SweepStore
-from tests.support import small
-from tests.support.bucket import URL, Bucket
-from tests.support.stored import after, run
+from tests.support import small_sweep
+from tests.support.buckets import URL, Bucket
+from tests.support.trials import after, run
 
 Facts = dict[str, object]
 ELSEWHERE: Facts = {"host": "node7", "pid": 12, "machine": "another", "started_at": 0}
@@ -104,7 +103,7 @@ def test_a_second_driver_is_refused_in_a_line(
 ) -> None:
     monkeypatch.setattr(driver, "STALE_AFTER", 1e9)  # a sign of life is enough
     lives(server)
-    words = small.overrides(tmp_path, "sweep=main", "scale=micro", "seeds=[0]")
+    words = small_sweep.overrides(tmp_path, "sweep=main", "scale=micro", "seeds=[0]")
     assert sweeps([*(word for word in words if "results=" not in word), f"results={URL}"]) == 2
     line = capsys.readouterr().err
     says = f"results={URL}: {HELD}: wait for its end, or give another prefix\n"
@@ -256,29 +255,27 @@ def test_what_another_process_wrote_stays(server: Bucket, content: bytes | None)
     assert server.objects.get("a") == content
 
 
+@pytest.mark.parametrize("skew", [-1e6, 0.0, 1e6], ids=["behind", "same", "ahead"])
 def test_a_copy_tells_whose_trials_run(
-    objects: SweepStore, trial: Trial, server: Bucket, monkeypatch: pytest.MonkeyPatch
+    objects: SweepStore,
+    trial: Trial,
+    server: Bucket,
+    monkeypatch: pytest.MonkeyPatch,
+    skew: float,
 ) -> None:
-    """Those that the living driver's workers hold, by the server's clock alone."""
+    """An attempt's object is written at each heartbeat: its age is the server's clock's."""
     with pytest.raises(Stopped):
         run(objects, trial, after(1))
-    seen = see(BucketClient(URL), trial.plan.trial_id)
-    attempt = seen.register.newest_attempt
-    text = json.loads(seen.register.files[attempt]["text"])
-    running = {name: text[name] for name in text if not name.startswith("ended")}
-    running |= {"machine": "another"}
-    files = {**seen.register.files, attempt: {"text": json.dumps(running)}}
-
-    def age() -> float:
-        objects.pull()
-        return time.time() - (trial.folder / attempt).stat().st_mtime
-
-    seen.write(files=files, holder={"driver": "x"})
-    is_said(server)
-    assert age() < 30
-    monkeypatch.setattr(BucketClient, "age", lambda *_: 40.0)
-    assert age() == pytest.approx(40, abs=20)
-    is_said(server, writer="the next driver")
-    assert age() > 1e6, "its workers do not run it"
-    is_said(server, ended=1)
-    assert age() > 1e6, "no pull reads a register that has not changed"
+    key = f"trials/{trial.trial_id}/attempt-000001.json"
+    attempt = json.loads(server.objects[key])
+    running = {name: attempt[name] for name in attempt if not name.startswith("ended")}
+    server.write(key, json.dumps({**running, "machine": "another"}).encode())
+    time_here, time_there = time.time, BucketClient.now
+    monkeypatch.setattr(time, "time", lambda: time_here() + skew)
+    objects.pull()
+    path = trial.folder / "attempt-000001.json"
+    assert time.time() - path.stat().st_mtime == pytest.approx(0, abs=30)
+    monkeypatch.setattr(BucketClient, "now", lambda self: time_there(self) + 40)
+    server.write(key, server.objects[key])
+    objects.pull()
+    assert time.time() - path.stat().st_mtime == pytest.approx(40, abs=20)

@@ -2,33 +2,44 @@
 
 import io
 import json
+import os
 import re
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 from rich.console import Console
 
+from pipegap.analysis.report.report import report
 from pipegap.analysis.statistics.gaps import gaps
 from pipegap.analysis.statistics.text import gap_table
 from pipegap.analysis.table.load import load
+from pipegap.sweeps.__main__ import main
 from pipegap.sweeps.cluster.notices import Ends
+from pipegap.sweeps.plan import devices
+from pipegap.sweeps.plan.devices import ASSUMED_START, core, counted_seconds
+from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
+from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import Expected, Trial
 from pipegap.sweeps.view import display
 from pipegap.sweeps.view.display import Display
 from pipegap.sweeps.view.progress import COLD, Progress, State, read_state
 from pipegap.sweeps.view.render import SHARE, GapTable, Throttled, render
-from pipegap.trainer.base.status import Status
+from pipegap.trainer.base.errors import Status
 from pipegap.trainer.config.plan import plan_trial
 from pipegap.trainer.folder.lease import leased
-from pipegap.trainer.folder.metrics import last_row
+from pipegap.trainer.folder.wellformed import last_row
 from pipegap.trainer.store.files import FileStore
 from pipegap.trainer.store.snapshot import Snapshot
-from tests.support import small
-from tests.support.synthetic_store import config, result, write, write_arms
+from tests.support import small_sweep
+from tests.support.small_sweep import ZEN_4
+from tests.support.synthetic_store import config, ids, record, result, write, write_arms
 
 ROW = {"update": 4, "tokens_per_second": 100.0, "wall_seconds": 10.0}
 
@@ -40,12 +51,14 @@ def seen_state(folder: Path) -> State:
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corpus")
-    small.corpus(folder)
+    small_sweep.corpus(folder)
     return folder
 
 
 def trials(corpus: Path, results: Path, num_trials: int) -> list[Trial]:
-    configs = [small.config(corpus, f"results={results}", f"seed={s}") for s in range(num_trials)]
+    configs = [
+        small_sweep.config(corpus, f"results={results}", f"seed={s}") for s in range(num_trials)
+    ]
     return [Trial("sync", config, plan_trial(config)) for config in configs]
 
 
@@ -318,11 +331,14 @@ def test_gaps_on_a_narrow_terminal_have_a_row_each(tmp_path: Path) -> None:
     """No cell is broken, and none stands without what it is; empty columns are left out."""
     write_arms(tmp_path, {"sync": [1.5, 1.6], "delay": [1.75, 1.9]})
     table = gaps(load(tmp_path))
-    narrow = gap_table(table, width=60).splitlines()
+    narrow = gap_table(table, width=48).splitlines()
     assert narrow == [
         "AdamW, delay, sync loss 1.5500, loss 1.8250,",
         "  gap [95 %] +0.2750 [-0.0427, +0.5927], n 2",
     ]
+    losses_left_out = gap_table(table, width=60)
+    assert "+0.2750 [-0.0427, +0.5927]   2\n" in losses_left_out
+    assert losses_left_out.endswith("\n  not shown: sync loss, loss")
     head, _, row = filter(None, gap_table(table, width=80).splitlines())
     assert "diverged" not in head
     assert " +0.2750 [-0.0427, +0.5927] " in row
@@ -345,3 +361,213 @@ def test_a_gap_table_that_cannot_be_made_ends_nothing(tmp_path: Path) -> None:
     assert so_far.text.startswith("no gaps now: data_hash")
     shown = Console(file=io.StringIO(), width=100)
     shown.print(render("name", Progress([]), gaps=so_far.text))
+
+
+# `pipegap status` without words: every sweep of the store in a line.
+
+
+def test_each_recorded_sweep_has_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_arms(tmp_path, {"sync": [1.7, 1.8], "delay": [1.9, None]})
+    record(tmp_path, "main", "tiny", [*ids(tmp_path), "never"])
+    (tmp_path / "trials" / ids(tmp_path)[0] / "result.json").unlink()
+    record(tmp_path, "clip", "micro", [])
+    assert main(["status", f"results={tmp_path}"]) == 0
+    heads, clip, tiny = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert heads == ["sweep", "trials", "completed", "diverged", "failed", "left", "more"]
+    assert clip[:6] == ["clip-micro", "0", "0", "0", "0", "0"]
+    assert (tiny[:2], tiny[5]) == (["main-tiny", "5"], "2")
+    assert sum(map(int, tiny[2:5])) == 3
+    assert " ".join(tiny[6:]) == f"pipegap status sweep=main scale=tiny results={tmp_path}"
+
+
+def test_a_narrow_terminal_has_the_command_below_its_sweep(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_arms(tmp_path, {"sync": [1.7, 1.8]})
+    record(tmp_path, "main", "tiny", ids(tmp_path))
+    monkeypatch.setattr("pipegap.sweeps.commands.status.terminal_width", lambda: 60)
+    assert main(["status", f"results={tmp_path}"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "sweep      trials  completed  diverged  failed  left",
+        "main-tiny       2          2         0       0     0",
+        f"  pipegap status sweep=main scale=tiny results={tmp_path}",
+    ]
+
+
+def test_failed_trials_are_told_with_their_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the overview and in a report, whose next step is not to run them again."""
+    write_arms(tmp_path, {"sync": [1.7, 1.8]})
+    for trial_id in ids(tmp_path):
+        path = tmp_path / "trials" / trial_id / "result.json"
+        error = 'Traceback:\n  File "a.py", line 1\n    x\nValueError: no matrix\nrow 3\n'
+        path.write_text(
+            json.dumps({**json.loads(path.read_text()), "status": "failed", "error": error})
+        )
+    record(tmp_path, "main", "tiny", ids(tmp_path))
+    told, see = (
+        "2 of 2 failed: ValueError: no matrix (",
+        f"pipegap list status=failed results={tmp_path}",
+    )
+    assert main(["status", f"results={tmp_path}"]) == 0
+    *_, failed, how = capsys.readouterr().out.splitlines()
+    assert failed.startswith(told)
+    assert how == f"all that failed: {see}"
+    assert main(["list", f"results={tmp_path}", "status=failed"]) == 0
+    assert capsys.readouterr().out.count("ValueError: no matrix\n") == 2
+    printed = report(tmp_path, tmp_path / "report", store=str(tmp_path))
+    assert f"main-tiny: {told}" in printed
+    assert f"nothing is decided yet: {see}" in printed
+    page = (tmp_path / "report" / "index.html").read_text().split("<header id=")[1]
+    assert told in page.split("<h1>")[0], "before everything"
+
+
+SWEEP = ("sweep=main", "scale=micro", "format=json")
+
+
+def shown(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    capsys.readouterr()
+    assert main([*words]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_plan_for_programs_has_every_trial_with_its_price(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = shown(capsys, *SWEEP, f"results={tmp_path}", "dry_run=true")
+    assert plan["sweeps"][0]["trials"] == len(plan["trials"])
+    assert all(trial["todo"] and trial["seconds"] > 0 for trial in plan["trials"])
+    [cost] = plan["costs"]
+    assert cost["seconds"] == pytest.approx(
+        sum(t["seconds"] for t in plan["trials"]), rel=0.02, abs=1
+    )
+    assert not (tmp_path / "trials").exists()
+
+
+def test_json_is_refused_where_a_sweep_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SWEEP, f"results={tmp_path}"]) == 2
+    assert "format=json: needs dry_run=true" in capsys.readouterr().err
+
+
+def test_the_state_of_each_trial_and_what_is_next_for_programs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A trial that is held but has written no row for an hour has stalled."""
+    where = f"results={tmp_path}"
+    plan = shown(capsys, *SWEEP, where, "dry_run=true")
+    names = [trial["trial"] for trial in plan["trials"]]
+    finished, failed, training, stalled, interrupted, *_ = names
+    folders = {name: tmp_path / "trials" / name for name in names}
+    row = json.dumps({"update": 4, "tokens_per_second": 100.0, "wall_seconds": 10.0}) + "\n"
+    with ExitStack() as held:
+        for name in (training, stalled, interrupted):
+            folders[name].mkdir(parents=True)
+            lease = leased(folders[name], lambda: "failed")
+            if name == interrupted:
+                with lease:
+                    pass
+            else:
+                held.enter_context(lease)
+            (folders[name] / "metrics.jsonl").write_text(row)
+        an_hour_ago = time.time() - 3600
+        os.utime(folders[stalled] / "metrics.jsonl", (an_hour_ago, an_hour_ago))
+        for name, outcome in (
+            (finished, result(config(), 1.5, trial_id=finished)),
+            (failed, {"status": "failed", "error": "ValueError: no matrix"}),
+        ):
+            folders[name].mkdir(parents=True)
+            (folders[name] / "result.json").write_text(json.dumps(outcome))
+        view = shown(capsys, "status", *SWEEP, where)
+        by_id = {trial["trial"]: trial for trial in view["trials"]}
+        states = {name: by_id[name]["state"] for name in names[:5]}
+        assert states == {
+            finished: "finished",
+            failed: "failed",
+            training: "training",
+            stalled: "stalled",
+            interrupted: "interrupted",
+        }
+        assert {trial["state"] for trial in view["trials"][5:]} <= {"waiting"}
+        assert by_id[finished]["result"]["final_val_loss"] == 1.5
+        assert by_id[failed]["error"] == "ValueError: no matrix"
+        assert by_id[training]["update"] == 5
+        left = 2 * (by_id[training]["num_updates"] - 5)  # two seconds per update
+        assert by_id[training]["seconds_left"] == left
+        assert by_id[stalled]["row_age_seconds"] == pytest.approx(3600, abs=60)
+        assert view["next"]["do"] == "wait"
+        assert 10 <= view["next"]["look_again_seconds"] <= 600
+    view = shown(capsys, "status", *SWEEP, where)
+    assert view["next"]["do"] == "run what is left"
+    assert view["next"]["command"] == f"pipegap sweep sweep=main scale=micro {where}"
+
+
+def test_the_recorded_sweeps_for_programs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_arms(tmp_path, {"sync": [1.7, 1.8], "delay": [1.9, None]})
+    record(tmp_path, "main", "tiny", [*ids(tmp_path), "never"])
+    [sweep] = shown(capsys, "status", f"results={tmp_path}", "format=json")
+    assert [sweep[key] for key in ("trials", "completed", "diverged", "failed", "left")] == [
+        *(5, 3, 1, 0, 1)
+    ]
+    assert sweep["command"].endswith(f"results={tmp_path} format=json")
+
+
+# The time left of recorded jobs: what a log would have said, and what was true.
+
+MAIN = Path(__file__).parents[3] / "findings/main"
+KEY = ["optimizer", "arm", "seed", "num_updates"]
+JOBS: Mapping[str, Sequence[str]] = {
+    "job": (),
+    "job_0.2": (),  # of a Zen 5, eight seeds
+    "trials_tiny": ("num_updates=1600", "compile=false", "eval_tokens=null", "advice=null"),
+}
+"""Table of a job of two processes → words beside those of its sweep."""
+
+
+def state(start: float, end: float, num_updates: int, now: float) -> State:
+    """What a driver knew of a trial, whose updates took equally long."""
+    if now < start:
+        return State()
+    share = min(1.0, (now - start) / (end - start))
+    status = Status.RUNNING if share < 1 else Status.COMPLETED
+    return State(status, int(share * num_updates), wall_seconds=share * (end - start))
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_time_left_is_within_a_quarter(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "device_of", lambda config: core(ZEN_4, config["compile"]))
+    monkeypatch.setattr(devices, "_counted", cache(devices._counted.__wrapped__))
+    job = pd.read_csv(MAIN / f"{name}.csv")
+    ends = pd.to_datetime(job.finished_at, format="mixed", utc=True).map(pd.Timestamp.timestamp)
+    starts = ends - job.wall_seconds
+    times = dict(
+        zip(
+            zip(*(job[key] for key in KEY), strict=True),
+            zip(starts, ends, strict=True),
+            strict=True,
+        )
+    )
+    seeds = f"seeds={sorted({*job.seed})}"
+    request = parse_request(["sweep=main", "scale=tiny", *JOBS[name], seeds, f"results={tmp_path}"])
+    trials = {
+        (t.config["choices"]["optimizer"], t.arm, t.config["seed"], t.plan.num_updates): t
+        for t in all_planned(plan_sweeps(request))
+    }
+    assert trials.keys() == times.keys()
+    seconds = {
+        t.trial_id: ASSUMED_START + counted_seconds(t.config, t.plan) for t in trials.values()
+    }
+    progress = Progress([*trials.values()], expected=Expected(seconds, compiler=0.0))
+    for share in (0.2, 0.5, 0.8):
+        now = starts.min() + share * (ends.max() - starts.min())
+        for key, trial in trials.items():
+            progress.states[trial.trial_id] = state(*times[key], trial.plan.num_updates, now)
+        left = progress.seconds_left
+        assert left is not None
+        assert 0.75 < left / (ends.max() - now) < 1.25

@@ -13,13 +13,13 @@ from pytorch_optimizer.optimizer import mars
 from pytorch_optimizer.optimizer.muon import base, normuon
 from pytorch_optimizer.optimizer.utils.matrix import zero_power_via_newton_schulz_5
 
-from pipegap.trainer.compiled import passes, step
+from pipegap.trainer.compiled import passes, stage
 
 
 def _forget() -> None:
     passes.graph_of_stage.cache_clear()
-    step.update_graph.cache_clear()
-    step.feedback_graph.cache_clear()
+    stage.update_graph.cache_clear()
+    stage.feedback_graph.cache_clear()
 
 
 @pytest.fixture

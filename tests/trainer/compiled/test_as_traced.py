@@ -1,9 +1,12 @@
 """What the graphs compute, before the compiler rounds otherwise: plain updates, evaluations."""
 
+import logging
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from copy import deepcopy
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,19 +16,21 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from pipegap.trainer.base.build import build
+from pipegap.trainer.base.build import build, locate
+from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.places import CONF
 from pipegap.trainer.base.resources import reproducible
-from pipegap.trainer.compiled import step
-from pipegap.trainer.compiled.chosen import RULES, feedback, rules
-from pipegap.trainer.compiled.rules_of_matrices import orthogonal
-from pipegap.trainer.compiled.versions import StackedVersions
+from pipegap.trainer.compiled import passes, stage
+from pipegap.trainer.compiled.passes import StackedVersions, _alone
+from pipegap.trainer.compiled.rules import RULES, feedback, orthogonal, require_graphs, rules
+from pipegap.trainer.compiled.stage import CompiledStage
 from pipegap.trainer.corrections.error_feedback import ErrorFeedback
 from pipegap.trainer.executors.emulated import Emulated
-from pipegap.trainer.executors.gradients import Update
+from pipegap.trainer.executors.executor import Update
 from pipegap.trainer.optimizers import entrywise
-from pipegap.trainer.optimizers.chained import Chained, moved_by
-from pipegap.trainer.optimizers.routing import Parameters
+from pipegap.trainer.optimizers.routing import Chained, Parameters, moved_by
 from tests.support import every_correction
+from tests.support.every_optimizer import NAMES
 from tests.support.steps import DENSE, executor, resolved
 
 DELAYED = ("pipeline=pipedream_2bw", "correction=error_feedback")
@@ -176,9 +181,9 @@ def test_a_step_never_writes_where_it_reads_weights(
     graphs: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The compiler may read an old weight after it has written the new one."""
-    made, places = step.update_graph, []
+    made, places = stage.update_graph, []
 
-    def watched(blocks: tuple[step.Block, ...], num_threads: int) -> Any:
+    def watched(blocks: tuple[stage.Block, ...], num_threads: int) -> Any:
         graph = made(blocks, num_threads)
 
         def run(numbers: Tensor, *tensors: Tensor) -> Any:
@@ -187,7 +192,7 @@ def test_a_step_never_writes_where_it_reads_weights(
 
         return run
 
-    monkeypatch.setattr(step, "update_graph", watched)
+    monkeypatch.setattr(stage, "update_graph", watched)
     trained("pipeline=sync", "compile=update", updates=3)
     assert len(places) == 2
     assert all(len({*of_update}) == len(of_update) for of_update in places)
@@ -355,3 +360,96 @@ def test_averages_are_not_evaluated_as_the_newest_weights(
             run.run(0, 3, lambda update: None)
             found.append(run.evaluate(batches))
     assert found[1] == pytest.approx(found[0], rel=1e-6)
+
+
+# What graphs of short sequences attend by, who compiles a graph, and what is made by graphs.
+
+SHORT = passes.SHORT
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_short_attention_is_two_products_and_a_softmax(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: dict[str, list[Update]] = {"false": [], "update": []}
+    codes = []
+
+    def as_it_is(graph: Any, *_: Any) -> Callable[..., Any]:
+        codes.append(graph.code)
+        run: Callable[..., Any] = graph.forward
+        return run
+
+    monkeypatch.setattr("pipegap.trainer.compiled.passes.compiled", as_it_is)
+    monkeypatch.setattr("pipegap.trainer.compiled.passes.SHORT", SHORT)  # see `graphs`
+    passes.graph_of_stage.cache_clear()
+    with reproducible(0, 1):
+        for way, updates in made.items():
+            words = (f"compile={way}", f"dtype={dtype}")
+            executor(resolved([*DENSE, *words])).run(0, 1, updates.append)
+    passes.graph_of_stage.cache_clear()
+    [code] = codes
+    assert "aten.mm" in code
+    assert "scaled_dot_product" not in code
+    [plain], [compiled] = made.values()
+    assert compiled.loss == pytest.approx(plain.loss, rel=1e-6)
+    assert compiled.grad_norm == pytest.approx(plain.grad_norm, rel=5e-6)
+
+
+def test_one_process_compiles_a_graph_while_the_others_wait_and_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    begun: list[str] = []
+
+    def compile_it(which: str) -> None:
+        with _alone(which):
+            begun.append(which)
+
+    same, other = (threading.Thread(target=compile_it, args=[which]) for which in ("same", "other"))
+    with caplog.at_level(logging.WARNING), _alone("same"):
+        same.start()
+        other.start()
+        other.join(10)
+        same.join(0.2)
+        assert begun == ["other"]
+    same.join(10)
+    assert begun == ["other", "same"]
+    assert "waits for another process" in caplog.text
+
+
+def reads_ahead(name: str) -> bool:
+    """Whether `compile=update` refuses a correction, because its class says so."""
+    correction: Any = locate(every_correction.settings(name)["_target_"])
+    return bool(correction.reads_ahead)
+
+
+CHOICES = [
+    *((f"optimizer={name}",) for name in NAMES),
+    ("optimizer=muon", "optimizer.orthogonalisation=polar_express"),
+    ("optimizer=muon", "optimizer.cautious_decay=true"),
+    ("optimizer=muon", "optimizer.nesterov=false", "optimizer.newton_schulz_steps=3"),
+    ("optimizer=normuon", "optimizer.scaling=preserve_norm"),
+    *(
+        (f"correction={path.stem}",)
+        for path in sorted((CONF / "correction").glob("*.yaml"))
+        if not reads_ahead(path.stem)
+    ),
+    ("correction=error_feedback", "correction.lag=delay"),
+    ("correction=error_feedback", "correction.coefficient=2"),
+    ("correction=matched_error_feedback", "correction.lag=delay"),
+]
+"""Those that `compile=update` refuses are left out."""
+
+
+@pytest.mark.parametrize("words", CHOICES, ids=" ".join)
+def test_a_plan_and_a_stage_agree(words: tuple[str, ...]) -> None:
+    given = (*DENSE, "pipeline=pipedream_2bw", *words, "compile=update")
+    config = resolved(given)
+    [stage] = executor(config).stages
+    assert isinstance(stage, CompiledStage)
+    try:
+        require_graphs(config)
+        is_whole = True
+    except BadInput:
+        is_whole = False
+    assert is_whole == (not stage.without_graph)

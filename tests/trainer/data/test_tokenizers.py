@@ -22,15 +22,16 @@ from tokenizers import (
 
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.data import tokenizers as module
-from pipegap.trainer.data.chosen import chosen, tokenizer_of
 from pipegap.trainer.data.tokenizers import (
     Subwords,
     byte_level_bpe,
+    chosen,
     published_json,
     read_metadata,
     split_as_bytes,
+    tokenizer_of,
 )
-from tests.support.own_text import texts
+from tests.support.own_files import texts
 
 TEXTS = [*texts(30, 30), "naïve 你好 🙂🙂.\n\n  x", "a <|endoftext|> b </s> <s>c"]
 SPECIAL = ["<|endoftext|>", "<pad>", "<unk>"]
@@ -164,7 +165,9 @@ def test_a_model_that_makes_the_end_of_a_text_is_refused() -> None:
     tokenizer.add_special_tokens(["<unk>", "</s>"])
     encoder = Subwords(tokenizer.to_str(), "</s>")
     assert encoder.encode(["aa</s"])[0].tolist() == [6, 6, 2, 3, 4, 1]
-    with pytest.raises(BadInput, match="end_of_document=</s>: must be a token that is not made"):
+    with pytest.raises(
+        BadInput, match="end_of_document=</s>: must be a token that no text is encoded to"
+    ):
         encoder.encode(["aa</s>"])
 
 

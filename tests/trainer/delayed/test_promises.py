@@ -19,12 +19,11 @@ from torch.optim.optimizer import (
 
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.delayed import DelayedOptimizer
-from tests.support import listed_optimizers, naive_loop
-from tests.support.joined import Joined
-from tests.support.naive_loop import T, are_equal, gradients, weights
+from tests.support import delayed
+from tests.support.delayed import T_OF_NAIVE_LOOP, Joined, are_equal, gradients, weights
 
 KEEP = ("weights", "gradients")
-MOST = [name for name in listed_optimizers.CLASSES if name != "SparseAdam"]  # takes none dense
+MOST = [name for name in delayed.CLASSES if name != "SparseAdam"]  # takes none dense
 WRAPS: dict[str, Callable[[Optimizer], Optimizer]] = {
     "bare": lambda optimizer: optimizer,
     "0": partial(DelayedOptimizer, delay=0),
@@ -37,7 +36,7 @@ WRAPS: dict[str, Callable[[Optimizer], Optimizer]] = {
 def steps(optimizer: Any, own: list[nn.Parameter], batches: range) -> None:
     for t in batches:
         optimizer.zero_grad()
-        naive_loop.give(own, own, t)
+        delayed.give(own, own, t)
         optimizer.step()
 
 
@@ -49,11 +48,11 @@ def newest(optimizer: Any, own: list[nn.Parameter]) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", MOST)
 def test_every_optimizer_equals_a_naive_loop(name: str) -> None:
-    for options, make in listed_optimizers.of(name).items():
+    for options, make in delayed.of(name).items():
         for delay, coefficient in ((0, 0.0), (1, 0.0), (1, 1.0)):
-            right = naive_loop.naive(make, delay, coefficient)
+            right = delayed.naive(make, delay, coefficient)
             for keep in KEEP[: 1 + delay]:
-                ours = naive_loop.delayed(make, delay, coefficient, keep=keep)
+                ours = delayed.delayed(make, delay, coefficient, keep=keep)
                 assert are_equal(ours, right), (options, keep)
 
 
@@ -65,9 +64,9 @@ def test_sparse_gradients(make: Callable[..., Optimizer]) -> None:
         return make(own[:2])
 
     for delay in (0, 1):
-        right = naive_loop.naive(of_tables, delay, 1.0)
+        right = delayed.naive(of_tables, delay, 1.0)
         for keep in KEEP:
-            assert are_equal(naive_loop.delayed(of_tables, delay, 1.0, keep=keep), right)
+            assert are_equal(delayed.delayed(of_tables, delay, 1.0, keep=keep), right)
 
 
 @pytest.fixture
@@ -132,12 +131,12 @@ def test_hooks_on_steps_act_as_on_the_bare_optimizer(
         if t == 0:
             getattr(optimizer, f"register_step_{when}_hook")(hook)
 
-    right = naive_loop.naive(hooked, 1, 1.0)
-    assert not are_equal(right, naive_loop.naive(partial(AdamW, lr=0.05), 1, 1.0))
-    make, does = (hooked, naive_loop.nothing)
+    right = delayed.naive(hooked, 1, 1.0)
+    assert not are_equal(right, delayed.naive(partial(AdamW, lr=0.05), 1, 1.0))
+    make, does = (hooked, delayed.nothing)
     if where == "outer":
         make, does = partial(AdamW, lr=0.05), attach  # type: ignore[assignment]
-    assert are_equal(naive_loop.delayed(make, 1, 1.0, does, keep=keep), right)
+    assert are_equal(delayed.delayed(make, 1, 1.0, does, keep=keep), right)
 
 
 @pytest.mark.parametrize("wrap", WRAPS)
@@ -186,7 +185,7 @@ def by_state(it: tuple[Optimizer, list[nn.Parameter]], make: Any) -> Any:
 @pytest.mark.parametrize("name", MOST)
 def test_copies_go_on_as_the_original(name: str, wrap: str) -> None:
     """Also of an optimizer with a scheduler, whose patches cannot be copied."""
-    own, last = weights(), [*listed_optimizers.of(name).values()][-1]
+    own, last = weights(), [*delayed.of(name).values()][-1]
 
     def make(of: list[nn.Parameter]) -> Optimizer:
         return WRAPS[wrap](last(of))
@@ -199,10 +198,10 @@ def test_copies_go_on_as_the_original(name: str, wrap: str) -> None:
     if wrap != "bare":  # torch casts what NAdam has in another dtype than its weights
         copies.append(by_state(pair, make))
     assert copies[0][0].__dict__.keys() == optimizer.__dict__.keys() - {"step"} or wrap == "bare"
-    steps(*pair, range(3, T))
+    steps(*pair, range(3, T_OF_NAIVE_LOOP))
     right = newest(*pair)
     for each in copies:
-        steps(*each, range(3, T))
+        steps(*each, range(3, T_OF_NAIVE_LOOP))
         assert are_equal(newest(*each), right)
 
 
@@ -232,18 +231,18 @@ def test_what_is_seen_is_the_wrapped_optimizers(wrap: str) -> None:
 def test_a_closure_computes_the_gradients_once(wrap: str) -> None:
     own, other = weights(), weights()
     optimizer, plain = WRAPS[wrap](AdamW(own)), WRAPS[wrap](AdamW(other))
-    for t in range(T):
+    for t in range(T_OF_NAIVE_LOOP):
         calls: list[int] = []
 
         def closure(t: int = t, calls: list[int] = calls) -> float:
             assert torch.is_grad_enabled()
             calls.append(t)
-            naive_loop.give(own, own, t)
+            delayed.give(own, own, t)
             return 0.5
 
         assert optimizer.step(closure) == 0.5  # type: ignore[func-returns-value,arg-type]
         assert calls == [t]
-    steps(plain, other, range(T))
+    steps(plain, other, range(T_OF_NAIVE_LOOP))
     assert are_equal(newest(optimizer, own), newest(plain, other))
 
 
@@ -254,14 +253,14 @@ def test_a_scheduler_may_be_of_either_optimizer(of_inner: bool, keep: str) -> No
     own = weights()
     optimizer = DelayedOptimizer(SGD(own, lr=0.1, momentum=0.9), keep=keep)  # type: ignore[arg-type]
     scheduler = StepLR(optimizer.optimizer if of_inner else optimizer, 1, gamma=0.5)
-    for t in range(T):
+    for t in range(T_OF_NAIVE_LOOP):
         steps(optimizer, own, range(t, t + 1))
         scheduler.step()
 
     def halves_the_rate(it: Any, _: object, t: int) -> None:
         it.param_groups[0]["lr"] = 0.1 * 0.5**t
 
-    right = naive_loop.naive(partial(SGD, lr=0.1, momentum=0.9), 1, 1.0, halves_the_rate)
+    right = delayed.naive(partial(SGD, lr=0.1, momentum=0.9), 1, 1.0, halves_the_rate)
     assert are_equal(newest(optimizer, own), right)
 
 
@@ -274,8 +273,8 @@ def test_weights_of_other_numbers(dtype: torch.dtype) -> None:
         return AdamW(own, lr=0.05)
 
     for keep in KEEP:
-        ours = naive_loop.delayed(make, 1, 1.0, keep=keep)
-        assert are_equal(ours, naive_loop.naive(make, 1, 1.0))
+        ours = delayed.delayed(make, 1, 1.0, keep=keep)
+        assert are_equal(ours, delayed.naive(make, 1, 1.0))
         assert ours[0].dtype == dtype
 
 
@@ -284,8 +283,8 @@ def test_weights_of_other_numbers(dtype: torch.dtype) -> None:
 def test_an_optimizer_that_steps_the_memory_beneath_the_weights(keep: str, each: bool) -> None:
     """Weights that are part of a vector stay there."""
     make = partial(Joined, lr=0.1, each=each)
-    ours = naive_loop.delayed(make, 1, 1.0, keep=keep)
-    assert are_equal(ours, naive_loop.naive(partial(SGD, lr=0.1), 1, 1.0))
+    ours = delayed.delayed(make, 1, 1.0, keep=keep)
+    assert are_equal(ours, delayed.naive(partial(SGD, lr=0.1), 1, 1.0))
 
 
 class OfMasters(SGD):
@@ -309,11 +308,11 @@ def test_error_feedback_is_refused_where_masters_are_stepped(keep: str) -> None:
         own[:] = [nn.Parameter(weight.detach().bfloat16()) for weight in own]
         return kind(own)
 
-    ours = naive_loop.delayed(make, 1, 0.0, keep=keep)
-    assert are_equal(ours, naive_loop.naive(make, 1, 0.0))
+    ours = delayed.delayed(make, 1, 0.0, keep=keep)
+    assert are_equal(ours, delayed.naive(make, 1, 0.0))
     with pytest.raises(BadInput, match=r"error_feedback=1.0: must be 0 where an"):
-        naive_loop.delayed(make, 1, 1.0, keep=keep)
-    naive_loop.delayed(partial(make, kind=AdamW), 1, 1.0, keep=keep)
+        delayed.delayed(make, 1, 1.0, keep=keep)
+    delayed.delayed(partial(make, kind=AdamW), 1, 1.0, keep=keep)
 
 
 def test_gradients_stay_as_the_optimizer_leaves_them() -> None:
@@ -356,7 +355,7 @@ def test_a_class_that_imitates_shows_the_newest_weights(keep: str, copies: bool)
     delayed = DelayedOptimizer(AdamW(imitated), keep=keep)  # type: ignore[arg-type]
     ours: Any = Imitation(delayed, copies=copies)
     reference = DelayedOptimizer(AdamW(plain), keep=keep)  # type: ignore[arg-type]
-    for t in range(T):
+    for t in range(T_OF_NAIVE_LOOP):
         steps(ours, imitated, range(t, t + 1))
         steps(reference, plain, range(t, t + 1))
         with ours.newest(), reference.newest():
@@ -366,7 +365,7 @@ def test_a_class_that_imitates_shows_the_newest_weights(keep: str, copies: bool)
             ours.step()
         ours.train()
         assert are_equal(imitated, plain)
-    assert (ours.num_taken, ours.largest_delay) == (T, 1)
+    assert (ours.num_taken, ours.largest_delay) == (T_OF_NAIVE_LOOP, 1)
     assert ours.num_waiting == reference.num_waiting
     ours.finish()
     reference.finish()
@@ -386,9 +385,9 @@ def test_torch_compile_loses_no_delay(keep: str, whole_loop: bool) -> None:
             pass
 
     compiled = torch.compile(one_update if whole_loop else optimizer.step, backend="eager")
-    for t in range(T):
-        naive_loop.give(trained, trained, t)
+    for t in range(T_OF_NAIVE_LOOP):
+        delayed.give(trained, trained, t)
         compiled()
-    assert (optimizer.num_taken, optimizer.largest_delay) == (T, 1)
-    right = naive_loop.naive(partial(SGD, lr=0.1), 1, 1.0)
+    assert (optimizer.num_taken, optimizer.largest_delay) == (T_OF_NAIVE_LOOP, 1)
+    right = delayed.naive(partial(SGD, lr=0.1), 1, 1.0)
     assert are_equal(newest(optimizer, trained), right)

@@ -21,10 +21,8 @@ from torch.optim import SGD, AdamW, Optimizer
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.corrections.compensation import WeightPrediction
 from pipegap.trainer.delayed import DelayedOptimizer
-from tests.support import naive_loop
-from tests.support.delayed import ADAMW, T
-from tests.support.naive_loop import are_equal
-from tests.support.own_loop import Loop
+from tests.support import delayed
+from tests.support.delayed import ADAMW, Loop, T, are_equal
 
 
 @pytest.mark.parametrize("at", [0, 1, 5])
@@ -184,7 +182,7 @@ def test_a_state_of_no_single_weight_is_restored(place: str, keep: str) -> None:
             file = io.BytesIO()
             torch.save(optimizer.state_dict(), file)
             file.seek(0)
-            other = naive_loop.weights()
+            other = delayed.weights()
             again = DelayedOptimizer(make(other), keep=keep)  # type: ignore[arg-type]
             again.load_state_dict(torch.load(file, weights_only=True))
             mine = [w.detach().clone() for w in weights]
@@ -194,14 +192,14 @@ def test_a_state_of_no_single_weight_is_restored(place: str, keep: str) -> None:
                 weight.data = weights[i].data
             weights[:] = other
 
-    ours = naive_loop.delayed(make, 1, 1.0, resumes, keep=keep)
-    assert are_equal(ours, naive_loop.delayed(make, 1, 1.0, keep=keep))
-    assert are_equal(ours, naive_loop.naive(make, 1, 1.0))
+    ours = delayed.delayed(make, 1, 1.0, resumes, keep=keep)
+    assert are_equal(ours, delayed.delayed(make, 1, 1.0, keep=keep))
+    assert are_equal(ours, delayed.naive(make, 1, 1.0))
 
 
 @pytest.mark.parametrize("delay", [0, 1])
 def test_the_state_of_a_bare_optimizer_of_its_own_form_is_taken(delay: int) -> None:
-    weights = naive_loop.weights()
+    weights = delayed.weights()
     bare = Whole(weights)
     bare.count = 7
     optimizer = DelayedOptimizer(Whole(weights), delay)
@@ -309,12 +307,12 @@ def test_a_state_of_tensors_that_cannot_be_copied_is_loaded(
 
     def trained(weights: list[nn.Parameter], optimizer: Any, batches: range) -> list[Tensor]:
         for t in batches:
-            naive_loop.give(weights, weights, t)
+            delayed.give(weights, weights, t)
             optimizer.step()
         with optimizer.newest():
             return [weight.detach().clone() for weight in weights]
 
-    weights = naive_loop.weights()
+    weights = delayed.weights()
     first = DelayedOptimizer(WithMomenta(weights, kind), delay)
     trained(weights, first, range(3))
     state = {**first.state_dict()}
@@ -341,9 +339,9 @@ class Sharding(SGD):
 
 @pytest.mark.parametrize("delay", [0, 1])
 def test_an_optimizer_may_empty_the_state_that_it_loads(delay: int) -> None:
-    weights, others = naive_loop.weights(), naive_loop.weights()
+    weights, others = delayed.weights(), delayed.weights()
     first = DelayedOptimizer(SGD(weights, momentum=0.9), delay)
-    naive_loop.give(weights, weights, 0)
+    delayed.give(weights, weights, 0)
     first.step()
     state = first.state_dict()
     second = DelayedOptimizer(Sharding(others, momentum=0.9), delay)

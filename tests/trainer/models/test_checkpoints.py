@@ -1,6 +1,8 @@
 """A checkpoint as others wrote it is the model that transformers makes of it, or is refused."""
 
 import json
+import os
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -8,17 +10,22 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
+from pipegap.trainer.__main__ import main as trainer
 from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.config.compose import compose
+from pipegap.trainer.config.identity import trial_id
 from pipegap.trainer.models.checkpoint_files import weights_digest
 from pipegap.trainer.models.decoder import Decoder
-from pipegap.trainer.models.export import CHANGES_NOTHING, check_config, start_from
-from tests.support.hybrid import HYBRID
-from tests.support.llama import SMALL, TOKENS
-from tests.support.moe import MOE
-from tests.support.whole import whole
+from pipegap.trainer.models.export import CHANGES_NOTHING, check_config, save_final, start_from
+from pipegap.trainer.models.llama import Llama
+from pipegap.trainer.parts import build_emulated, build_parts
+from tests.support import small_sweep
+from tests.support.models import HYBRID, MOE, SMALL, TOKENS, whole
+from tests.support.processes import Refused
 
 transformers = pytest.importorskip("transformers")
 
@@ -192,7 +199,7 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     "an interval that is none": (
         "hybrid",
         says("layer_types", full_attention_interval=0),
-        "has no layer_types in its config.json, and keys of which none can be made (",
+        "has no layer_types in its config.json, nor keys that determine it (",
     ),
     "shares as they are": ("moe", says("norm_topk_prob"), "has no norm_topk_prob in its config"),
     "more experts": (
@@ -230,7 +237,7 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     "more tensors": (
         "llama",
         holds(lambda t: t.update({"score.weight": torch.ones(2, 48)})),
-        "has score.weight, which this model has not: remove from its files what",
+        "has score.weight, which this model does not have: remove it from its files",
     ),
     "an expert that is not whole": (
         "moe",
@@ -348,3 +355,148 @@ def test_files_that_are_not_read_do_not_count(tmp_path: Path) -> None:
     for file in tmp_path.glob("*-of-00003.safetensors"):
         file.unlink()
     assert weights_digest(str(tmp_path)) == with_stale
+
+
+# A training starts from the weights of a checkpoint, to the bit, on any stages, and leaves one.
+
+UNTIED = replace(SMALL, tied_embeddings=False)
+RECIPES_OF_START = {"llama": SMALL, "untied": UNTIED, "moe": MOE, "hybrid": HYBRID}
+
+
+def stages(recipe: Decoder, number: int) -> list[nn.Module]:
+    split = recipe.split(number, 16)
+    return [recipe.stage(index, split) for index in range(number)]
+
+
+def exported(recipe: Decoder, folder: Path) -> dict[str, torch.Tensor]:
+    """Writes a checkpoint with weights of its own, which are returned."""
+    [module] = stages(recipe, 1)
+    recipe.initialise(module, seed=7)
+    weights = {name: weight.detach() for name, weight in module.named_parameters()}
+    for weight in weights.values():  # vectors too
+        weight.add_(torch.randn(weight.shape) * 0.01)
+    folder.mkdir(exist_ok=True)
+    save_final(weights, recipe, folder)
+    return weights
+
+
+@pytest.mark.parametrize("name", RECIPES_OF_START)
+def test_what_was_exported_is_loaded(name: str, tmp_path: Path) -> None:
+    recipe = RECIPES_OF_START[name]
+    weights = exported(recipe, tmp_path)
+    for number in (1, 2, 3):
+        seen = set()
+        for module in stages(recipe, number):
+            start_from(str(tmp_path / "final"))(recipe, module, 0)
+            for weight_name, weight in module.named_parameters():
+                assert torch.equal(weight, weights[weight_name])
+                seen.add(weight_name)
+        assert seen == weights.keys()
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """Of the model of `small`."""
+    words = [word for word in small_sweep.SMALL if word.startswith("model.")]
+    node = compose(words)["model"]
+    node.pop("_target_")
+    exported(type(SMALL)(**node), tmp_path)
+    return tmp_path / "final"
+
+
+def test_a_trial_starts_there_and_its_id_has_the_weights(checkpoint: Path, tmp_path: Path) -> None:
+    shutil.copytree(checkpoint, tmp_path / "moved")
+    configs = [
+        small_sweep.config(tmp_path, *words)
+        for words in (
+            [f"from_pretrained={checkpoint}"],
+            [f"from_pretrained={tmp_path / 'moved'}"],
+            [f"from_pretrained={checkpoint}", "seed=1"],
+            [],
+        )
+    ]
+    assert len({trial_id(config, "d") for config in configs}) == 3
+    assert trial_id(configs[0], "d") == trial_id(configs[1], "d")
+    starts = []
+    for config in (configs[0], configs[2]):
+        executor = build_emulated(config, build_parts(config, 12), torch.device("cpu"))
+        starts.append(executor.weights())
+    trained = load_file(checkpoint / "model.safetensors")
+    assert starts[0].keys() == trained.keys()
+    for name, weight in trained.items():
+        assert torch.equal(starts[0][name], weight)
+        assert torch.equal(starts[1][name], weight)
+    trained["model.norm.weight"] += 1
+    save_file(trained, checkpoint / "model.safetensors")
+    assert trial_id(configs[0], "d") != trial_id(configs[1], "d")
+
+
+def cut(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+BAD: dict[str, tuple[Callable[[Path], object], str]] = {
+    "none": (str, "from_pretrained=none: must be a folder that is there, or org/name"),
+    "org/none": (str, "must be a folder, or a model that the Hugging Face hub gives"),
+    "final": (lambda folder: (folder / "config.json").unlink(), "=final: must hold a config.json"),
+    "./final": (
+        lambda folder: (folder / "config.json").write_text("["),
+        "must hold a config.json (Expecting value",
+    ),
+    "././final": (cut, "has model.safetensors, which is not whole ("),
+}
+"""Word → damage to the checkpoint final, and what the line has; test_checkpoints.py has more."""
+
+
+@pytest.mark.parametrize("word", BAD)
+def test_a_checkpoint_that_cannot_be_read_is_one_line(
+    word: str, checkpoint: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    damage, says = BAD[word]
+    damage(checkpoint)
+    given = small_sweep.overrides(tmp_path, f"from_pretrained={word}")
+    assert says in refused(lambda: trainer(given))
+
+
+FILES = ["final.safetensors", "final/model.safetensors"]
+
+
+def save(recipe: Llama, folder: Path, seed: int = 0) -> dict[str, Tensor]:
+    weights = dict(whole(recipe, seed).named_parameters())
+    save_final(weights, recipe, folder)
+    return weights
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    with safe_open(path, framework="pt") as file:
+        names = set(file.keys())
+        return {name: file.get_tensor(name) for name in names}, file.metadata()
+
+
+def test_both_files_hold_the_last_weights_under_their_names(tmp_path: Path) -> None:
+    """They are one file of the disk."""
+    save(SMALL, tmp_path)
+    weights = save(SMALL, tmp_path, seed=1)
+    for file in FILES:
+        exported, metadata = read(tmp_path / file)
+        assert metadata == {"format": "pt"}, file
+        assert exported.keys() == weights.keys(), file
+        assert all(torch.equal(exported[name], weight) for name, weight in weights.items()), file
+    assert os.path.samefile(*(tmp_path / file for file in FILES))
+
+
+def test_copies_where_a_file_system_has_no_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "link", refuse)
+    save(SMALL, tmp_path)
+    first, second = (tmp_path / file for file in FILES)
+    assert first.read_bytes() == second.read_bytes()
+    assert not os.path.samefile(first, second)

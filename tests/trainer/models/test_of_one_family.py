@@ -11,19 +11,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pipegap.trainer.base.build import build
 from pipegap.trainer.config.compose import Composer
-from pipegap.trainer.models.experts import Routes, _Permuted, _ToExperts, multiplied
-from pipegap.trainer.models.layers import RMSNorm
-from pipegap.trainer.models.loss import cross_entropy
+from pipegap.trainer.models.layers import RMSNorm, cross_entropy
+from pipegap.trainer.models.qwen3_moe import Routes, _Permuted, _ToExperts, multiplied
 from pipegap.trainer.optimizers.routing import kinds
 from pipegap.trainer.stages.versions import Versions
-from tests.support import llama
-from tests.support.hybrid import HYBRID
-from tests.support.moe import MOE, TOKENS
-from tests.support.pretrained import theirs
-from tests.support.whole import whole
+from tests.support import models
+from tests.support.models import HYBRID, MOE, TOKENS_OF_MOE, theirs, whole
 
 pytest.importorskip("transformers")
-INPUTS, TARGETS = TOKENS[:, :-1], TOKENS[:, 1:]
+INPUTS, TARGETS = TOKENS_OF_MOE[:, :-1], TOKENS_OF_MOE[:, 1:]
 
 
 def test_biases_of_a_mixture_are_parameters() -> None:
@@ -215,16 +211,16 @@ def test_layers_are_split_by_their_work(seq_len: int, sizes: list[int]) -> None:
 
 @pytest.mark.parametrize("seq_len", [4, 16])
 def test_flops_are_those_of_the_matrix_products(seq_len: int) -> None:
-    module, tokens = whole(llama.SMALL), llama.TOKENS[:, :seq_len]
+    module, tokens = whole(models.SMALL), models.TOKENS[:, :seq_len]
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         module(tokens).sum().backward()
     norms = sum(p.numel() for p in module.parameters() if p.ndim == 1)
     counted = counter.get_total_flops() / tokens.numel()
-    assert llama.SMALL.flops_per_token(seq_len) == counted + 6 * norms
+    assert models.SMALL.flops_per_token(seq_len) == counted + 6 * norms
 
 
 def test_initial_weights_depend_on_seed_and_name_only() -> None:
-    first, again, other = whole(llama.SMALL), whole(llama.SMALL), whole(llama.SMALL, seed=1)
+    first, again, other = whole(models.SMALL), whole(models.SMALL), whole(models.SMALL, seed=1)
     for (name, a), b, c in zip(
         first.named_parameters(), again.parameters(), other.parameters(), strict=True
     ):

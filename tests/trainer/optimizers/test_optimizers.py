@@ -1,23 +1,32 @@
 """What every optimizer of conf/optimizer/ must do, whatever its rule."""
 
-from collections.abc import Collection
+import io
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from schedulefree import AdamWScheduleFree
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pipegap.trainer.corrections.error_feedback import ErrorFeedback
 from pipegap.trainer.corrections.none import NoCorrection
-from pipegap.trainer.optimizers.routing import Kind, kinds
+from pipegap.trainer.optimizers import state
+from pipegap.trainer.optimizers.averaging import evaluated
+from pipegap.trainer.optimizers.routing import Kind, Parameters, is_entrywise, kinds
+from pipegap.trainer.optimizers.state import OptimizerInParts, optimizer_in_parts
 from pipegap.trainer.schedules import recipes as schedules
-from tests.support import delayed, gangs, small, toy
+from pipegap.trainer.schedules.operations import Schedule
+from pipegap.trainer.schedules.recipes import constant_delay, pipedream, pipedream_2bw, sync
+from pipegap.trainer.stages.update import dry_update
+from tests.support import delayed, gangs, small_sweep, toy
+from tests.support.delayed import PHASES
 from tests.support.every_optimizer import NAMES, maker
-from tests.support.llama import SMALL
-from tests.support.whole import whole
+from tests.support.models import SMALL, whole
 
 every = pytest.mark.parametrize("name", NAMES)
 ON_SPHERES = ("adamh", "muonh", "normuonh")
@@ -136,7 +145,190 @@ def test_the_true_pipeline_gives_the_emulations_numbers(
 ) -> None:
     words = ("pipeline=pipedream_2bw", "pipeline.num_stages=2", "pipeline.num_microbatches=2")
     configs = [
-        small.config(tmp_path, *words, f"optimizer={name}", "num_updates=4", "model.num_layers=4")
+        small_sweep.config(
+            tmp_path, *words, f"optimizer={name}", "num_updates=4", "model.num_layers=4"
+        )
         for name in sorted(names)
     ]
     assert [len(numbers.updates) for numbers in gangs.all_equal(configs)] == [4] * len(names)
+
+
+# Every optimizer does to each matrix of a stack what it does to that matrix by itself, and to a
+# vector with two dimensions what it does to its entries in one.
+
+Named = list[tuple[Kind, nn.Parameter]]
+SHAPES: dict[Kind, tuple[int, ...]] = {"experts": (4, 6, 16), "vector": (5, 3), "matrix": (6, 16)}
+"""A vector may have two dimensions, as a convolution's weight has. A matrix takes a multiple of 64
+bytes, so that those of a stack lie as those by themselves do. BLAS rounds a product of matrices
+that lie otherwise in another order."""
+UPDATES = 5
+
+
+def drawn(t: int) -> dict[Kind, Tensor]:
+    """Weights or gradients: one stack, one vector, one matrix of the stack's shape."""
+    generator = torch.Generator().manual_seed(t)
+    return {kind: torch.randn(shape, generator=generator) for kind, shape in SHAPES.items()}
+
+
+def apart(tensors: Mapping[Kind, Tensor]) -> list[tuple[Kind, Tensor]]:
+    """The stack's matrices and the vector in one dimension as weights of their own."""
+    return [(kind, part.clone()) for kind in tensors for part in parts_of(kind, tensors[kind])]
+
+
+def stacked(name: str) -> tuple[Named, Optimizer]:
+    factory = maker(name, precondition_every=3)
+    weights: Named = [(kind, nn.Parameter(w)) for kind, w in drawn(99).items()]
+    weights.append(("balance", nn.Parameter(torch.zeros(4))))
+    optimizer = optimizer_in_parts(factory, weights, is_entrywise=is_entrywise(factory.func))
+    return weights, optimizer
+
+
+def step_of_in_parts(weights: Named, optimizer: Optimizer, t: int) -> None:
+    gradients = drawn(t)
+    for kind, weight in weights:
+        weight.grad = gradients[kind] if kind in gradients else torch.arange(4.0) - 1
+    step_at(optimizer)
+
+
+def step_at(optimizer: Optimizer) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] *= 0.9
+    optimizer.step()
+
+
+def by_itself(name: str) -> list[Tensor]:
+    """The weights after the updates if every matrix of the stack is a weight of its own."""
+    parts = apart(drawn(99))
+    weights: Named = [("matrix" if k == "experts" else k, nn.Parameter(w)) for k, w in parts]
+    optimizer = maker(name, precondition_every=3)(weights)
+    for t in range(UPDATES):
+        for (_, weight), (_, gradient) in zip(weights, apart(drawn(t)), strict=True):
+            weight.grad = gradient
+        step_at(optimizer)
+    return [w.detach() for w in evaluated(optimizer, [w for _, w in weights])]
+
+
+def values(weights: Named, optimizer: Optimizer) -> list[Tensor]:
+    shown = evaluated(optimizer, [w for _, w in weights])
+    return [part for (kind, _), w in zip(weights, shown, strict=True) for part in parts_of(kind, w)]
+
+
+def parts_of(kind: Kind, weight: Tensor) -> list[Tensor]:
+    if kind == "experts":
+        return list(weight.detach().unbind())
+    return [weight.detach().flatten() if kind == "vector" else weight.detach()]
+
+
+@every
+def test_a_stack_is_stepped_matrix_by_matrix(name: str) -> None:
+    """Balance biases step by the sign, and change nothing else."""
+    weights, optimizer = stacked(name)
+    for t in range(UPDATES):
+        step_of_in_parts(weights, optimizer, t)
+    stepped, expected = values(weights, optimizer), by_itself(name)
+    assert stepped.pop().tolist() == [UPDATES, 0, -UPDATES, -UPDATES]
+    assert len(stepped) == len(expected)
+    assert all(map(torch.equal, stepped, expected))
+    members = {id(w) for group in optimizer.param_groups for w in group["params"]}
+    assert members == {id(w) for _, w in weights}
+
+
+@every
+def test_a_resumed_optimizer_goes_on_to_the_last_bit(name: str) -> None:
+    """Through a file that holds plain data and tensors alone; a dry update changes nothing."""
+    whole, stopped, resumed = (stacked(name) for _ in range(3))
+    for t in range(UPDATES):
+        step_of_in_parts(*whole, t)
+    for t in range(3):
+        dry_update(stopped[1], [w for _, w in stopped[0]], gradients(stopped[0], 50 + t))
+        step_of_in_parts(*stopped, t)
+    saved = state.by_weight(stopped[1])
+    file = io.BytesIO()
+    torch.save([(w.data, saved[w]) for _, w in stopped[0]], file)
+    file.seek(0)
+    loaded: list[tuple[Tensor, Any]] = torch.load(file, weights_only=True)
+    for (_, weight), (data, _) in zip(resumed[0], loaded, strict=True):
+        weight.data.copy_(data)
+    pairs = zip(resumed[0], loaded, strict=True)
+    state.restore(resumed[1], {weight: saved_state for (_, weight), (_, saved_state) in pairs})
+    for t in range(3, UPDATES):
+        step_of_in_parts(*resumed, t)
+    assert all(map(torch.equal, values(*resumed), values(*whole)))
+
+
+def gradients(weights: Named, t: int) -> list[Tensor]:
+    gradients = drawn(t)
+    return [gradients.get(kind, torch.ones(4)) for kind, _ in weights]
+
+
+@every
+def test_entrywise_optimizers_are_declared_so(name: str) -> None:
+    """A stack of an entrywise optimizer is one weight: half the time of an update, or less."""
+    stack, tall = drawn(99)["experts"], nn.Parameter(drawn(99)["experts"].flatten(0, 1))
+    matrices = [nn.Parameter(matrix.clone()) for matrix in stack]
+    factory = maker(name, precondition_every=3)
+    for weights in (matrices, [tall]):
+        optimizer = factory([("matrix", weight) for weight in weights])
+        for t in range(UPDATES):
+            parts = drawn(t)["experts"].flatten(0, 1).chunk(len(weights))
+            for weight, gradient in zip(weights, parts, strict=True):
+                weight.grad = gradient.clone()
+            step_at(optimizer)
+    assert is_entrywise(factory.func) == torch.equal(torch.cat(matrices), tall)
+
+
+# Schedule-Free trains at y, and is evaluated and exported at x, their average, in every arm.
+
+OURS = maker("schedule_free_adamw", lr=0.02, weight_decay=0.0)
+
+
+def bare(parameters: Parameters) -> Optimizer:
+    optimizer = AdamWScheduleFree([weight for _, weight in parameters], lr=0.02)
+    optimizer.train()
+    return optimizer
+
+
+def in_parts(parameters: Parameters) -> Optimizer:
+    return OptimizerInParts(bare, parameters, is_entrywise=True)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [OURS, bare, in_parts],
+    ids=["ours", "bare", "in parts"],
+)
+@pytest.mark.parametrize(
+    "make",
+    [
+        sync,
+        partial(pipedream_2bw, **PHASES),
+        partial(pipedream, **PHASES),
+        partial(constant_delay, delay=3, **PHASES),
+    ],
+    ids=["sync", "pipedream_2bw", "pipedream", "constant_delay"],
+)
+def test_it_is_evaluated_and_exported_at_the_average(
+    make: Callable[..., Schedule], optimizer: Callable[[Parameters], Optimizer]
+) -> None:
+    """x of y = 0.9 x + 0.1 z; test_references.py has which average that is."""
+    executor = toy.emulated(make(6, num_stages=2, num_microbatches=1), optimizer)
+    rows = toy.batch(99)
+    for first in range(6):
+        toy.run(executor, (first, first + 1))
+        before = toy.weights(executor)
+        loss = executor.evaluate([rows])
+        assert all(map(torch.equal, toy.weights(executor), before)), "looking changes nothing"
+
+    model = nn.Sequential(*toy.modules(1)[0])
+    exported = [t for stage in executor.stages for t in stage.weights().values()]
+    masters = [(stage.optimizer, w) for stage in executor.stages for w in stage.versions.master]
+    columns = zip(model.parameters(), exported, before, masters, strict=True)
+    for parameter, average, y, (stepped, master) in columns:
+        state = stepped.state[master]
+        [z] = [part["z"] for part in state.get("parts", [state])]
+        expected = (y - 0.1 * z.view_as(y)) / 0.9
+        torch.testing.assert_close(average, expected, rtol=1e-12, atol=1e-14)
+        assert not torch.equal(average, y)
+        parameter.data.copy_(average)
+    at_x = toy.loss(model(rows[:, :-1]), rows[:, 1:]).detach()
+    assert abs(loss - float(at_x)) < 1e-12

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.optimizers.averaging import evaluated
 from pipegap.trainer.optimizers.orthogonal import POLAR_EXPRESS
-from tests.oracles import hyperball
+from tests.oracles import matrix_optimizers
 from tests.oracles import matrix_optimizers as of_matrices
 from tests.oracles import optimizers as references
-from tests.oracles.kl_soap import kl_soap as equations
+from tests.oracles.matrix_optimizers import kl_soap as equations
 from tests.support.every_optimizer import NAMES, maker
 
 T = 10
@@ -26,7 +26,7 @@ WEIGHTS = [("matrix", shape) for shape in references.MATRICES] + [
 EVERY = {reference.__name__: reference for reference in references.OF_EVERY_WEIGHT}
 MATRICES = {
     reference.__name__: reference
-    for reference in (*of_matrices.OF_MATRICES, *hyperball.OF_MATRICES)
+    for reference in (*of_matrices.OF_MATRICES, *matrix_optimizers.OF_MATRICES_OF_HYPERBALL)
 }
 TOLERANCES = {
     "adamuon": 1e-8,  # 7e-9: eps beside the norm, which the paper divides by alone

@@ -1,12 +1,15 @@
 """What torch lets stages and steps be, Schedule2BW takes as Schedule1F1B does: both train by their
-equation and return the outputs and losses of each batch."""
+equation and return the outputs and losses of each batch.
+"""
 
+import copy
 import re
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import signature
-from itertools import product
+from itertools import groupby, product
 from typing import Any
 
 import pytest
@@ -16,8 +19,11 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, SplitPoint, pipeline
 from torch.distributed.pipelining.microbatch import TensorChunkSpec
 
+from pipegap.trainer.corrections.compensation import Taylor
+from pipegap.trainer.executors.executor import Diverged
 from pipegap.trainer.ranks.groups import Heartbeat, joined
 from pipegap.trainer.torch_pipelining import Schedule2BW
+from pipegap.trainer.torch_pipelining.schedule import TAKES_TARGET
 from tests.support.gangs import sent
 from tests.support.torch_naive import (
     BATCHES,
@@ -26,12 +32,13 @@ from tests.support.torch_naive import (
     ROWS,
     Block,
     assert_equal,
-    batch,
+    batch_of_torch_naive,
     forward,
     loss,
     naive,
     stages_of,
 )
+from tests.support.torch_parallel import SETTINGS, assert_alike
 
 CPU = torch.device("cpu")
 EVALUATED_BEFORE = 3
@@ -135,7 +142,7 @@ NAMES = [name for name, case in CASES.items() if case.takes in OF_STEP]
 def stage_of(case: Case, rank: int, num_stages: int) -> PipelineStage:
     """The stage of this rank."""
     stages = stages_of(*(lambda i=i: case.makes(i, num_stages) for i in range(num_stages)))
-    rows = batch(0)[0].chunk(MICROBATCHES)[0]
+    rows = batch_of_torch_naive(0)[0].chunk(MICROBATCHES)[0]
     if case.is_traced:
         whole = nn.Sequential(*stages)
         cuts = {str(i): SplitPoint.BEGINNING for i in range(1, num_stages)}
@@ -167,7 +174,7 @@ class Loop:
 
     def step(self, t: int, call: str) -> tuple[list[Tensor], Any]:
         """The losses and outputs of a batch."""
-        x, y = batch(t)
+        x, y = batch_of_torch_naive(t)
         given: dict[str, Any] = {**self.case.keywords, **self.case.of_step}
         if call == "eval":
             given.pop("finalize_gradients", None)
@@ -221,7 +228,7 @@ def expected(case: Case, num_stages: int, delay: int) -> Any:
 
     def evaluate(stage: nn.Module) -> None:
         if stage is stages[0]:
-            parts = [*zip(*(of.chunk(MICROBATCHES) for of in batch(0)), strict=True)]
+            parts = [*zip(*(of.chunk(MICROBATCHES) for of in batch_of_torch_naive(0)), strict=True)]
             with torch.no_grad():
                 outputs = [forward(stages, x, i, case.keywords) for i, (x, _) in enumerate(parts)]
             losses = [case.loss_of(o, y) for o, (_, y) in zip(outputs, parts, strict=True)]
@@ -294,3 +301,262 @@ def test_messages_are_tensors() -> None:
     [said, _] = sent(as_rank_without_tensors, 2)
     assert len({*said}) == 1
     assert re.search("must be tensors|has no attribute 'size'", said[0]), said  # so torch 2.11 says
+
+
+# Stages that are sharded, replicated, cut, compiled, recomputed or in bf16 end where a delay that
+# is emulated on the same ranks ends, and where the equations end.
+
+BY_SHAPE = {
+    shape: list(names)
+    for shape, names in groupby(
+        sorted(SETTINGS, key=lambda n: (SETTINGS[n].data, SETTINGS[n].tensor)),
+        lambda n: (SETTINGS[n].data, SETTINGS[n].tensor),
+    )
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", BY_SHAPE, ids="{0[0]}x{0[1]}".format)
+def test_wrapped_stages_train_alike(shape: tuple[int, int]) -> None:
+    """But for rounding in sums over ranks; the clip acts, and replicas count once in its norm."""
+    assert_alike(BY_SHAPE[shape])
+
+
+# What one rank alone can know ends the training of every rank, at the same update.
+
+RANKS, BAD_BATCH = 3, 1
+
+
+def _scaled(output: Tensor, target: Tensor) -> Tensor:
+    scaled: Tensor = torch.amp.GradScaler("cpu").scale(nn.functional.mse_loss(output, target))
+    return scaled
+
+
+def _infinite(output: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.mse_loss(output, target) * torch.inf
+
+
+def _plain(rank: int) -> tuple[nn.Module, dict[str, Any]]:
+    return nn.Linear(2, 2), {}
+
+
+def _one_is_unused(rank: int) -> tuple[nn.Module, dict[str, Any]]:
+    module = nn.Linear(2, 2)
+    if rank == 1:
+        module.unused = nn.Parameter(torch.ones(2))
+    return module, {"correction": partial(Taylor, coefficient=0.1, decay=0.9), "num_updates": 4}
+
+
+def _one_is_frozen(rank: int) -> tuple[nn.Module, dict[str, Any]]:
+    module = nn.Linear(2, 2)
+    if rank == RANKS - 1:
+        module.weight.requires_grad_(False)
+    return module, {"tied": ["weight"]} if rank in (0, RANKS - 1) else {}
+
+
+CASES_OF_ALIKE: dict[str, tuple[Callable[..., Tensor], Callable[[int], Any], str]] = {
+    "GradScaler": (_scaled, _plain, "loss_fn=GradScaler.scale: must not scale"),
+    "not finite": (_infinite, _plain, "the gradient of batch 1 is not finite"),
+    "no gradient": (
+        nn.functional.mse_loss,
+        _one_is_unused,
+        "a correction of gradients needs one of every",
+    ),
+    "tied to a frozen weight": (
+        nn.functional.mse_loss,
+        _one_is_frozen,
+        "a tied weight got no gradient",
+    ),
+}
+
+
+def as_rank_of_alike(
+    store: dist.Store, heartbeat: Heartbeat, send: Callable[[object], None]
+) -> None:
+    """Sends, of each case, how far the rank came, and what stopped it."""
+    torch.set_num_threads(1)
+    for name, (bad_loss, stage_of, _) in CASES_OF_ALIKE.items():
+        own = dist.PrefixStore(name, store)
+        with joined(own, heartbeat.rank, RANKS, 1, CPU, heartbeat, 60):
+            send(stopped(heartbeat.rank, bad_loss, stage_of))
+
+
+def stopped(
+    rank: int,
+    bad_loss: Callable[[Tensor, Tensor], Tensor],
+    stage_of: Callable[[int], tuple[nn.Module, dict[str, Any]]],
+) -> tuple[int, int, str]:
+    """Batches taken and updates made until an error, and what it says."""
+    (module, options), x = stage_of(rank), torch.ones(RANKS, 2)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        is_bad = schedule.num_taken > BAD_BATCH  # counted before its forwards
+        return (bad_loss if is_bad else nn.functional.mse_loss)(output, target)
+
+    schedule = Schedule2BW(
+        PipelineStage(module, rank, RANKS, CPU), RANKS, loss, update=optimizer.step, **options
+    )
+    inputs = (x,) if rank == 0 else ()
+    try:
+        for _ in range(4):
+            schedule.step(*inputs, target=x if rank == RANKS - 1 else None)
+    except (ValueError, RuntimeError, Diverged) as error:
+        return schedule.num_taken, schedule.num_made, str(error)
+    return schedule.num_taken, schedule.num_made, ""
+
+
+def test_every_rank_refuses_alike() -> None:
+    for (_, _, says), *ends in zip(
+        CASES_OF_ALIKE.values(), *sent(as_rank_of_alike, RANKS), strict=True
+    ):
+        assert len({*ends}) == 1, ends
+        _, num_made, said = ends[0]
+        assert num_made <= BAD_BATCH
+        assert says in said
+
+
+# An exception out of `step` leaves a schedule that can go on, or that says that it cannot.
+
+CLIP_NORM = 0.05
+
+
+class Once(Exception):
+    """What a loop catches to try again."""
+
+
+def failing(call: Callable[..., object], number: int) -> Callable[..., object]:
+    """The call, which raises the time `number`."""
+    calls = iter(range(1, 1_000))
+
+    def called(*given: object) -> object:
+        if next(calls) == number:
+            raise Once
+        return call(*given)
+
+    return called
+
+
+class LoopOfHalfway:
+    """A loop of a user, on the only stage."""
+
+    def __init__(self) -> None:
+        [self.module] = stages_of(Block)
+        self.module.dropped.p = 0.0
+        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=RATE)
+        stage = PipelineStage(self.module, 0, 1, torch.device("cpu"))
+        self.schedule = Schedule2BW(stage, MICROBATCHES, self.loss, update=self.update)
+        self.loss_of = loss
+
+    def update(self) -> None:
+        """With a clip that acts."""
+        self.schedule.clip_grad_norm_(CLIP_NORM)
+        self.optimizer.step()
+
+    def loss(self, *given: torch.Tensor) -> torch.Tensor:
+        """What may be replaced."""
+        return self.loss_of(*given)
+
+    def step(self, t: int) -> None:
+        """Tries each batch until it is taken."""
+        x, y = batch_of_torch_naive(t)
+        for _ in range(2):
+            with suppress(Once, RuntimeError):
+                self.schedule.step(x, target=y)
+                return
+
+
+def _in_forward(loop: LoopOfHalfway, number: int) -> None:
+    hook = failing(lambda *_: None, number)
+    loop.module.up.register_forward_pre_hook(hook)
+
+
+def _in_loss(loop: LoopOfHalfway, number: int) -> None:
+    loop.loss_of = failing(loss, number)
+
+
+def _in_backward(loop: LoopOfHalfway, number: int) -> None:
+    loop.module.down.register_full_backward_pre_hook(failing(lambda *_: None, number))
+
+
+def _in_evaluation(loop: LoopOfHalfway, number: int) -> None:
+    _in_loss(loop, number)
+    with pytest.raises(Once), loop.schedule.drained():
+        loop.schedule.eval(batch_of_torch_naive(0)[0], target=batch_of_torch_naive(0)[1])
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("fails", [_in_forward, _in_loss, _in_backward, _in_evaluation])
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_batch_that_is_tried_again(
+    fails: Callable[[LoopOfHalfway, int], None], number: int, before: int
+) -> None:
+    """Without other ranks nothing of it is left, in the middle or at its start."""
+    loop, [right] = LoopOfHalfway(), stages_of(Block)
+    right.dropped.p = 0.0
+    for t in range(BATCHES):
+        if t == before:
+            fails(loop, number)
+        loop.step(t)
+    assert loop.schedule.num_taken == BATCHES
+    with loop.schedule.drained():
+        naive([right], {}, clip_norm=CLIP_NORM)
+        assert_equal([loop.module], [right])
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_going_back() -> None:
+    """A state of an earlier batch may be loaded into the schedule that went on."""
+    loop, [right] = LoopOfHalfway(), stages_of(Block)
+    right.dropped.p = 0.0
+    parts = loop.module, loop.schedule
+    for t in (0, 1):
+        loop.step(t)
+    with loop.schedule.drained():
+        saved = copy.deepcopy([part.state_dict() for part in parts])
+    loop.step(9)
+    with loop.schedule.drained():
+        for part, state in zip(parts, saved, strict=True):
+            part.load_state_dict(state)
+    for t in range(2, BATCHES):
+        loop.step(t)
+    with loop.schedule.drained():
+        naive([right], {}, clip_norm=CLIP_NORM)
+        assert_equal([loop.module], [right])
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_an_update_that_fails() -> None:
+    """It may have stepped some weights: each later call says so. The module has its own weights."""
+    loop = LoopOfHalfway()
+    schedule, own = loop.schedule, [*loop.module.parameters()]
+    schedule.update = failing(lambda: None, 1)
+    x, y = batch_of_torch_naive(0)
+    schedule.step(x, target=y)
+    with pytest.raises(Once):
+        schedule.step(x, target=y)
+    says = r"batch 1 stopped halfway, by Once, .* make the schedule and its stage anew"
+    for call in (schedule.step, schedule.eval):
+        with pytest.raises(RuntimeError, match=says):
+            call(x, target=y)
+    with pytest.raises(RuntimeError, match=says), schedule.drained():
+        pass
+    with pytest.raises(RuntimeError, match=says):
+        schedule.state_dict()
+    assert all(a is b for a, b in zip(own, loop.module.parameters(), strict=True))
+
+
+@pytest.mark.skipif(not TAKES_TARGET, reason="torch 2.11 refuses such outputs before they train")
+@pytest.mark.usefixtures("one_rank")
+def test_outputs_that_cannot_be_joined() -> None:
+    """torch joins them when the batch was trained: another try would train on it twice."""
+    loop = LoopOfHalfway()
+    sizes = iter(range(1, 1_000))
+    loop.module.register_forward_hook(lambda module, args, output: output[:, : next(sizes)])
+    loop.loss_of = lambda output, target: output.square().mean()
+    x, y = batch_of_torch_naive(0)
+    with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+        loop.schedule.step(x, target=y)
+    with pytest.raises(RuntimeError, match="batch 0 stopped halfway"):
+        loop.schedule.step(x, target=y)

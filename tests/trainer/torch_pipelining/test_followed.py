@@ -1,11 +1,14 @@
 """What a user does to the stage's module is there at the next batch, as without a schedule."""
 
 import copy
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.pipelining import PipelineStage
@@ -15,17 +18,21 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.ranks.groups import Heartbeat, joined
 from pipegap.trainer.torch_pipelining import Schedule2BW
-from tests.support.joined import Joined
+from pipegap.trainer.torch_pipelining.schedule import TAKES_TARGET
+from tests.support.delayed import Joined
+from tests.support.gangs import sent
 from tests.support.torch_naive import (
     BATCHES,
     MICROBATCHES,
     RATE,
+    ROWS,
     WIDTH,
     Block,
     Change,
     assert_equal,
-    batch,
+    batch_of_torch_naive,
     loss,
     naive,
     stages_of,
@@ -67,7 +74,7 @@ def trained(module: nn.Module, changes: dict[int, Change], drains: bool, **optio
                 pass
         if t in changes:
             changes[t](module)
-        x, y = batch(t)
+        x, y = batch_of_torch_naive(t)
         schedule.step(x, target=y)
     with schedule.drained():
         pass
@@ -188,7 +195,7 @@ def test_modules_with_more_than_parameters() -> None:
 def test_gradients_of_the_user_are_none_of_a_batch(drains: bool) -> None:
     """As of a diagnosis, which calls the module in between."""
     [module], [right] = stages_of(Block), stages_of(Block)
-    x, _ = batch(0)
+    x, _ = batch_of_torch_naive(0)
     trained(module, dict.fromkeys((0, 3), lambda of: of(x).sum().backward()), drains)
     naive([right], {})
     assert_equal([module], [right])
@@ -215,7 +222,7 @@ def test_a_loss_may_ask_the_stage_for_its_module() -> None:
         return loss(output, target) * stage.submod.gain
 
     schedule = Schedule2BW(stage, MICROBATCHES, with_gain, update=print)
-    x, y = batch(0)
+    x, y = batch_of_torch_naive(0)
     losses: list[Tensor] = []
     schedule.step(x, target=y, losses=losses)
     assert len(losses) == MICROBATCHES
@@ -230,7 +237,7 @@ def test_every_call_of_a_hook_is_one_of_a_microbatch() -> None:
     schedule = Schedule2BW(stage, MICROBATCHES, loss, update=optimizer.step)
     calls: list[object] = []
     module.register_forward_hook(lambda *_: calls.append(module.up.weight))
-    x, y = batch(0)
+    x, y = batch_of_torch_naive(0)
     for _ in range(3):
         schedule.step(x, target=y)
         with schedule.drained(), torch.no_grad():
@@ -284,7 +291,7 @@ def test_weights_are_those_of_the_first_batch() -> None:
     adapt(module)
     schedule.update = torch.optim.SGD(module.down[1].parameters(), lr=RATE).step
     for t in range(BATCHES):
-        x, y = batch(t)
+        x, y = batch_of_torch_naive(t)
         schedule.step(x, target=y)
     with schedule.drained():
         assert_equal([module], [right])
@@ -374,3 +381,150 @@ def test_copies_without_the_communication_of_ddp() -> None:
     module.register_comm_hook(None, allreduce_hook)
     with pytest.raises(BadInput, match="twins=DistributedDataParallel: must have the hooks"):
         trained(module, {}, drains=False, twins=twins)
+
+
+# Stages that differ: without gradients or weights, of other dtypes, sparse, or one that fails.
+
+CPU_OF_ODD_STAGES, CLIP_NORM, TIMEOUT = torch.device("cpu"), 0.05, 45
+ROWS_OF_TWO_SIZES = 6
+
+
+class Sparse(nn.Module):
+    """Rows by the sign of the inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(2, WIDTH, sparse=True, dtype=torch.float64)
+        self.spread = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, width], to the same."""
+        return self.spread(self.rows((x[:, 0] > 0).long()) + x)
+
+
+class Narrow(nn.Module):
+    """In fp32 between a stage of fp64 and its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Block().float()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, width], to the same."""
+        return self.inner(x.float()).double()
+
+
+class Frozen(Block):
+    """Whose dropout does nothing, as that of `Live`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropped.p = 0.0
+        self.requires_grad_(False)
+
+
+class Live(Frozen):
+    """Which trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requires_grad_(True)
+
+
+CASES: dict[str, tuple[type[nn.Module], type[nn.Module]]] = {
+    "frozen first": (Frozen, Live),
+    "frozen last": (Live, Frozen),
+    "no weights first": (nn.Identity, Live),
+    "no weights last": (Live, nn.Identity),
+    "other dtypes": (Live, Narrow),
+    "sparse": (Sparse, Live),
+    "first fails once": (Live, Live),
+    "last fails once": (Live, Live),
+}
+if not TAKES_TARGET:  # torch 2.11 asks every stage but the first for gradients
+    del CASES["no weights last"]
+FAILING = {"first fails once": 0, "last fails once": 1}
+"""The rank whose first forward of the third batch does."""
+
+
+class FailsOnce:
+    """A hook of a module that raises once."""
+
+    def __init__(self) -> None:
+        self._calls = iter(range(BATCHES * MICROBATCHES + 1))
+
+    def __call__(self, *_: object) -> None:
+        if next(self._calls) == 2 * MICROBATCHES:
+            raise torch.OutOfMemoryError
+
+
+def train(rank: int, module: nn.Module) -> None:
+    weights = [weight for weight in module.parameters() if weight.requires_grad]
+    step: Callable[[], Any] = torch.optim.SGD(weights, lr=RATE).step if weights else lambda: None
+
+    def update() -> None:
+        schedule.clip_grad_norm_(CLIP_NORM)
+        step()
+
+    stage = PipelineStage(module, rank, 2, CPU_OF_ODD_STAGES)
+    schedule = Schedule2BW(stage, MICROBATCHES, loss, update=update)
+    for t in range(BATCHES):
+        x, y = batch_of_torch_naive(t)
+        for _ in range(2):
+            with suppress(RuntimeError):  # torch makes one of what a forward raises
+                schedule.step(x) if rank == 0 else schedule.step(target=y)
+                break
+    with schedule.drained():
+        schedule.state_dict()
+    groups = [schedule._late.sums._group, *schedule._passes.neighbours._groups.values()]
+    limits = {
+        group._get_backend(CPU_OF_ODD_STAGES).options._timeout.total_seconds() for group in groups
+    }
+    assert limits == {TIMEOUT}, limits
+
+
+def as_rank(store: dist.Store, heartbeat: Heartbeat, send: Callable[[object], None]) -> None:
+    """Sends the trained stage of each case."""
+    torch.set_num_threads(1)
+    rank = heartbeat.rank
+    with joined(store, rank, 2, 1, CPU_OF_ODD_STAGES, heartbeat, TIMEOUT):
+        for name, makes in CASES.items():
+            module = stages_of(*makes)[rank]
+            if FAILING.get(name) == rank:
+                module.register_forward_pre_hook(FailsOnce())
+            train(rank, module)
+            send(module.state_dict())
+
+
+def test_odd_stages_train_by_the_equation() -> None:
+    for (name, makes), *trained in zip(CASES.items(), *sent(as_rank, 2), strict=True):
+        right, made = stages_of(*makes), stages_of(*makes)
+        naive(right, {}, clip_norm=CLIP_NORM)
+        for stage, state in zip(made, trained, strict=True):
+            stage.load_state_dict(state)
+        assert_equal(made, right, atol=1e-6 if name == "other dtypes" else 1e-12)
+
+
+def as_rank_of_uneven(
+    store: dist.Store, heartbeat: Heartbeat, send: Callable[[object], None]
+) -> None:
+    """Sends what ends the second batch, whose last microbatches are shorter than the others."""
+    rank, said = heartbeat.rank, ""
+    with joined(store, rank, 2, 1, CPU_OF_ODD_STAGES, heartbeat, TIMEOUT):
+        module = stages_of(Frozen, Live)[rank]
+        stage = PipelineStage(module, rank, 2, CPU_OF_ODD_STAGES)
+        schedule = Schedule2BW(stage, MICROBATCHES, loss, update=module.zero_grad)
+        try:
+            for t, rows in enumerate((ROWS, ROWS_OF_TWO_SIZES)):
+                x, y = (of[:rows] for of in batch_of_torch_naive(t))
+                schedule.step(x) if rank == 0 else schedule.step(target=y)
+        except RuntimeError as error:
+            said = str(error)
+    send(said)
+
+
+def test_microbatches_of_two_sizes() -> None:
+    """The first one fits into the buffers; no gradient comes back that would not fit either."""
+    [[said], _] = sent(as_rank_of_uneven, 2)
+    assert said.startswith("the stage returns [(1, 4, torch.float64)], and returned [(2, 4,")
+    assert "\n" not in said

@@ -12,7 +12,7 @@ from pipegap.trainer.schedules.recipes import pipedream_2bw, sync, zero_bubble_h
 from pipegap.trainer.tracing.timeline import leave
 from pipegap.trainer.tracing.trace import Span, communication, costs, simulated
 from pipegap.trainer.trial import run_trial
-from tests.support import small
+from tests.support import small_sweep
 
 MESSAGE = 0.25
 COSTS: list[Costs] = [
@@ -64,7 +64,7 @@ def test_a_trial_leaves_a_trace_and_a_picture(tmp_path: Path) -> None:
     words = ("pipeline=pipedream_2bw", "runner=pipelined", "pipeline.num_stages=2", "trace=true")
     out = tmp_path / "out"
     result = run_trial(
-        small.config(tmp_path, *words, f"pipeline.num_microbatches={m}", f"out={out}")
+        small_sweep.config(tmp_path, *words, f"pipeline.num_microbatches={m}", f"out={out}")
     )
     events = json.loads((out / "trace.json").read_text())["traceEvents"]
     ran = [event for event in events if event["ph"] == "X"]

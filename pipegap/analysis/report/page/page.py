@@ -1,24 +1,228 @@
-"""What a page holds, and how it becomes HTML."""
+"""What a page holds, how its tables are shown, and how it becomes HTML."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
+from math import nan
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import pandas as pd
 import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from pipegap.analysis.claims import ALL_PARTS, Outcome, Verdict
 from pipegap.analysis.claims.rule import MOST_SEEDS
 from pipegap.analysis.figures import Figure, Plot, panels
-from pipegap.analysis.figures.colors import PAPER, colors_of, on_dark
-from pipegap.analysis.figures.files import kept, usual_faces
-from pipegap.analysis.figures.style import CONFIG
+from pipegap.analysis.figures.figure import kept, usual_faces
+from pipegap.analysis.figures.style import CONFIG, PAPER, colors_of, on_dark
 from pipegap.analysis.report.answer import MICROBATCHES, STAGES, StoreAnswer
 from pipegap.analysis.report.facts import Overview, TrialNow
-from pipegap.analysis.report.page.listing import Listing
+from pipegap.analysis.statistics.pairs import share_text
+from pipegap.analysis.table import names
 from pipegap.analysis.table.names import prose
+
+# A table as the page shows it: words for people, and the numbers that it is sorted by.
+
+MOST_ROWS = 500
+"""Rows on the page, unless more are asked for; the CSV has all."""
+LOW, HIGH = "_low", "_high"
+COMMAND = "command"
+"""Name of the column that holds commands."""
+TRIAL = "trial_id"
+"""Name of the column whose cells open a trial."""
+
+CellData = list[Any] | str | None
+
+
+class Cell(NamedTuple):
+    """A cell: its words, and as in the CSV one value per column that it shows; None is missing."""
+
+    words: str
+    values: Sequence[Any]
+
+    @property
+    def data(self) -> CellData:
+        """What the page holds: the words alone where they are the only value, else words and
+        values; None is an empty cell."""
+        if self.values == [None]:
+            return None
+        return self.words if self.values == [self.words] else [self.words, *self.values]
+
+
+class Head(NamedTuple):
+    """A shown column. `names` are the columns of the CSV that it shows, `kind` is trial, command,
+    number or text."""
+
+    title: str
+    names: Sequence[str]
+    kind: str
+
+
+class Listing(NamedTuple):
+    """A table of the page. `file` is its CSV, which has `num_rows` rows."""
+
+    title: str
+    heads: Sequence[Head]
+    rows: Sequence[Sequence[Cell]]
+    note: str
+    file: str
+    num_rows: int
+
+    @property
+    def name(self) -> str:
+        """Its place on the page."""
+        return f"table-{self.file.removesuffix('.csv')}"
+
+    @property
+    def tex(self) -> str:
+        """The file that `write_latex` writes."""
+        return f"{self.file.removesuffix('.csv')}.tex"
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The heads and columns for the script of the page."""
+        cells = [[row[place].data for row in self.rows] for place in range(len(self.heads))]
+        return {
+            "heads": [head._asdict() for head in self.heads],
+            "columns": [_shared(column) for column in cells],
+        }
+
+
+def _shared(column: Sequence[CellData]) -> dict[str, Any]:
+    """Return the different `cells` of a column and `at`, the place of each row's cell among them.
+
+    `at` is None where all cells differ. Most columns say a few things many times, and a page must
+    stay small.
+    """
+    texts = [repr(cell) for cell in column]
+    different = dict(zip(texts, column, strict=True))
+    places = {text: place for place, text in enumerate(different)}
+    at = [places[text] for text in texts] if len(different) < len(column) else None
+    return {"cells": [*different.values()], "at": at}
+
+
+def listed(
+    title: str,
+    table: pd.DataFrame,
+    note: str,
+    file: str,
+    *,
+    arms: Mapping[str, str] = MappingProxyType({}),
+    most: int = MOST_ROWS,
+) -> Listing:
+    """Return the listing of a table.
+
+    A mean and its interval (`x`, `x_low`, `x_high`) are one column. People read names of
+    optimizers and arms (`arms`); the values of the cells keep theirs.
+    """
+    columns = [str(name) for name in table]
+    ends = {f"{name}{end}" for name in columns for end in (LOW, HIGH) if f"{name}{LOW}" in columns}
+    columns_shown = {
+        name: [name, *(f"{name}{end}" for end in (LOW, HIGH) if f"{name}{end}" in ends)]
+        for name in columns
+        if name not in ends
+    }
+    names_of_values = {"optimizer": names.OPTIMIZERS, "other": names.OPTIMIZERS, "arm": arms}
+    plain = table.astype(object).where(table.notna(), None)
+    records = plain.head(most).to_dict("records")
+    rows = [
+        [
+            _cell(name, columns_held, row, names_of_values)
+            for name, columns_held in columns_shown.items()
+        ]
+        for row in records
+    ]
+    heads = [
+        Head(names.head(name, arms), columns_held, _kind(name, table[name]))
+        for name, columns_held in columns_shown.items()
+    ]
+    return Listing(title, heads, rows, note, file, len(table))
+
+
+def write_latex(listing: Listing, out: Path) -> None:
+    """Write the rows of the page as a LaTeX table, no wider than a line, without empty columns.
+
+    It needs the packages that its first line names, and compiles with pdflatex.
+    """
+    columns = [[row[at].words for row in listing.rows] for at in range(len(listing.heads))]
+    filled = [pair for pair in zip(listing.heads, columns, strict=True) if any(pair[1])]
+    aligned = "".join("r" if head.kind == "number" else "l" for head, _ in filled)
+    heads = _latex_row([head.title for head, _ in filled])
+    rows = [_latex_row(cells) for cells in zip(*(words for _, words in filled), strict=True)]
+    lines = [
+        r"% \usepackage{booktabs, graphicx} \usepackage[T1]{fontenc}",
+        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
+        *(rf"\begin{{tabular}}{{{aligned}}}", r"\toprule", heads, r"\midrule", *rows),
+        *(r"\bottomrule", r"\end{tabular}}", ""),
+    ]
+    (out / listing.tex).write_text("\n".join(lines), encoding="utf-8")
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    return " & ".join("".join(map(_latex, cell)) for cell in cells) + r" \\"
+
+
+def _latex(char: str) -> str:
+    """Return a character as pdflatex prints it; one that its fonts lack by its number."""
+    is_printable = ord(char) < 128 or (char.isalpha() and ord(char) <= LAST_LETTER)
+    plain = char if is_printable else rf"\texttt{{U+{ord(char):04X}}}"
+    return LATEX.get(char, plain)
+
+
+LATEX = {
+    **{char: f"\\{char}" for char in "&%$#_{}"},
+    **{char: f"${char}$" for char in "<>|"},
+    **{char: f"{{{char}}}" for char in "[]"},  # \\\\[ would be a distance
+    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+    **{"−": "$-$", "×": r"$\times$", "·": r"$\cdot$", "±": r"$\pm$", "→": r"$\to$"},
+    **{"≤": r"$\le$", "≥": r"$\ge$", "∞": r"$\infty$", "…": r"\dots{}", "—": "---", "–": "--"},
+    **{"α": r"$\alpha$", "β": r"$\beta$", "γ": r"$\gamma$", "δ": r"$\delta$", "λ": r"$\lambda$"},
+    **{"μ": r"$\mu$", "µ": r"$\mu$", "ρ": r"$\rho$", "σ": r"$\sigma$", "τ": r"$\tau$"},
+    **{chr(0x2080 + digit): f"$_{digit}$" for digit in range(10)},
+    **{"\n": " ", "\t": " "},
+}
+LAST_LETTER = 0xFF
+"""Of the letters that T1 fonts have all of."""
+
+
+def _kind(name: str, column: pd.Series) -> str:
+    if name in (TRIAL, COMMAND):
+        return "trial" if name == TRIAL else COMMAND
+    return "number" if pd.api.types.is_numeric_dtype(column) else "text"
+
+
+def _cell(
+    name: str,
+    columns: Sequence[str],
+    row: Mapping[Any, Any],
+    names_of_values: Mapping[str, Mapping[str, str]],
+) -> Cell:
+    values = [row[column] for column in columns]
+    words = [_words(name, value, signed=len(columns) > 1) for value in values]
+    if name == "removed" and len(values) > 1:
+        values_known = [nan if value is None else value for value in values]
+        is_asked = row.get("removed_n") or values[0] is not None
+        return Cell(names.minus(share_text(*values_known)) if is_asked else "", values)
+    interval = f" [{words[1]}, {words[2]}]" if len(words) > 1 and words[1] else ""
+    word = names_of_values.get(name, {}).get(words[0], words[0])
+    return Cell(names.minus(word + interval), values)
+
+
+def _words(name: str, value: Any, *, signed: bool) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, float):
+        return str(value)
+    if "removed" in name:
+        return f"{value:.0%}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:+.4f}" if signed else f"{value:.4f}"
+
+
+# What a page holds, and how it becomes HTML.
 
 VENDOR_SCRIPTS = ("vendor/dataTables.min.js", "vendor/dataTables.buttons.min.js")
 VENDOR_STYLES = ("vendor/dataTables.dataTables.min.css", "vendor/buttons.dataTables.min.css")
@@ -95,12 +299,41 @@ class Chapter(NamedTuple):
         return [verdict for verdict in self.verdicts if verdict.outcome == Outcome.UNDECIDED]
 
 
+class GapRow(NamedTuple):
+    """What a delay costs one optimizer at the best setting of sync, in words."""
+
+    optimizer: str
+    delay: str
+    feedback: str
+    removed: str
+    tax: str
+
+
 class Opening(NamedTuple):
-    """What the page of one sweep begins with: question, verdicts, rule."""
+    """What the page of one sweep begins with: question, gaps, verdicts, rule."""
 
     question: str
+    gaps: Sequence[GapRow]
+    """None where the sweep has neither the delay nor Error Feedback."""
     verdicts: Sequence[Verdict]
     rule: str
+
+    @property
+    def claims(self) -> str:
+        """The verdicts in a line, with the smallest and the largest false alarm rate."""
+        counts = ", ".join(f"{n} {outcome}" for outcome, n in tally(self.verdicts) if n)
+        rates = [
+            verdict.audit.decided_if_placebo.share
+            for verdict in self.verdicts
+            if verdict.audit and verdict.outcome != Outcome.UNDECIDED
+        ]
+        ends = (
+            [*dict.fromkeys(f"{100 * rate:.1f}" for rate in (min(rates), max(rates)))]
+            if rates
+            else []
+        )
+        alarm = f"; false alarm rate of a rule {' to '.join(ends)} %" if ends else ""
+        return f"Claims of the paper that this sweep judges: {counts}{alarm}"
 
 
 class Page(NamedTuple):
