@@ -195,6 +195,28 @@ def test_a_sweep_that_is_done_makes_its_report_once(
     assert is_made_anew()
 
 
+def test_a_second_command_prints_for_the_terminal_at_hand(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    without_figures: None,
+) -> None:
+    """What a log, a wide and a narrow terminal get is kept for each."""
+    monkeypatch.setattr(sweep_record, "code_version", lambda: "1")
+    words, told = _done(tmp_path), dict[int | None, str]()
+    for width in (None, 60, None, 60):
+        for name in ("pipegap.analysis.table.text", "pipegap.analysis.report.report"):
+            monkeypatch.setattr(f"{name}.terminal_width", lambda width=width: width)
+        assert main(words) == 0
+        text = capsys.readouterr().out.partition("mine-few_updates: ")[2]
+        text = text.removesuffix("nothing has changed since this report was made\n")
+        assert text == told.setdefault(width, text)
+    in_a_log, narrow = told.values()
+    longest = [max(map(len, text.splitlines()[:-2])) for text in (narrow, in_a_log)]  # no paths
+    assert longest[0] <= 60 < longest[1]
+    assert narrow.split() == in_a_log.split()
+
+
 def test_the_locale_and_forced_colours_change_no_file_and_end_nothing(tmp_path: Path) -> None:
     c_locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "FORCE_COLOR": "1"}
     command = [sys.executable, "-m", "pipegap", "sweep", *_done(tmp_path)]

@@ -26,7 +26,7 @@ from pyarrow import parquet
 from pipegap.analysis.table import points, rows, schema
 from pipegap.analysis.table.points import VERSIONS, group_of, ranked, with_one_name
 from pipegap.analysis.table.rows import Row, row
-from pipegap.analysis.table.schema import TRIAL
+from pipegap.analysis.table.schema import OF_ARM, TRIAL
 from pipegap.trainer.base import build, former
 from pipegap.trainer.base.errors import ENDED, BadInput, Status, first_line, short
 from pipegap.trainer.base.former import YOUNGER
@@ -277,7 +277,12 @@ NUMBERS = OF_EVERY_TRIAL | dict.fromkeys(
     ("optimizer.lr", "optimizer.momentum", "optimizer.weight_decay"), "float64"
 )
 """Keys of the config that tables and verdicts compute with → dtype."""
-NEEDED = [name for name in (*TRIAL, *OF_EVERY_TRIAL) if name not in MAY_LACK]
+NEEDED = (
+    *("trial_id", "status", "model", "data", "optimizer", "arm", *OF_ARM, "delay", "point", "seed"),
+    *("final_val_loss", "num_updates", "num_updates_asked", "num_parameters", *OF_EVERY_TRIAL),
+)
+"""Columns that comparisons compute with. Any other may be missing in a published CSV, which a
+report of older code wrote: its values are missing then."""
 STATUSES = (*ENDED, Status.UNFINISHED)
 
 

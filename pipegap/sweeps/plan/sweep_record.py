@@ -104,18 +104,21 @@ def _added_words(words: Sequence[str], sweep: SweepPlan) -> list[str]:
 
 
 def report(sweep_round: Round, plan: SweepPlan) -> str:
-    """Write the report of the arms at the chosen values, unless it is there; return its text.
+    """Write the report of the arms at the chosen values; return its text for this terminal.
 
-    The other values that tuning or a search tried are in tuned.csv or searched.csv.
+    Nothing is written where the report is there, and was printed for a terminal as wide. The other
+    values that tuning or a search tried are in tuned.csv or searched.csv.
     """
+    from pipegap.analysis.table.text import terminal_width
+
     request = sweep_round.request
     out = folder(request.results, plan)
     folders = [trial.folder for trial in plan.distinct]
     made_of = state(record(sweep_round, plan), folders, code_version())
     # A report takes long: it is made again only if something that it is made of has changed.
-    text = printed(out, made_of)
-    if text is not None:
-        return f"{text}\nnothing has changed since this report was made"
+    texts, width = printed(out, made_of), str(terminal_width())
+    if width in texts:
+        return f"{texts[width]}\nnothing has changed since this report was made"
     from pipegap.analysis.report import report as page
     from pipegap.analysis.report.answer import Asked
 
@@ -124,7 +127,8 @@ def report(sweep_round: Round, plan: SweepPlan) -> str:
     lines = [*choosing.write(plan.sweep, plan.choices, out)]
     lines += [page.report(request.results, out, plan.label, request.where, question)]
     text = "\n".join(lines)
-    write_json(out / MADE_OF, {"state": made_of, "printed": text})  # last: the report is whole
+    # Last: the report is whole.
+    write_json(out / MADE_OF, {"state": made_of, "printed": {**texts, width: text}})
     sweep_round.store.push(out)
     return text
 
@@ -154,10 +158,11 @@ def _modified(path: Path) -> int:
     return 0
 
 
-def printed(out: Path, text_now: str) -> str | None:
-    """Return what the report in `out` printed; None unless it is made of the state `text_now`."""
-    with suppress(Damaged, OSError, ValueError, LookupError):
+def printed(out: Path, text_now: str) -> dict[str, str]:
+    """Return what the report in `out` printed, by the width of the terminal; empty unless it is
+    made of the state `text_now`."""
+    with suppress(Damaged, OSError, ValueError, LookupError, AttributeError):  # of older code too
         last = json.loads(content(out / MADE_OF))
         if (out / PAGE).is_file() and last["state"] == text_now:
-            return str(last["printed"])
-    return None
+            return {str(width): str(text) for width, text in last["printed"].items()}
+    return {}

@@ -159,7 +159,7 @@ def _begin_anew(words: Sequence[str], url: str) -> NoReturn:
     reads, writes = os.pipe()
     os.set_inheritable(reads, True)  # else execve closes it
     with open(writes, "w", encoding="utf-8") as pipe:
-        pipe.write(url)  # MAX_WORD bytes at most: the pipe holds them until the new process reads
+        pipe.write(url)  # the pipe holds 64 KiB until the new process reads
     environment = {**os.environ, NOTIFY: f"{PIPE}{reads}"}
     if not sys.flags.safe_path:  # `pipegap` has set it, and is to be found again as it was
         environment.pop("PYTHONSAFEPATH", None)

@@ -14,6 +14,7 @@ from pandas.testing import assert_frame_equal
 from pipegap.analysis import advise, best, gaps, load
 from pipegap.analysis.__main__ import main
 from pipegap.analysis.report.report import report
+from pipegap.analysis.table.load import NEEDED, OF_EVERY_TRIAL
 from pipegap.analysis.table.metrics import validation_losses
 from pipegap.analysis.table.rows import arm_columns
 from pipegap.analysis.table.schema import TRIAL
@@ -191,6 +192,26 @@ def test_what_is_told_of_a_csv_is_what_is_told_of_its_store(published: tuple[Pat
     assert_frame_equal(best(of_csv), best(of_store))
     question = {"optimizer": "adamw", "stages": 4, "microbatches": 8}
     assert str(advise(of_csv, **question)) == str(advise(of_store, **question))
+
+
+@pytest.mark.parametrize("column", [name for name in (*TRIAL, *OF_EVERY_TRIAL) if name != "folder"])
+def test_a_csv_of_older_code_lacks_a_column_that_no_comparison_needs(
+    column: str, published: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Of any other the lack is refused by its name."""
+    _, csv = published
+    older = tmp_path / "older.csv"
+    pd.read_csv(csv, dtype=str, keep_default_na=False).drop(columns=column).to_csv(
+        older, index=False
+    )
+    if column in NEEDED:
+        with pytest.raises(BadInput, match=f"lacks {column}"):
+            load(older)
+        return
+    trials = load(older)
+    assert trials[column].isna().all()
+    assert_frame_equal(gaps(trials), gaps(load(csv)))
+    assert_frame_equal(best(trials), best(load(csv)))
 
 
 def test_some_of_its_trials(published: tuple[Path, Path]) -> None:
