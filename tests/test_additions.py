@@ -21,7 +21,7 @@ CHANGED = ("docs", "pipegap", "tests")
 EXAMPLES = {block.path: block.text for block in blocks(ROOT / "docs" / "extending.md")}
 TESTS = (
     *("tests/analysis/claims/test_claims.py", "tests/analysis/figures/test_conformance.py"),
-    *("tests/analysis/theory", "tests/docs/test_pages.py"),
+    *("tests/analysis/test_theory.py", "tests/docs/test_pages.py"),
     *("tests/sweeps/request", "tests/trainer/config/test_config.py", "tests/trainer/corrections"),
     *("tests/trainer/optimizers", "tests/trainer/schedules"),
 )
