@@ -27,7 +27,8 @@ TUNED, DECAY = "optimizer.lr", "optimizer.weight_decay"
 """Keys that the rules set: an entry cannot."""
 MOST_LINES = 400
 MODULES = (
-    *("torch", "math", "typing", "dataclasses", "collections", "functools", "itertools"),
+    *("torch", "math", "typing", "dataclasses", "collections", "collections.abc"),
+    *("functools", "itertools"),
     *("annotated_types", "typing_extensions", "__future__"),
     "pipegap.trainer.base.ranges",
     "pipegap.trainer.optimizers",
@@ -140,9 +141,10 @@ def _refused(node: ast.AST) -> Iterator[tuple[str, str]]:
         if node.level:
             yield "a relative import", "an entry is one file"
     for module in modules:
-        if not any(f"{module}.".startswith(f"{allowed}.") for allowed in MODULES):
+        allowed = [name for name in MODULES if f"{module}.".startswith(f"{name}.")]
+        if not allowed:
             yield module, f"an entry may import {', '.join(MODULES[:5])} and a few more"
-        for part in module.split("."):
+        for part in module.removeprefix(max(allowed, key=len, default="")).split("."):
             yield from _refused_part(part)
     if isinstance(node, ast.Name):
         if node.id in CALLS:
@@ -247,3 +249,35 @@ def _text(value: Any) -> str:
 def names_of(entries: Iterable[Path]) -> list[str]:
     """Return the names of the folders of entries, in alphabetical order."""
     return sorted(path.parent.name for folder in entries for path in folder.glob(f"*/{ENTRY}"))
+
+
+def check_entry(folder: Path) -> Entry:
+    """Return what an entry says, whose files keep to the rules; raise BadInput for one that does
+    not."""
+    entry, code = read_entry(folder), code_of(folder)
+    is_ours = (CONF / entry.kind / f"{entry.name}.yaml").is_file()
+    if code is None:
+        yaml_of(entry.kind, entry.name, None)
+        return entry
+    check_code(code)
+    if is_ours:
+        allowed = "is the name of one of ours: an entry with code has another name, or no code"
+        raise BadInput(f"{folder / ENTRY}: {entry.kind}", entry.name, allowed)
+    address = str(yaml_of(entry.kind, entry.name, folder).get("_target_"))
+    if not address.startswith((f"{code.stem}.", "pipegap.trainer.")):
+        allowed = f"must be in {code.name}, or one of pipegap's"
+        raise BadInput(f"{entry.kind}._target_", address, allowed)
+    return entry
+
+
+def clean_copy(folder: Path, to: Path) -> Path:
+    """Copy what counts of an entry into the new folder `to`, and return it: no compiled code of
+    Python comes along, and no file that a trial could read."""
+    entry, code = read_entry(folder), code_of(folder)
+    files = [folder / ENTRY, *([] if code is None else [code])]
+    files += [path for path in [folder / entry.kind / f"{entry.name}.yaml"] if path.is_file()]
+    for path in files:
+        copy = to / path.relative_to(folder)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    return to
