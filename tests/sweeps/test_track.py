@@ -244,7 +244,7 @@ READS = {
     "import torch\nx = torch.load('data/wiki/validation.pt')": "load",
     "import torch\nx = torch.from_file('data/wiki/validation-00000.bin', size=9)": "from_file",
     "import torch\nx = torch.os.listdir('data')": "os",
-    "x = ().__class__.__base__.__subclasses__()": "__class__",
+    "x = ().__class__": "__class__",
     "x = eval('1')": "eval",
     "import torch\nx = getattr(torch, 'lo' + 'ad')": "getattr",
     "from torch import load": "load",
