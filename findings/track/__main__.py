@@ -1,13 +1,12 @@
 """Makes the table of the delay track from the entries; or runs the trials that it lacks.
 
-python -m findings.track                         # README.md, index.html and losses.svg of this folder
-python -m findings.track fill results=results    # the entries without a table, one after the other
+python -m findings.track                       # README.md, index.html and losses.svg
+python -m findings.track fill results=results  # the entries without a table, in turn
 """
 
 import html
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from string import Template
 

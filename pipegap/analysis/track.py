@@ -1,4 +1,4 @@
-"""The delay track (docs/track.md): scores of its entries, and the rules by which an entry stands."""
+"""The delay track (docs/track.md): scores of its entries, and the rules by which one stands."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -25,12 +25,12 @@ it ended before."""
 
 def noise_band(losses: Sequence[float]) -> float:
     """Return by how much a loss may differ on another kind of processor: BAND standard deviations
-    over the seeds of its arm, of the completed trials' final `losses`.
+    of the final `losses` of its arm, over seeds.
 
     Rounding makes two trajectories part, but data, order and first weights are the same: such a
     trial differs by less than one of another seed does. If it differed by as much, a normal
-    difference of two seeds would exceed the band in 3.4 % of cases; what was measured of Muon, AdamW
-    and SOAP is 1e-7, 9e-4 and 2.6e-3, against standard deviations of 0.005 to 0.009. Infinite for
+    difference of two seeds would exceed the band in 3.4 % of cases; measured of Muon, AdamW and
+    SOAP were 1e-7, 9e-4 and 2.6e-3, beside standard deviations of 0.005 to 0.009. Infinite for
     fewer than two losses.
     """
     return BAND * float(np.std(losses, ddof=1)) if len(losses) > 1 else np.inf

@@ -13,27 +13,25 @@ from pipegap.sweeps.plan.sweep_plan import SweepPlan, plan_sweeps
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.entry import COST, TRIALS, Entry, check_entry
 from pipegap.trainer.base.atomic import write_atomically, write_json
-from pipegap.trainer.base.cli import DONE, Given, parse, refuse_others
+from pipegap.trainer.base.cli import DONE, Given, parse
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.store.opened import pulled
 from pipegap.trainer.store.snapshot import Snapshot
 
 KEYS = """\
-results=    the store of its trials (default: results), which `pipegap sweep sweep=entry` has made
-scale=      of the trials (default: tiny, at which the track is)
-data.path=  where their data lies, if not in data/wiki"""
-OF_REQUEST = ("scale", "data.path")
+results=    the store in which `pipegap sweep sweep=entry` has run its trials (default: results)
+data.path=  where their data lies, if not in data/wiki
+KEY=        any other word of that sweep, for trials by other rules than the track's: scale=micro"""
+OF_TRACK = "data.path"
+"""The word of a sweep that changes no rule."""
 BURN_IN, UPDATES, TURNS = 3, 10, 9
-"""Updates of which the first are not timed, and how many are timed at a time, in turns with AdamW's."""
+"""The first updates are not timed; then so many at a time, in turns with AdamW's."""
 
 
 def main(words: Sequence[str]) -> int:
-    """Exit code 0; raises BadInput for an entry that breaks a rule, or whose trials are not done."""
+    """Exit code 0; raises BadInput for an entry that breaks a rule, or lacks trials."""
     folder, values = folder_and_values(words, "enter", __doc__ or "", KEYS)
-    results = values.pop("results", "results")
-    request_words = take_request(values)
-    refuse_others(values, "pipegap enter")
-    print(enter(folder, results, request_words))
+    print(enter(folder, values.pop("results", "results"), [*map("=".join, values.items())]))
     return DONE
 
 
@@ -49,11 +47,6 @@ def folder_and_values(
     if not (folder := Path(first)).is_dir():
         raise BadInput("entry", first, "must be the folder of an entry")
     return folder, values
-
-
-def take_request(values: Given) -> list[str]:
-    """Remove the words from `values` that choose scale and data; return them."""
-    return [f"{key}={values.pop(key)}" for key in OF_REQUEST if key in values]
 
 
 def plan_of(
@@ -92,9 +85,9 @@ def enter(folder: Path, results: str, words: Sequence[str]) -> str:
 
 
 def cost(entry: Entry, plan: SweepPlan) -> dict[str, Any]:
-    """Return `state_per_parameter`, fp32 numbers that optimizer and correction keep for each weight,
-    and `time`, the CPU time of an update over AdamW's with the plain delay, with the `processor` on
-    which that was measured."""
+    """Return `state_per_parameter`, how many numbers optimizer and correction keep for each weight,
+    and `time`, the CPU time of an update over AdamW's with the plain delay, measured on this
+    machine's `processor`."""
     from pipegap.trainer.base.resources import processor_name  # torch is slow
     from pipegap.trainer.config.compose import compose
     from pipegap.trainer.config.schema import validate
@@ -110,15 +103,15 @@ def cost(entry: Entry, plan: SweepPlan) -> dict[str, Any]:
 
 
 def entered_config(entry: Entry, plan: SweepPlan) -> dict[str, Any]:
-    """Return the config of the entry's delayed arm, that with the correction of a correction's, at
-    its first optimizer."""
+    """Return the config of the delayed arm at the first optimizer, with the correction if that is
+    what is entered."""
     arms = plan.points[0].choice.point.configs
     late = [arm for arm in arms if arm != "sync"]
     return {**arms[late[0] if entry.kind == "optimizer" else late[1]], "seed": 0}
 
 
 def state_per_parameter(config: Mapping[str, Any]) -> float:
-    """Return the numbers that optimizer and correction keep for each weight, after BURN_IN updates."""
+    """Return how many numbers are kept for each weight, after BURN_IN updates."""
     from torch import Tensor  # slow
     from torch.utils._pytree import tree_leaves
 

@@ -14,19 +14,21 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pipegap.sweeps.commands.enter import (
+    OF_TRACK,
     entered_config,
     folder_and_values,
     plan_of,
     state_per_parameter,
-    take_request,
 )
 from pipegap.sweeps.plan.sweep_plan import SweepPlan
+from pipegap.sweeps.request.command_line import parse_count
 from pipegap.sweeps.request.entry import COST, TRIALS, TUNED, Entry, check_entry, clean_copy
 from pipegap.sweeps.request.expand import Trial, unique, value_of
-from pipegap.trainer.base.cli import DONE, FAILED, refuse_others, say
+from pipegap.sweeps.request.schema import MAX_TRIALS
+from pipegap.trainer.base.cli import DONE, FAILED, say
 from pipegap.trainer.base.errors import BadInput, short
 from pipegap.trainer.folder.wellformed import Row
 from pipegap.trainer.store.snapshot import Snapshot
@@ -40,8 +42,9 @@ salt=       text that the draw depends on too: authors who know none of it canno
             drawn
 results=    a folder for the trials that are run here, which goes on where it was stopped; it must
             not be that of the entry's own trials (default: none that stays)
-scale=      of the trials (default: tiny, at which the track is)
-data.path=  where their data lies, if not in data/wiki"""
+drawn=      how many trials are drawn, or all (default: 8)
+data.path=  where their data lies, if not in data/wiki
+KEY=        any other word of the sweep, for trials by other rules than the track's: scale=micro"""
 NUM_DRAWN = 8
 """Trials of the table that are run again, beside those that decide the learning rate."""
 NUM_HIDDEN = 8
@@ -73,19 +76,30 @@ def main(words: Sequence[str]) -> int:
     """Exit code: 0 the entry stands, 1 it does not. Raises BadInput for one that breaks a rule."""
     folder, values = folder_and_values(words, "verify", __doc__ or "", KEYS)
     salt, results = values.pop("salt", ""), values.pop("results", None)
-    request_words = take_request(values)
-    refuse_others(values, "pipegap verify")
+    drawn = values.pop("drawn", str(NUM_DRAWN))
+    num_drawn = MAX_TRIALS if drawn == "all" else parse_count("drawn", drawn, low=0)
+    other_rules = [f"{key}={value}" for key, value in values.items() if key != OF_TRACK]
+    by_rules = f" (by other rules: {' '.join(other_rules)})" if other_rules else ""
     try:
         with TemporaryDirectory(prefix="pipegap-verify-") as temporary:
             store = Path(results or Path(temporary, "results"))
-            print(verify(folder, store, Path(temporary, "code"), request_words, salt))
+            request_words = [*map("=".join, values.items())]
+            text = verify(folder, store, Path(temporary, "code"), request_words, salt, num_drawn)
     except Refused as refusal:
-        print(f"{folder} does not stand: {refusal}")
+        print(f"{folder} does not stand: {refusal}{by_rules}")
         return FAILED
+    print(f"{text}{by_rules}")
     return DONE
 
 
-def verify(folder: Path, store: Path, copy: Path, words: Sequence[str], salt: str) -> str:
+def verify(
+    folder: Path,
+    store: Path,
+    copy: Path,
+    words: Sequence[str],
+    salt: str = "",
+    num_drawn: int = NUM_DRAWN,
+) -> str:
     """Return the line that says that an entry stands; raise Refused or BadInput if it does not.
 
     Trials are run in the folder `store`, from the `copy` of the entry that is made.
@@ -101,9 +115,11 @@ def verify(folder: Path, store: Path, copy: Path, words: Sequence[str], salt: st
     rows = check_table(plan, table)
     check_cost(folder, entry, plan)
     draw = random.Random(fingerprint(table, salt))
-    drawn = drawn_trials(plan, draw)
+    drawn = drawn_trials(plan, draw, num_drawn)
     seeds = [draw.choice(SEEDS) for _ in range(NUM_HIDDEN)]
-    choices = {_optimizer(point.choice.point.configs["sync"]): point.choice for point in plan.points}
+    choices = {
+        _optimizer(point.choice.point.configs["sync"]): point.choice for point in plan.points
+    }
     hidden = {name: choice.arms_at(choice.point, seeds) for name, choice in choices.items()}
     todo = unique([*drawn, *(trial for trials in hidden.values() for trial in trials)])
     say(f"{len(drawn)} of {len(rows)} trials and {len(todo) - len(drawn)} at hidden seeds run here")
@@ -149,7 +165,11 @@ def check_table(plan: SweepPlan, table: "pd.DataFrame") -> dict[str, Row]:
     arms: dict[str, str] = {}
     for trial_id, trial in planned.items():
         row, config = rows[trial_id], trial.config
-        said = {"seed": row["seed"], TUNED: row[TUNED], "arm": arms.setdefault(trial.arm, row["arm"])}
+        said = {
+            "seed": row["seed"],
+            TUNED: row[TUNED],
+            "arm": arms.setdefault(trial.arm, row["arm"]),
+        }
         holds = {"seed": config["seed"], TUNED: value_of(config, TUNED), "arm": row["arm"]}
         for key, value in said.items():
             if value != holds[key]:
@@ -176,13 +196,16 @@ def check_cost(folder: Path, entry: Entry, plan: SweepPlan) -> None:
 def fingerprint(table: "pd.DataFrame", salt: str) -> int:
     """Return a hash of the ids and losses of a table, and of the salt."""
     ordered = table.sort_values("trial_id")
-    lines = [f"{i} {loss!r}" for i, loss in zip(ordered["trial_id"], ordered["final_val_loss"])]
+    lines = [
+        f"{i} {loss!r}"
+        for i, loss in zip(ordered["trial_id"], ordered["final_val_loss"], strict=True)
+    ]
     digest = hashlib.sha256("\n".join([*lines, salt]).encode()).digest()
     return int.from_bytes(digest[:8], "big")
 
 
-def drawn_trials(plan: SweepPlan, draw: random.Random) -> list[Trial]:
-    """Return NUM_DRAWN trials of the plan, and for each point those that decide its learning rate:
+def drawn_trials(plan: SweepPlan, draw: random.Random, number: int) -> list[Trial]:
+    """Return so many trials of the plan, and for each point those that decide its learning rate:
     the best one and its two neighbours. A table in which another rate was to look best has a wrong
     loss among these, as far as the loss has one minimum."""
     deciding = []
@@ -195,7 +218,7 @@ def drawn_trials(plan: SweepPlan, draw: random.Random) -> list[Trial]:
     others = sorted(
         (t for t in unique(plan.planned) if t.trial_id not in ids), key=lambda t: t.trial_id
     )
-    return unique([*deciding, *draw.sample(others, min(NUM_DRAWN, len(others)))])
+    return unique([*deciding, *draw.sample(others, min(number, len(others)))])
 
 
 # Trials that are run here, in processes of their own.
@@ -268,7 +291,9 @@ def compare(
         same_kind = _kind(here["processor"], here["versions"]["torch"]) == _kind(
             row["processor"], row["versions.torch"]
         )
-        text = f"trial {trial.trial_id} ({trial.name}) ends at {after!r} here, {before!r} in the table"
+        text = (
+            f"trial {trial.trial_id} ({trial.name}) ends at {after!r} here, {before!r} in the table"
+        )
         if same_kind:
             raise Refused(f"{text}, on the same kind of processor")
         arm, optimizer = trial.arm, _optimizer(trial.config)

@@ -1,7 +1,7 @@
 """Entries of the delay track (docs/track.md): what their folders hold, and the sweep of each.
 
-A folder entries/NAME holds entry.yaml, trials.csv, cost.json, and of a choice of one's own one Python
-file and its YAML, in the format of docs/extending.md. An entry of a choice of conf/ has no code.
+A folder entries/NAME holds entry.yaml, trials.csv, cost.json, and of a choice of one's own one
+Python file and its YAML, in the format of docs/extending.md. A choice of conf/ has no code there.
 """
 
 import ast
@@ -39,14 +39,14 @@ CALLS = {
     *("open", "exec", "eval", "compile", "__import__", "globals", "locals", "vars", "input"),
     *("getattr", "setattr", "delattr", "breakpoint"),
 }
-"""Built-in functions that an entry's code may not name: with them it could read files, or reach what
-the other rules forbid."""
+"""Built-in functions that an entry's code may not name: with them it could read files, or reach
+what the other rules forbid."""
 FORBIDDEN = {
     *("load", "save", "from_file", "hub", "jit", "ops", "classes", "package", "serialization"),
     *("distributed", "multiprocessing", "cpp_extension", "library", "_C", "storage"),
     *("UntypedStorage", "TypedStorage", "utils", "read_text", "read_bytes"),
 }
-"""Names, of modules and attributes, by which torch reads files, starts processes or runs other code."""
+"""Names of modules and attributes by which torch reads files, starts processes or runs code."""
 DUNDERS = {"__init__", "__setstate__", "__getstate__", "__name__", "__all__", "__len__", "__call__"}
 """The names with two underscores at both ends that an entry's code may use."""
 
@@ -80,7 +80,7 @@ class Entry(BaseModel):
 
 
 def read_entry(folder: Path) -> Entry:
-    """Return what the entry.yaml of a folder says; raise BadInput for a file that is missing or does
+    """Return what the entry.yaml of a folder says; raise BadInput for one that is missing or does
     not say it."""
     path = folder / ENTRY
     try:
@@ -159,7 +159,9 @@ def _refused_part(part: str) -> Iterator[tuple[str, str]]:
 
     # `torch.os` is a way to a module that an entry may not import; `weight.copy` is none.
     is_module = part in sys.stdlib_module_names and part not in {n.split(".")[0] for n in MODULES}
-    if part in FORBIDDEN or (is_module and not (hasattr(torch.Tensor, part) or hasattr(dict, part))):
+    if part in FORBIDDEN or (
+        is_module and not (hasattr(torch.Tensor, part) or hasattr(dict, part))
+    ):
         yield part, "an entry's code reads no files and runs no other code"
     yield from _refused_dunder(part)
 
@@ -170,7 +172,7 @@ def _refused_dunder(name: str) -> Iterator[tuple[str, str]]:
 
 
 def yaml_of(kind: str, name: str, folder: Path | None) -> dict[str, Any]:
-    """Return the YAML of a choice, of conf/ or of the entry's folder; raise BadInput without one."""
+    """Return the YAML of a choice, in conf/ or the entry's folder; raise BadInput without one."""
     places = [CONF, *([] if folder is None else [folder])]
     for place in places:
         path = place / kind / f"{name}.yaml"
@@ -226,7 +228,7 @@ def entered(
 def _point(
     name: str, choice: Mapping[str, Any], settings: Mapping[str, Any], rules: EntryRules
 ) -> dict[str, Any]:
-    """Return an optimizer with the rate from which it is tuned, and the decay that the rules set."""
+    """Return an optimizer with the rate from which it is tuned, and the decay of the rules."""
     rate, decay = choice.get("lr"), choice.get("weight_decay")
     if not isinstance(rate, float) or not rate > 0:
         raise BadInput("optimizer", name, "must have a key lr above 0, which is tuned")
@@ -239,11 +241,15 @@ def _levels(text: str) -> dict[str, list[str]]:
     levels = parse("levels", text, text)
     if not isinstance(levels, list) or not all(isinstance(d, int) and d > 0 for d in levels):
         raise BadInput("levels", text, "must be delays in updates: levels=[1,2,4,8]")
-    return {f"constant_delay({d})": ["pipeline=constant_delay", f"pipeline.delay={d}"] for d in levels}
+    return {
+        f"constant_delay({d})": ["pipeline=constant_delay", f"pipeline.delay={d}"] for d in levels
+    }
 
 
 def _text(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else f"{value}"
+    return (
+        "null" if value is None else str(value).lower() if isinstance(value, bool) else f"{value}"
+    )
 
 
 def names_of(entries: Iterable[Path]) -> list[str]:

@@ -317,9 +317,11 @@ class AdviceQuestion(BaseModel):
 
 
 class EntryRules(BaseModel):
-    """The sweep of an entry of the delay track (see request/entry.py): at `scale` unless the command
-    line says another; a correction is entered with these `optimizers`; learning rate times weight
-    decay is `decay`."""
+    """The sweep of an entry of the delay track (see request/entry.py).
+
+    It is at `scale` unless the command line says another; a correction is entered with these
+    `optimizers`; learning rate times weight decay is `decay`.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
