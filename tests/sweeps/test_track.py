@@ -15,6 +15,7 @@ import yaml
 
 from pipegap.analysis import track
 from pipegap.analysis.table.load import load
+from pipegap.sweeps.__main__ import main
 from pipegap.sweeps.commands import enter, verify
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.entry import check_code, check_entry
@@ -24,6 +25,7 @@ from pipegap.trainer.folder.wellformed import Row
 from pipegap.trainer.store.snapshot import Snapshot
 from pipegap.trainer.trial import run_trial
 from tests.support import small_sweep
+from tests.support.markdown import ROOT, shell_lines, write_files
 from tests.support.own_files import as_in_a_new_process
 
 CODE = '''
@@ -54,6 +56,9 @@ SAYS = {
 }
 SMALL = [word for word in small_sweep.SMALL if not word.startswith("optimizer.lr")]
 Forge = Callable[[Path], object]
+Captured = pytest.CaptureFixture[str]
+RUN_HERE = verify.run_here
+DOCUMENT = ROOT / "docs" / "track.md"
 
 
 def write_entry(folder: Path, code: str = CODE, **says: Any) -> Path:
@@ -109,9 +114,9 @@ def few_and_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "NUM_HIDDEN", 2)
 
 
-def verified(entry: Path, words: Sequence[str], salt: str = "") -> str:
+def verified(entry: Path, words: Sequence[str], num_drawn: int = 8) -> str:
     place = entry.parent
-    return verify.verify(entry, place / "store", place / "code", words, salt)
+    return verify.verify(entry, place / "store", place / "code", words, num_drawn=num_drawn)
 
 
 def change(entry: Path, wanted: Callable[[dict[str, str]], bool], **values: object) -> None:
@@ -137,6 +142,25 @@ def test_an_entry_stands(entry: Path, words: list[str]) -> None:
     assert table["processor"].notna().all()
     cost = json.loads((entry / "cost.json").read_text())
     assert cost["state_per_parameter"] == 0
+
+
+@pytest.mark.long
+def test_the_page_runs_word_for_word(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """docs/track.md from an empty folder to a verified entry, with words for small trials behind;
+    `verify` trains in processes of its own."""
+    monkeypatch.setattr(verify, "run_here", RUN_HERE)
+    monkeypatch.chdir(tmp_path)
+    write_files(DOCUMENT, tmp_path)
+    commands = [line[1:] for line in shell_lines(DOCUMENT) if line[:1] == ["pipegap"]]
+    assert [line[0] for line in commands[:3]] == ["sweep", "enter", "verify"]
+    for line in commands[:3]:
+        with as_in_a_new_process():
+            assert main([*line, *words]) == 0, capsys.readouterr()
+    said = capsys.readouterr().out
+    assert "\nentries/sign_descent stands: " in said
+    assert "(by other rules: scale=micro " in said
 
 
 def last_digit(entry: Path) -> None:
@@ -204,6 +228,26 @@ def test_a_forged_table_is_refused(entry: Path, words: list[str], forge: Forge, 
     with pytest.raises((BadInput, verify.Refused), match=why) as refusal:
         verified(entry, words)
     assert "\n" not in str(refusal.value)
+
+
+def test_one_loss_changed_in_its_last_digits_is_seen_if_all_are_drawn(
+    entry: Path, words: list[str]
+) -> None:
+    path = entry / "trials.csv"
+    late = load(path)
+    late = late[(late["arm"] == "delay_ef") & (late["seed"] == 1)].iloc[0]
+    loss = float(np.nextafter(late["final_val_loss"], 9))
+    change(entry, lambda row: row["trial_id"] == late["trial_id"], final_val_loss=repr(loss))
+    with pytest.raises(verify.Refused, match=f"trial {late['trial_id']} .* {loss!r} in the table"):
+        verified(entry, words, num_drawn=100)
+
+
+def test_whom_the_draw_hits_depends_on_losses_and_salt(entry: Path, words: list[str]) -> None:
+    table = load(entry / "trials.csv")
+    changed = table.assign(final_val_loss=np.nextafter(table["final_val_loss"], 9))
+    prints = {verify.fingerprint(t, salt) for t in (table, changed) for salt in ("", "a")}
+    assert len(prints) == 4
+    assert verify.fingerprint(table[::-1], "") in prints
 
 
 def test_a_trial_at_a_rate_tuned_on_delay_is_refused(entry: Path, words: list[str]) -> None:
