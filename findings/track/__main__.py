@@ -7,8 +7,10 @@ python -m findings.track fill results=results  # the entries without a table, in
 import html
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from string import Template
+from typing import Any
 
 import altair as alt
 import numpy as np
@@ -91,7 +93,7 @@ def write(entries: Path, folder: Path) -> None:
         write_atomically(folder / PICTURE, with_font(picture(drawn)).encode())
 
 
-def _row(score: dict[str, object], entered: list[track.Entered]) -> tuple[str, ...]:
+def _row(score: Mapping[Any, Any], entered: list[track.Entered]) -> tuple[str, ...]:
     cost = next(entry.cost for entry in entered if entry.name == score["entry"])
     ends = {key: _interval(score, key) for key in ("score", "gap")}
     return (
@@ -102,7 +104,7 @@ def _row(score: dict[str, object], entered: list[track.Entered]) -> tuple[str, .
     )
 
 
-def _interval(score: dict[str, object], key: str) -> str:
+def _interval(score: Mapping[Any, Any], key: str) -> str:
     low, high = score[f"{key}_low"], score[f"{key}_high"]
     return f"{score[key]:+.4f} [{low:+.4f}, {high:+.4f}]"
 

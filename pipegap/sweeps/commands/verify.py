@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipegap.sweeps.commands.enter import (
     OF_TRACK,
@@ -33,9 +33,6 @@ from pipegap.trainer.base.errors import BadInput, short
 from pipegap.trainer.folder.wellformed import Row
 from pipegap.trainer.store.snapshot import Snapshot
 from pipegap.trainer.store.store import Stored
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 KEYS = """\
 salt=       text that the draw depends on too: authors who know none of it cannot choose what is
@@ -58,10 +55,9 @@ REACH_OUT = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "sock
 class PublishedTrials(Snapshot):
     """The losses that a table says of its trials, by their ids."""
 
-    def __init__(self, table: "pd.DataFrame") -> None:
+    def __init__(self, table: Iterable[Row]) -> None:
         super().__init__()
-        values = table["final_val_loss"].fillna(math.inf)
-        self.losses = dict(zip(table["trial_id"], map(float, values), strict=True))
+        self.losses = {row["trial_id"]: _loss(row) for row in table}
 
     def final_loss(self, trial: Stored) -> float | None:
         """See `Snapshot.final_loss`."""
@@ -110,13 +106,13 @@ def verify(
     entry = check_entry(folder)
     if not (folder / TRIALS).is_file():
         raise BadInput("entry", folder, f"has no {TRIALS}: pipegap enter {folder} writes it")
-    table = load(folder / TRIALS)
+    table: list[Row] = load(folder / TRIALS).to_dict("records")
     plan = plan_of(clean_copy(folder, copy), store, words, PublishedTrials(table))
     rows = check_table(plan, table)
     check_cost(folder, entry, plan)
     draw = random.Random(fingerprint(table, salt))
     drawn = drawn_trials(plan, draw, num_drawn)
-    seeds = [draw.choice(SEEDS) for _ in range(NUM_HIDDEN)]
+    seeds = draw.sample(SEEDS, NUM_HIDDEN)
     choices = {
         _optimizer(point.choice.point.configs["sync"]): point.choice for point in plan.points
     }
@@ -148,11 +144,11 @@ def _optimizer(config: Mapping[str, Any]) -> str:
 # Whether a table has the trials that the rules ask for, and no others.
 
 
-def check_table(plan: SweepPlan, table: "pd.DataFrame") -> dict[str, Row]:
+def check_table(plan: SweepPlan, table: Iterable[Row]) -> dict[str, Row]:
     """Return the rows of a table by their ids; raise BadInput if they are not the trials that the
     rules ask for, by the losses of the table itself, or say something else of a trial."""
     planned = {trial.trial_id: trial for trial in plan.planned}
-    rows = {str(row["trial_id"]): row for row in table.to_dict("records")}
+    rows = {str(row["trial_id"]): row for row in table}
     ended = {i for i, row in rows.items() if row["status"] in ("completed", "diverged")}
     if missing := [trial for i, trial in planned.items() if i not in ended]:
         allowed = f"lacks {len(missing)} trials that the rules ask for, such as {missing[0].name}"
@@ -193,13 +189,9 @@ def check_cost(folder: Path, entry: Entry, plan: SweepPlan) -> None:
 # What is drawn, by a hash of the table.
 
 
-def fingerprint(table: "pd.DataFrame", salt: str) -> int:
+def fingerprint(table: Iterable[Row], salt: str) -> int:
     """Return a hash of the ids and losses of a table, and of the salt."""
-    ordered = table.sort_values("trial_id")
-    lines = [
-        f"{i} {loss!r}"
-        for i, loss in zip(ordered["trial_id"], ordered["final_val_loss"], strict=True)
-    ]
+    lines = sorted(f"{row['trial_id']} {row['final_val_loss']!r}" for row in table)
     digest = hashlib.sha256("\n".join([*lines, salt]).encode()).digest()
     return int.from_bytes(digest[:8], "big")
 
@@ -289,7 +281,7 @@ def compare(
             num_equal += 1
             continue
         same_kind = _kind(here["processor"], here["versions"]["torch"]) == _kind(
-            row["processor"], row["versions.torch"]
+            row["processor"], row.get("versions.torch")
         )
         text = (
             f"trial {trial.trial_id} ({trial.name}) ends at {after!r} here, {before!r} in the table"

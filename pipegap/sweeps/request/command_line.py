@@ -80,11 +80,10 @@ def parse_request(arguments: Sequence[str]) -> Request:
     fail_fast = parse_count("fail_fast", values.pop("fail_fast", "0"), low=0)
     names = values.pop("sweep", "")
     contents, scale = sweep_files(names), values.pop("scale", "")
-    if len(contents) == 1 and "entry" in contents[0][1]:
-        [(name, content)] = contents
-        if (rules := check_sweep(content).entry) is not None:
-            contents = [(name, entered(content, values, rules))]
-            scale = scale or rules.scale
+    name, content = contents[0]
+    if len(contents) == 1 and content.get("entry") and (rules := check_sweep(content).entry):
+        contents = [(name, entered(content, values, rules))]
+        scale = scale or rules.scale
     scale = scale or "few_updates"
     results, dry_run = values.pop("results", "results"), take_flag(values, "dry_run")
     gpus_per_trial = parse_gpus(values.pop("gpus_per_trial", "1"))
