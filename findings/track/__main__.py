@@ -5,7 +5,6 @@ python -m findings.track fill results=results  # the entries without a table, in
 """
 
 import html
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,9 +20,13 @@ from pipegap.analysis import track
 from pipegap.analysis.figures.figure import Figure, picture, plot, whole, with_font
 from pipegap.analysis.report.page import page
 from pipegap.analysis.table import names
+from pipegap.sweeps.commands.enter import enter, plan_of
+from pipegap.sweeps.commands.verify import run_here
 from pipegap.sweeps.request.entry import TRIALS, Entry, read_entry
+from pipegap.sweeps.request.expand import Trial, unique
 from pipegap.trainer.base.atomic import write_atomically
 from pipegap.trainer.base.cli import DONE, end_with, exit_code, parse, refuse_others, split_command
+from pipegap.trainer.store.snapshot import Snapshot
 
 FOLDER = Path(__file__).parent
 ENTRIES = FOLDER.parents[1] / "entries"
@@ -55,18 +58,25 @@ def _command() -> int:
 
 
 def fill(results: str, only: list[str]) -> int:
-    """Runs the sweeps of entries without a table, each with its table afterwards, then makes the
-    page. A sweep that was stopped goes on. Returns the first exit code that is not 0."""
-    folders = [ENTRIES / name for name in only] or [*_folders(ENTRIES)]
-    for folder in folders:
+    """Trains the entries without a table, each with its table afterwards, then makes the page. What
+    was stopped goes on. Returns 0."""
+    for folder in [ENTRIES / name for name in only] or _folders(ENTRIES):
         if (folder / TRIALS).is_file():
             continue
-        for command in (("sweep", "sweep=entry", f"code={folder}"), ("enter", str(folder))):
-            program = [sys.executable, "-m", "pipegap", *command, f"results={results}"]
-            if code := subprocess.run(program, check=False).returncode:
-                return code
+        while todo := _todo(folder, results):
+            print(f"{folder.name}: {len(todo)} trials", flush=True)
+            run_here(todo, folder)
+        print(enter(folder, results, []), flush=True)
         write(ENTRIES, FOLDER)
     return DONE
+
+
+def _todo(folder: Path, results: str) -> list[Trial]:
+    """The trials that can run now: the arms come after the learning rate is chosen. They need no
+    cluster, which a busy machine may not start."""
+    snapshot = Snapshot()
+    runnable = plan_of(folder, results, [], snapshot).runnable
+    return [trial for trial in unique(runnable) if snapshot.finished(trial) is None]
 
 
 def _folders(entries: Path) -> list[Path]:

@@ -14,6 +14,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
 from typing import Any
 
 from pipegap.sweeps.commands.enter import (
@@ -106,7 +107,7 @@ def verify(
     entry = check_entry(folder)
     if not (folder / TRIALS).is_file():
         raise BadInput("entry", folder, f"has no {TRIALS}: pipegap enter {folder} writes it")
-    table: list[Row] = load(folder / TRIALS).to_dict("records")
+    table: list[Any] = load(folder / TRIALS).to_dict("records")
     plan = plan_of(clean_copy(folder, copy), store, words, PublishedTrials(table))
     rows = check_table(plan, table)
     check_cost(folder, entry, plan)
@@ -253,7 +254,7 @@ def _guard(code: str, paths: Iterable[str]) -> None:
             is_data = os.path.realpath(os.fsdecode(arguments[0])).startswith(data)
         if not is_data and event not in REACH_OUT:
             return
-        frame = sys._getframe()
+        frame: FrameType | None = sys._getframe()
         while frame is not None:
             if os.path.realpath(frame.f_code.co_filename).startswith(folder):
                 what = "opens the data" if is_data else f"calls {event}"
