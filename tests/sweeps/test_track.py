@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
+from findings.track import __main__ as page
 from pipegap.analysis import track
 from pipegap.analysis.table.load import load
 from pipegap.sweeps.__main__ import main
@@ -404,3 +405,26 @@ def test_a_score_is_the_loss_beside_the_best_synchronous_entry(entered: Path) ->
         assert row.n == 3
     assert track.differs(by_arm["sync"], by_arm["sync"] + [1, 1.1, 1.2])
     assert not track.differs(by_arm["sync"], by_arm["sync"] + [1, -1, 0.1])
+
+
+def test_table_picture_and_sortable_page_are_made_from_the_entries(
+    entered: Path, tmp_path: Path
+) -> None:
+    """An entry without a table is named; no number is typed."""
+    for name in ("descent", "another"):
+        shutil.copytree(entered, tmp_path / "entries" / name)
+    (tmp_path / "entries" / "another" / "trials.csv").unlink()
+    (tmp_path / "README.md").write_text("before\n<!-- table -->\n\n<!-- end -->\nafter\n")
+    page.write(tmp_path / "entries", tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    assert "1 of 2 entries" in text
+    assert "Not yet run: another." in text
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    sortable = (tmp_path / "index.html").read_text()
+    for row in track.scores([track.read_entered(entered, SAYS)]).itertuples():
+        for shown in (text, sortable):
+            assert f"{row.loss:.4f}" in shown
+            assert f"{row.sync:.4f}" in shown
+    assert sortable.count("<tr>") == 1 + 2
+    assert "loss under delay" in (tmp_path / "losses.svg").read_text()
