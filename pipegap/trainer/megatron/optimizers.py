@@ -1,14 +1,15 @@
-"""What happens around the step of Megatron's optimizers, by torch's step hooks.
+"""What happens around the step of Megatron's optimizers.
 
-Megatron's optimizers step fp32 weights by an optimizer of torch's kind, their own `optimizer`, and
-then copy them to the bf16 weights of the model. Step hooks of the inner optimizer lie between the
-two. What is remembered of a weight is one more entry of the inner optimizer's state, so Megatron
-shards, saves and loads it as it does a moment of Adam.
+They step fp32 weights by an optimizer of torch's kind, their own `optimizer`, and then copy them to
+the bf16 weights of the model. A correction acts between the two. What is remembered of a weight is
+one more entry of the inner optimizer's state, so Megatron shards, saves and loads it as it does a
+moment of Adam.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -16,12 +17,12 @@ from torch import Tensor
 
 from pipegap.trainer.base.build import build
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.flat import by_device, cloned, copy_into, exchange
+from pipegap.trainer.base.flat import by_device, copy_into, exchange
 from pipegap.trainer.base.ranges import MAX_COUNT
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.delayed.arm import Node, correction_node, require_options
 from pipegap.trainer.stages.in_parts import CorrectionInParts
-from pipegap.trainer.stages.update import change
+from pipegap.trainer.stages.update import corrected_update
 from pipegap.trainer.torch_pipelining.refusals import LOOKS_AHEAD, require
 
 KEEPS_ALL_STATE = "dp_reshardable", "fully_sharded_model_space"
@@ -59,21 +60,18 @@ class CorrectedSteps:
         make = partial(build, correction, num_updates or MAX_COUNT)
         sample = make([1])
         self._sizes = _sizes_of_memory(sample)
+        self._is_distributed = hasattr(inner, "gbuf_ranges")
         self._require_usable(sample, is_delayed=delay is None)
-        self._delay = delay or (lambda: int(any(self._has_other_weights())))
-        self.hides_newest, self.shows_newest = (
-            delay is None or sample.reads_ahead,
-            delay is not None,
-        )
-        self._names = [name for size in self._sizes.items() for name in _entries(*size)]
+        self._delay = delay or (lambda: int(any(OTHER_WEIGHTS in state for state in self._states)))
+        self.shows_newest = delay is not None
+        self.hides_newest = delay is None or sample.reads_ahead
+        self._names = [name for item in self._sizes.items() for name in _entries(*item)]
         self._names += [OTHER_WEIGHTS] * self.hides_newest
         lags, groups = [1] * len(self.weights), by_device(self.weights) or [[]]
-        self.correction = CorrectionInParts(
-            make if lags else partial(NoCorrection, MAX_COUNT), lags, groups
-        )
-        self._previous: Sequence[Tensor] = ()
+        make = make if lags else partial(NoCorrection, MAX_COUNT)
+        self.correction = CorrectionInParts(make, lags, groups)
         self._has_loaded = False
-        self._hook()
+        self._replace()
 
     def _require_usable(self, sample: NoCorrection, *, is_delayed: bool) -> None:
         name, tp_group = type(sample).__name__, getattr(self.inner, "tp_group", None)
@@ -81,68 +79,64 @@ class CorrectedSteps:
         acts_elsewhere = sample.reads_ahead or type(sample).gradient is not NoCorrection.gradient
         allowed = "must act on steps alone: Megatron2BW takes one of gradients or predicted weights"
         require(not (is_delayed and acts_elsewhere), "correction", name, allowed)
-        is_sharded = hasattr(self.inner, "gbuf_ranges") or (tp_group and tp_group.size() > 1)
+        is_sharded = self._is_distributed or (tp_group and tp_group.size() > 1)
         allowed = "must not compute a number from a whole weight, of which a rank has a shard: use "
         allowed += "error_feedback, or neither use_distributed_optimizer nor tensor parallelism"
         require(not (is_sharded and any(self._sizes.values())), "correction", name, allowed)
 
-    def _hook(self) -> None:
-        self.optimizer.register_step_pre_hook(lambda *_: self._begin())
-        self.optimizer.register_step_post_hook(lambda *_: self._end())
-        self.optimizer.register_load_state_dict_post_hook(lambda *_: self._note_load())
+    def _replace(self) -> None:
+        """Puts calls of its own in the place of the optimizer's."""
+        self.optimizer.step = partial(self._step, self.optimizer.step)
+        self.optimizer.register_load_state_dict_post_hook(lambda *_: self._make_room())
         init, sharded = self.inner.init_state_fn, self.inner.sharded_state_dict
 
         def init_all(optimizer: Any, config: Any = None) -> None:
-            """Makes room for all that a checkpoint may have."""
             init(optimizer, config)
-            self._note_load()
-            for weight in self.weights:
-                for name in self._names if self.state(weight) else ():
-                    self.state(weight).setdefault(name, torch.full_like(weight, torch.nan))
+            self._make_room()
 
         def sharded_state_dict(*args: Any, **options: Any) -> Any:
             way = (options.get("metadata") or {}).get("distrib_optim_sharding_type")
             allowed = f"must be {' or '.join(KEEPS_ALL_STATE)}: else the correction's is not saved"
-            is_sharded = hasattr(self.inner, "gbuf_ranges") and bool(self._names)
-            is_met = not is_sharded or way in (None, *KEEPS_ALL_STATE)
-            require(is_met, "distrib_optim_sharding_type", way, allowed)
+            saves_moments = self._is_distributed and way not in (None, *KEEPS_ALL_STATE)
+            require(
+                not (saves_moments and self._names), "distrib_optim_sharding_type", way, allowed
+            )
             return sharded(*args, **options)
 
         self.inner.init_state_fn = init_all
         self.inner.sharded_state_dict = sharded_state_dict
 
     @torch.no_grad()
-    def _begin(self) -> None:
-        """Before the inner step, which gets W(t)."""
+    def _step(self, step: Callable[..., object], *args: Any, **options: Any) -> None:
+        """In place of the inner optimizer's step, which it makes at W(t)."""
         self._restore()
-        self._delays_now = self._delays()
+        other, correction, delays = [], self.correction, self._delays
         if self.hides_newest:  # afterwards both are W(t)
-            pairs = [(self.state(w).get(OTHER_WEIGHTS), w) for w in self.weights]
-            self._other = [w.clone() if other is None else other for other, w in pairs]
-            pair = self._other, self.weights
-            copy_into(*(pair if self.shows_newest else reversed(pair)))
-        if self.correction.needs_update:
-            self._previous = cloned(self.weights)
+            pairs = [
+                (s.get(OTHER_WEIGHTS), w) for s, w in zip(self._states, self.weights, strict=True)
+            ]
+            other = [weight.clone() if tensor is None else tensor for tensor, weight in pairs]
+            both = other, self.weights
+            copy_into(*(both if self.shows_newest else reversed(both)))
 
-    @torch.no_grad()
-    def _end(self) -> None:
-        """After it, at W(t) − u_t."""
-        previous, self._previous = self._previous, ()
-        update = change(previous, self.weights, in_place=True) if previous else ()
-        self.correction.apply(self.weights, update, self._delays_now)
-        self._remember(self.correction.state())
+        def stepped() -> list[Any]:
+            step(*args, **options)
+            return [self.optimizer]
+
+        ahead = corrected_update(stepped, correction, self.weights, delays, old_weights=other)
+        self._remember(correction.state())
         if self.hides_newest:
-            if self.correction.reads_ahead:
-                copy_into(self._other, self.correction.ahead(self.weights, update))
-            exchange(self.weights, self._other)
-            self._remember([{OTHER_WEIGHTS: other} for other in self._other])
-            self.shows_newest, self._other = False, []
+            if correction.reads_ahead:
+                copy_into(other, ahead)
+            exchange(self.weights, other)
+            self._remember([{OTHER_WEIGHTS: tensor} for tensor in other])
+            self.shows_newest = False
 
     def correct_gradients(self, gradients: Sequence[Tensor]) -> None:
         """Corrects the raw gradients of batch t, in place, at W(t)."""
         if self.correction.changes_gradients:
             self._restore()
-            self.correction.gradient_of_some(gradients, self.weights, self._delays())
+            self.correction.gradient_of_some(gradients, self.weights, self._delays)
 
     @torch.no_grad()
     def show(self, *, newest: bool) -> None:
@@ -151,47 +145,48 @@ class CorrectedSteps:
             return
         self.shows_newest = newest
         self._restore()
-        weights = [w for w, has in zip(self.weights, self._has_other_weights(), strict=True) if has]
-        exchange(weights, [self.state(weight)[OTHER_WEIGHTS] for weight in weights])
+        pairs = [*zip(self.weights, self._states, strict=True)]
+        pairs = [(weight, s[OTHER_WEIGHTS]) for weight, s in pairs if OTHER_WEIGHTS in s]
+        exchange([weight for weight, _ in pairs], [tensor for _, tensor in pairs])
         if hasattr(self.inner, "_copy_main_params_to_model_params"):
             self.inner._copy_main_params_to_model_params()
         for chunk in getattr(self.inner, "model_chunks", []):
             chunk.start_param_sync(force_sync=True)
 
-    def state(self, weight: Tensor) -> dict[str, Any]:
-        """What the inner optimizer remembers of a weight; nothing before its first step."""
-        return self.optimizer.state.get(weight, {})
+    @property
+    def _states(self) -> list[dict[str, Any]]:
+        """What the inner optimizer remembers of each weight; nothing before its first step."""
+        return [self.optimizer.state.get(weight, {}) for weight in self.weights]
 
+    @property
     def _delays(self) -> list[int]:
         return [self._delay()] * len(self.weights)
-
-    def _has_other_weights(self) -> list[bool]:
-        return [OTHER_WEIGHTS in self.state(weight) for weight in self.weights]
 
     def _remember(self, memory: Sequence[Any]) -> None:
         """Adds tensors by name to the state of each weight that has one; a number becomes a tensor
         of the weight's shape, as Megatron asks of all state."""
-        for weight, tensors in zip(self.weights, memory, strict=True):
-            if not self.state(weight):  # an empty one means to torch that it was never stepped
-                continue
-            for name, tensor in tensors.items():
+        for weight, state, tensors in zip(self.weights, self._states, memory, strict=True):
+            for name, tensor in tensors.items() if state else ():  # an empty one was never stepped
                 size = self._sizes.get(name, 0)
                 parts = [x.expand(weight.shape) for x in tensor] if size else [tensor]
-                self.state(weight).update(zip(_entries(name, size), parts, strict=True))
+                state.update(zip(_entries(name, size), parts, strict=True))
 
-    def _note_load(self) -> None:
-        """The inner optimizer has other state now, or makes room for what is about to be loaded."""
+    def _make_room(self) -> None:
+        """The inner optimizer has other state now, or is about to: Megatron loads what has an entry
+        by then. What the checkpoint does not have stays NaN."""
         self._has_loaded = True
+        for weight, state in zip(self.weights, self._states, strict=True):
+            for name in self._names if state else ():
+                state.setdefault(name, torch.full_like(weight, torch.nan))
 
     def _restore(self) -> None:
         if not self._has_loaded:
             return
-        self._has_loaded, memories = False, [self.state(weight) for weight in self.weights]
-        for memory in memories:
-            for name in self._names:
-                if name in memory and memory[name].isnan().any():  # of a run that had none
-                    del memory[name]
-        self.correction.restore([_joined(memory, self._sizes) for memory in memories])
+        self._has_loaded, states = False, self._states
+        for state, name in product(states, self._names):
+            if name in state and state[name].isnan().any():  # of a run that had none
+                del state[name]
+        self.correction.restore([_joined(state, self._sizes) for state in states])
 
 
 def _sizes_of_memory(correction: NoCorrection) -> dict[str, int]:
@@ -210,11 +205,11 @@ def _entries(name: str, size: int) -> list[str]:
     return [f"{name}_{i}" for i in range(size)] if size else [name]
 
 
-def _joined(memory: dict[str, Any], sizes: dict[str, int]) -> dict[str, Tensor]:
+def _joined(state: dict[str, Any], sizes: dict[str, int]) -> dict[str, Tensor]:
     """What a correction remembers of a weight, from the state of its inner optimizer."""
     tensors = {}
     for name, size in sizes.items():
-        parts = [memory[entry] for entry in _entries(name, size) if entry in memory]
+        parts = [state[entry] for entry in _entries(name, size) if entry in state]
         if parts:
             tensors[name] = torch.stack([part.flatten()[0] for part in parts]) if size else parts[0]
     return tensors

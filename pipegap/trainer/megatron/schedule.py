@@ -16,6 +16,7 @@ from functools import partial, wraps
 from inspect import signature
 from itertools import product
 from math import isfinite
+from operator import attrgetter
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -27,15 +28,10 @@ from megatron.core.optimizer import clip_grads
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.rerun_state_machine import RerunMode, get_rerun_state_machine
-from megatron.core.utils import (
-    get_attr_wrapped_model,
-    get_model_config,
-    get_model_type,
-    get_pg_size,
-)
+from megatron.core.utils import get_attr_wrapped_model, get_model_type, get_pg_size
 from torch import Tensor
 
-from pipegap.trainer.base.errors import BadInput, some
+from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.delayed.arm import correction_node, require_options
 from pipegap.trainer.executors.executor import Diverged
@@ -51,78 +47,59 @@ from pipegap.trainer.torch_pipelining.passes import (
 )
 from pipegap.trainer.torch_pipelining.refusals import require
 
+TWO_SETS = "passes read two sets of weights in turn"
+TWO_BATCHES = "microbatches of two batches are in flight"
 OTHER_TIMES = "the stages would wait for each other where one of them ends a batch"
+LATE_UPDATE = "the update comes a batch later, by an inner optimizer that has the fp32 weights"
 REFUSED = {
-    "2BW has no bubble that interleaving could fill": "virtual_pipeline_model_parallel_size",
-    "its cache of cast weights is overwritten under backwards in flight": "fp8 fp4",
-    "its weights are no tensors that could be exchanged": "fp8_param_gather",
-    "its loss scale skips updates, and is another one a batch later: train in bf16": "fp16",
-    "the norm, which comes a batch later, knows none: train in bf16 without it": "loss_scale",
-    "passes read two sets of weights in turn": "enable_cuda_graph external_cuda_graph "
-    "cuda_graph_impl",
-    OTHER_TIMES: "calculate_per_token_loss has_cond_embedder log_num_zeros_in_grad",
-    "its activations are taken for those of one batch": "defer_embedding_wgrad_compute",
-    "a batch's gradient would not be whole with its last backward": "delay_wgrad_compute",
-    "receives are posted before a length is known": "variable_seq_lengths hybrid_context_parallel",
-    "its counts would mix the tokens of two batches": "moe_router_enable_expert_bias",
-    "its embedding has gradients on stages of other times": "mtp_num_layers",
-    "2BW recomputes all batches alike": "num_microbatches_with_partial_activation_checkpoints",
-    "its queues are of one batch": "fine_grained_activation_offloading cpu_offloading",
-    "its weights are gathered by layer, so two sets would be two models": "use_megatron_fsdp "
-    "use_custom_fsdp",
-    "the second set of weights is not registered with NCCL": "nccl_ub",
-    "it is not tested": "num_distributed_optimizer_instances",
-    "its masters lie in the inner optimizer": "use_precision_aware_optimizer",
-    "it has no single inner optimizer": "optimizer_cpu_offload",
-    "another set of weights is read first": "overlap_param_gather_with_optimizer_step",
-    "it changes weights after the step": "qk_clip",
+    TWO_SETS: "fp8 fp4 fp8_param_gather enable_cuda_graph external_cuda_graph cuda_graph_impl "
+    "use_megatron_fsdp use_custom_fsdp nccl_ub overlap_param_gather_with_optimizer_step qk_clip",
+    TWO_BATCHES: "virtual_pipeline_model_parallel_size defer_embedding_wgrad_compute "
+    "delay_wgrad_compute variable_seq_lengths hybrid_context_parallel cpu_offloading "
+    "num_microbatches_with_partial_activation_checkpoints fine_grained_activation_offloading "
+    "moe_router_enable_expert_bias",
+    OTHER_TIMES: "calculate_per_token_loss has_cond_embedder log_num_zeros_in_grad mtp_num_layers",
+    LATE_UPDATE: "fp16 loss_scale use_precision_aware_optimizer optimizer_cpu_offload "
+    "num_distributed_optimizer_instances",
 }
 """Why → the options of Megatron's configs that must have their defaults."""
-NAMES = {
-    "schedules": "forward_step backward_step deallocate_output_tensor get_tensor_shapes "
-    "get_forward_backward_func",
-    "clip_grads": "clip_grad_by_total_norm_fp32",
-    "model": "buffers bucket_groups expert_parallel_buffers pp_group ddp_config",
-    "buffer": "param_data param_index_map buckets",
-    "group": "param_gather_dispatched param_gather_handle cached_param_buffer_shard_list "
-    "start_param_sync",
-    "optimizer": "prepare_grads get_main_grads_for_grad_norm get_grad_stats_parallel_group "
-    "step_with_ready_grads get_parameters init_state_fn zero_grad",
-}
-"""What 2BW rests on of Megatron that Megatron does not document."""
 TESTED = "0.16.1"
 STEPPED = "FP32Optimizer", "Float16OptimizerWithFloat16Params", "DistributedOptimizer"
 
 
 @contextmanager
 def refused_alike() -> Iterator[None]:
-    """A context whose BadInput on any rank is raised on all of them."""
+    """A context whose refusal on any rank is raised on all of them, as BadInput. A name of
+    Megatron's that is not there is one: 2BW rests on some that Megatron does not document."""
     refusal: tuple[Any, ...] = ()
     try:
         yield
     except BadInput as error:
         refusal = error.args
+    except AttributeError as error:
+        holder = getattr(error.obj, "__name__", type(error.obj).__name__)
+        allowed = f"must be {TESTED}: in yours {holder}.{error.name} moved"
+        refusal = "megatron-core", megatron.core.__version__, allowed
     for arguments in of_every_rank(refusal):
         if arguments:
             raise BadInput(*arguments)
 
 
 def require_usable(model: Any, optimizer: Any) -> None:
-    """Raises BadInput for the first thing that this rank cannot do."""
-    allowed = "must be one chunk: 2BW has no bubble that interleaving could fill"
-    require(not isinstance(model, Sequence) or len(model) == 1, "model", "several chunks", allowed)
+    """Raises BadInput or AttributeError for the first thing that this rank cannot do."""
+    is_single = not isinstance(model, Sequence) or len(model) == 1
+    require(is_single, "model", "several chunks", f"must be one chunk: {TWO_BATCHES}")
     [chunk] = model if isinstance(model, Sequence) else [model]
     is_ddp, kind = type(chunk) is DistributedDataParallel, type(chunk).__name__
     require(is_ddp, "model", kind, "must be wrapped in Megatron's own DDP")
     reasons = {option: reason for reason, of in REFUSED.items() for option in of.split()}
-    for config in (get_model_config(chunk), chunk.ddp_config, optimizer.config):
+    for config in (chunk.config, chunk.ddp_config, optimizer.config):
         for option in fields(config):
             value, reason = getattr(config, option.name), reasons.get(option.name)
             is_off = reason is None or value in (option.default, None)
             require(is_off, option.name, value, f"must be {option.default}: {reason}")
-    balancing = str(getattr(get_model_config(chunk), "moe_router_load_balancing_type", ""))
-    allowed = f"must be another: {reasons['moe_router_enable_expert_bias']}"
-    is_local = "global_aux_loss" not in balancing
+    balancing = str(getattr(chunk.config, "moe_router_load_balancing_type", ""))
+    is_local, allowed = "global_aux_loss" not in balancing, f"must be another: {TWO_BATCHES}"
     require(is_local, "moe_router_load_balancing_type", balancing, allowed)
     mode, allowed = get_rerun_state_machine().get_mode(), "must be disabled: it makes a batch twice"
     require(mode == RerunMode.DISABLED, "rerun_mode", mode.value, allowed)
@@ -132,18 +109,17 @@ def require_usable(model: Any, optimizer: Any) -> None:
         allowed = f"must be one of {', '.join(STEPPED)}, or a ChainedOptimizer of them"
         require(type(inner).__name__ in STEPPED, "optimizer", type(inner).__name__, allowed)
         require(not getattr(inner, "grad_scaler", None), "loss_scale", "a scaler", "must be off")
-    holders = {
-        "schedules": [schedules],
-        "clip_grads": [clip_grads],
-        "model": [chunk],
-        "buffer": chunk.buffers + chunk.expert_parallel_buffers,
-        "group": chunk.bucket_groups + chunk.expert_parallel_bucket_groups,
-        "optimizer": chain(optimizer),
-    }
-    every = [(of, name) for of, names in NAMES.items() for name in names.split()]
-    moved = [f"{of}.{name}" for of, name in every if not all(hasattr(x, name) for x in holders[of])]
-    allowed = f"must be {TESTED}: in yours {some(moved)} moved"
-    require(not moved, "megatron-core", megatron.core.__version__, allowed)
+        attrgetter("prepare_grads", "get_main_grads_for_grad_norm", "step_with_ready_grads")(inner)
+        attrgetter("get_grad_stats_parallel_group", "init_state_fn", "zero_grad")(inner)
+    attrgetter("forward_step", "backward_step", "deallocate_output_tensor")(schedules)
+    attrgetter("get_tensor_shapes", "get_forward_backward_func")(schedules)
+    attrgetter("clip_grad_by_total_norm_fp32")(clip_grads)
+    attrgetter("pp_group")(chunk)
+    for buffer in chunk.buffers + chunk.expert_parallel_buffers:
+        attrgetter("param_data", "param_index_map", "buckets")(buffer)
+    for group in chunk.bucket_groups + chunk.expert_parallel_bucket_groups:
+        attrgetter("param_gather_dispatched", "param_gather_handle", "start_param_sync")(group)
+        attrgetter("cached_param_buffer_shard_list")(group)
 
 
 STATE = "schedule_2bw"
@@ -200,7 +176,7 @@ class Megatron2BW(WithoutFlush):
                 for inner in self._inner
             ]
         [self.model] = model if isinstance(model, Sequence) else [model]
-        self.optimizer, self.config = optimizer, get_model_config(self.model)
+        self.optimizer, self.config = optimizer, self.model.config
         self._predicts = any(corrected and corrected.hides_newest for corrected in self._corrected)
         self._weights: Any = TwoSets(
             self.model, self._inner, synchronous_start, reads_ahead=self._predicts
@@ -295,8 +271,7 @@ class Megatron2BW(WithoutFlush):
             raise RuntimeError("call step() after each forward_backward(): an update is left")
         sizes = {"num_microbatches": num, **shape}
         for name, first in self._sizes.items():
-            allowed = f"must stay {first}: microbatches of two batches are in flight"
-            require(sizes[name] == first, name, sizes[name], allowed)
+            require(sizes[name] == first, name, sizes[name], f"must stay {first}: {TWO_BATCHES}")
         if self._sizes:
             return
         finalize, allowed = self.config.finalize_model_grads_func, "is required: it sums gradients"
