@@ -455,10 +455,9 @@ def install(*modules: ModuleType, **options: Any) -> None:
     """
     pipelines: list[Megatron2BW] = []  # none before the loop makes its optimizer
 
-    def get_megatron_optimizer(
-        make: Any, config: Any, model: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        optimizer = make(config, model, *args, **kwargs)
+    def get_megatron_optimizer(make: Any, *args: Any, **kwargs: Any) -> Any:
+        optimizer = make(*args, **kwargs)
+        model = signature(make).bind(*args, **kwargs).arguments["model_chunks"]
         pipelines[:] = [Megatron2BW(model, optimizer, **options)]
         optimizer.step = pipelines[0].step
         return optimizer
