@@ -3,7 +3,7 @@
 
     torchrun --nproc-per-node 2 -m tests.support.megatron_bridge FOLDER
 
-It writes its largest differences from the plain loop to FOLDER/bridge.json. Of what Bridge imports
+It writes its largest differences from the plain loop to FOLDER/megatron_bridge.json. Of what Bridge imports
 and no CPU can run, such as Transformer Engine, modules without content stand in, after Megatron
 Core, which then goes without them: models are Megatron Core's. Bridge's `pretrain`, which starts
 from CUDA devices and NCCL, does not run.
@@ -113,7 +113,7 @@ def main(folder: Path) -> None:
         gaps["losses"] = float((torch.stack(losses) - of_batches).abs().max())
         gaps["num_losses"] = len(losses)
         gaps["is_saved"] = all(map(torch.equal, saved, model.parameters()))
-        (folder / "bridge.json").write_text(json.dumps(gaps))
+        (folder / "megatron_bridge.json").write_text(json.dumps(gaps))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -213,6 +213,8 @@ def resumed(folder: Path, settings: list[Setting], kept: Any) -> dict[str, Any]:
     use_fused_adam()
     found = {}
     for setting, at in product(settings, (2, 3)):
+        if at == 2 and not setting.has("ef"):  # a correction's memory does not depend on the set
+            continue
         begin(setting.pp, setting.tp)
         whole, place = kept[setting.whole], folder / f"checkpoint_{setting}_{at}"
         blank = {name: torch.zeros_like(weight) for name, weight in whole.items()}
