@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 -m tests.support.automodel FOLDER
 
-It writes the largest differences of the last rank, of losses and weights, from `DelayedOptimizer` in
-one process to FOLDER/automodel.json.
+It writes the largest differences of the last rank, of losses and weights, from `DelayedOptimizer`
+in one process to FOLDER/automodel.json.
 """
 
 import copy

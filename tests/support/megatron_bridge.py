@@ -3,10 +3,10 @@
 
     torchrun --nproc-per-node 2 -m tests.support.megatron_bridge FOLDER
 
-It writes its largest differences from the plain loop to FOLDER/megatron_bridge.json. Of what Bridge imports
-and no CPU can run, such as Transformer Engine, modules without content stand in, after Megatron
-Core, which then goes without them: models are Megatron Core's. Bridge's `pretrain`, which starts
-from CUDA devices and NCCL, does not run.
+It writes its largest differences from the plain loop to FOLDER/megatron_bridge.json. Of what Bridge
+imports and no CPU can run, such as Transformer Engine, modules without content stand in, after
+Megatron Core, which then goes without them: models are Megatron Core's. Bridge's `pretrain`, which
+starts from CUDA devices and NCCL, does not run.
 """
 
 import json
