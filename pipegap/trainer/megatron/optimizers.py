@@ -110,7 +110,8 @@ class CorrectedSteps:
     def _step(self, step: Callable[..., object], *args: Any, **options: Any) -> None:
         """In place of the inner optimizer's step, which it makes at W(t)."""
         self._restore()
-        other, correction, delays = [], self.correction, self._delays
+        correction, delays = self.correction, self._delays
+        other: list[Any] = []
         if self.hides_newest:  # afterwards both are W(t)
             pairs = [
                 (s.get(OTHER_WEIGHTS), w) for s, w in zip(self._states, self.weights, strict=True)
@@ -145,9 +146,8 @@ class CorrectedSteps:
             return
         self.shows_newest = newest
         self._restore()
-        pairs = [*zip(self.weights, self._states, strict=True)]
-        pairs = [(weight, s[OTHER_WEIGHTS]) for weight, s in pairs if OTHER_WEIGHTS in s]
-        exchange([weight for weight, _ in pairs], [tensor for _, tensor in pairs])
+        stepped = [w for w, s in zip(self.weights, self._states, strict=True) if OTHER_WEIGHTS in s]
+        exchange(stepped, [self.optimizer.state[weight][OTHER_WEIGHTS] for weight in stepped])
         if hasattr(self.inner, "_copy_main_params_to_model_params"):
             self.inner._copy_main_params_to_model_params()
         for chunk in getattr(self.inner, "model_chunks", []):

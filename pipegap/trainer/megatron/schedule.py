@@ -230,7 +230,8 @@ class Megatron2BW(WithoutFlush):
             return run(**every, forward_only=True, **options)
         every |= {name: options.pop(name) for name in ("forward_step_func", "data_iterator")}
         self._begin(num_microbatches, options)
-        batch, logged = self.num_taken, []
+        batch = self.num_taken
+        logged: list[Any] = []
         every |= {"forward_data_store": logged, "config": self.config}
         every |= {"cp_group_size": self._groups.cp.size(), "is_last_stage": self._stage.is_last}
 

@@ -154,7 +154,7 @@ def test_what_cannot_be_is_refused_in_one_line_on_every_rank(
     assert {name for name, kind in kinds.items() if kind == "RuntimeError"} == late
     assert kinds["not finite"] == "Diverged"
     assert {kinds[name] for name in kinds.keys() - late - {"not finite"}} == {"BadInput"}
-    assert "group.cached_param_buffer_shard_list moved" in refused["names"][0], "on one rank alone"
+    assert "Group.cached_param_buffer_shard_list moved" in refused["names"][0], "on one rank alone"
 
 
 def test_no_rank_waits(found: dict[int, Any]) -> None:
