@@ -72,6 +72,7 @@ def refused_alike() -> Iterator[None]:
     """A context whose refusal on any rank is raised on all of them, as BadInput. A name of
     Megatron's that is not there is one: 2BW rests on some that Megatron does not document."""
     refusal: tuple[Any, ...] = ()
+    cause: Exception | None = None
     try:
         yield
     except BadInput as error:
@@ -79,10 +80,10 @@ def refused_alike() -> Iterator[None]:
     except AttributeError as error:
         holder = getattr(error.obj, "__name__", type(error.obj).__name__)
         allowed = f"must be {TESTED}: in yours {holder}.{error.name} moved"
-        refusal = "megatron-core", megatron.core.__version__, allowed
+        refusal, cause = ("megatron-core", megatron.core.__version__, allowed), error
     for arguments in of_every_rank(refusal):
         if arguments:
-            raise BadInput(*arguments)
+            raise BadInput(*arguments) from cause
 
 
 def require_usable(model: Any, optimizer: Any) -> None:
