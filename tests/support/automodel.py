@@ -23,7 +23,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from pipegap import Schedule2BW
 from pipegap.trainer.delayed import DelayedOptimizer
 
-SIZES = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+SIZES: dict[str, Any] = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+}
 BATCH, LENGTH, MICRO, UPDATES = 8, 8, 2, 6
 
 

@@ -64,7 +64,8 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     begin()
-    setting, saved = Setting("ef", pp=2), []
+    setting = Setting("ef", pp=2)
+    saved: list[torch.Tensor] = []
     whole = initial_weights(setting)
     right = plain_loop(whole, setting, late=1)
     begin(2)
@@ -74,7 +75,7 @@ def main(folder: Path) -> None:
     install(train, optim, evaluation, pretrain, error_feedback=1.0)
     config = config_of(setting)
     model, plain = wrapped(config, setting, whole)
-    config.seq_length = LENGTH  # type: ignore[attr-defined]
+    config.seq_length = LENGTH
     of_scheduler = {"lr_decay_style": "linear", "lr_warmup_init": 0.0, "lr_warmup_steps": 0}
     of_scheduler |= {"lr_decay_steps": 8, "start_weight_decay": 0.1, "end_weight_decay": 0.1}
     of_scheduler |= {"wd_incr_steps": 0, "weight_decay_incr_style": "constant"}
