@@ -139,3 +139,30 @@ def test_the_first_table_has_the_differences_that_the_trials_have() -> None:
             assert len(differences.dropna()) == 5
     in_time_losses = [tables[0][name.lower()]["delay_ef", 2750].mean() for name in heads[1:]]
     assert in_time_losses == sorted(in_time_losses)
+
+
+def test_the_price_of_the_paper_s_scale_is_that_of_the_table_of_prices() -> None:
+    [hours] = re.findall(r"make sweep-135m .*: (\S+) GPU-hours", front.README.read_text())
+    assert f"| `main` | `135m` | 24 | {hours} |" in front.SWEEPS.read_text()
+
+
+def test_the_picture_is_what_the_trials_say() -> None:
+    """By what it says to a reader who does not see it: every mean with its interval."""
+    kept = front.PICTURE.read_text()
+    words = re.search(r'aria-label="([^"]*)"', kept)
+    assert words is not None, "make docs"
+    assert unescape(words[1]) == front.pictured()["description"], "make docs"
+    assert "@font-face" in kept, "its letters are those that it was measured with"
+
+
+def test_the_hours_of_the_paper_s_scales_are_those_of_a_plan() -> None:
+    """One of them, by its row; the others take a while."""
+    text = front.SWEEPS.read_text()
+    row = front.gpu_hours([("main", "135m")]).splitlines()[-1]
+    assert f"\n{row}\n" in text, "make docs"
+
+
+@pytest.mark.slow
+def test_all_hours_are_those_of_a_plan() -> None:
+    text = front.SWEEPS.read_text()
+    assert front.filled(text, {"hours": front.gpu_hours()}) == text, "make docs"
