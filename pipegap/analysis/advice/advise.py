@@ -21,6 +21,7 @@ from pipegap.analysis.advice.verdict import (
     candidates,
     decide,
     diverged,
+    must_be_measured,
     no_faster,
     recommended,
     without_candidate,
@@ -64,8 +65,9 @@ def advise(
     arguments of `timing.timing`: `costs`, times of a microbatch on each stage, by default
     `speed.equal_stages`; `activations`, of how many microbatches a rank may keep activations in the
     synchronous pipeline, by default as many as with 2BW; `chunks`, how many parts of the model a
-    rank may have; `measured`, times of a step of any rival by name; `own_times`, those of 2BW. The
-    rule is `verdict.decide`, against each rival by itself.
+    rank may have; `measured`, times of a step of any rival by name, `two_steps`, those of steps of
+    two numbers of microbatches (`speed.TwoSteps`); `own_times`, times of 2BW. The rule is
+    `verdict.decide`, against each rival by itself.
 
     Raises BadInput for an optimizer or a length without trials, and for a pipeline that cannot be;
     warns and raises as `gaps` does.
@@ -132,12 +134,13 @@ def _answer(evidence: Evidence | None, longest: float, timed: Timing, rival: str
             at.num_chunks,
             value,
             interval,
-            name in timed.measured,
+            timed.is_measured(name),
             at.activations,
             at.fits(timed.most),
             decision,
             same_time,
         )
+    rivals = must_be_measured(rivals, {name for name, at in timed.others.items() if at.is_plain})
     return {
         "evidence": evidence,
         "gap": recommended(gaps_of_candidates),
