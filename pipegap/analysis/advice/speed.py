@@ -123,9 +123,9 @@ class TwoSteps:
 
 def line(times: Mapping[int, float]) -> tuple[float, float]:
     """Slope and intercept of the line through two times, each by its number of microbatches."""
-    (few, short), (many, long) = sorted(times.items())
-    slope = (long - short) / (many - few)
-    return slope, short - few * slope
+    (least, short), (most, long) = sorted(times.items())
+    slope = (long - short) / (most - least)
+    return slope, short - least * slope
 
 
 def equal_stages(num_stages: int) -> Costs:
@@ -231,13 +231,13 @@ def with_two_steps(
     costs = _scaled(replace(costs, step_of=name), (steps.work / most,) * num_ranks)
     simulated = flushed_speeds(costs, num_microbatches, chunks=chunks)[name].batch_time
     bubble = simulated - num_microbatches * steps.work - costs.update
-    rest = steps.beyond - costs.update - bubble
-    if rest >= -NEARLY * simulated:
-        return replace(costs, overhead=max(0.0, rest))
+    excess = steps.beyond - costs.update - bubble
+    if excess >= -NEARLY * simulated:
+        return replace(costs, overhead=max(0.0, excess))
     if costs.are_known:
-        allowed = f"must cost {steps.beyond - rest:g} or more beyond its work by the other times"
+        allowed = f"must cost {steps.beyond - excess:g} or more beyond its work by the other times"
         raise BadInput(key, steps_text, f"{allowed}, and costs {steps.beyond:g}")
-    return _scaled(costs, (1 + rest / bubble,) * (num_ranks - 1) + (1.0,))
+    return _scaled(costs, (1 + excess / bubble,) * (num_ranks - 1) + (1.0,))
 
 
 def simulated_beyond(

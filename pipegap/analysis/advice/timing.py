@@ -155,9 +155,9 @@ class Timing:
     def _without_bubble(self, name: str, steps: TwoSteps) -> Ratio:
         """The ratio of a measured rival's time to `own_least`, with the interval of the times."""
         rival_times = self.measured.get(name) or steps.times[self.num_microbatches]
-        (few, short), (many, long) = steps.means.items()
+        (least, short), (most, long) = steps.means.items()
         share = self.num_microbatches * steps.work / self.own_least  # an update is exact
-        derivatives = {few: share * short / (long - short), many: -share * long / (long - short)}
+        derivatives = {least: share * short / (long - short), most: -share * long / (long - short)}
         samples = [(steps.times[num], derivative) for num, derivative in derivatives.items()]
         if name == self.costs.step_of:  # one sample on both sides
             samples = [
