@@ -465,6 +465,9 @@ def heading(answers: Sequence[Advice]) -> Iterator[str]:
         answers_by_text.setdefault(_heading(advice), []).append(names.optimizer(advice.optimizer))
     for line, optimizers in answers_by_text.items():
         yield line if len(answers_by_text) == 1 else f"{', '.join(optimizers)}: {line}"
+    for advice in answers:
+        if advice.evidence and (mixed := advice.evidence.mixed):
+            yield f"{names.optimizer(advice.optimizer)}: {mixed}: they round otherwise"
     other_tasks = dict.fromkeys(
         o for answer in answers if answer.evidence for o in answer.evidence.others
     )

@@ -23,6 +23,23 @@ from tests.support.simulated_advice import Kind, kinds, public_verdict, rate, ve
 from tests.support.synthetic_store import config, put, record, result, write
 
 
+def test_an_answer_says_how_many_seeds_compare_two_machines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The longer delayed run of seed 1 ran elsewhere: no pair of one length has two machines."""
+    put(tmp_path, "sync", [1.00, 1.01, 1.02])
+    put(tmp_path, "delay", [1.02, 1.03, 1.05])
+    for seed in range(3):
+        settings = config("delay", seed=seed) | {"num_updates": 450}
+        machine = {"versions": {"torch": "2.11.0"}} if seed == 1 else {}
+        write(tmp_path, settings, result(settings, 0.9 + seed / 100, **machine))
+    advice = ask(tmp_path)
+    mixed = "1 of 3 seeds mix devices or versions of torch (unknown, torch 2.11.0 and unknown, "
+    assert advice.evidence is not None
+    assert advice.evidence.mixed.startswith(mixed)
+    assert str(advice).splitlines()[1].startswith(f"AdamW: {mixed}")
+
+
 @pytest.mark.parametrize(
     ("feedback", "chosen"),
     [
