@@ -313,6 +313,8 @@ class SameTime:
     """Seeds that are left out because the delayed run diverged and sync's did not."""
     sync_diverged: int
     """Seeds that are left out because sync's run diverged and the delayed one did not."""
+    arms: tuple[str, ...] = ()
+    """The delayed arms that have these runs: a seed is compared at one of them."""
 
     @property
     def is_lower(self) -> bool:
@@ -518,6 +520,7 @@ def _compared(
         interval=interval,
         diverged=int(np.isposinf(gaps).sum()),
         sync_diverged=int(np.isneginf(gaps).sum()),
+        arms=(*delayed_arms,),
     )
 
 

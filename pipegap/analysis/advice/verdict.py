@@ -43,6 +43,8 @@ class Decision:
     why: str
     settle: Mapping[str, Any] = field(default_factory=dict)
     """Keys of the sweep that would decide it; empty if it is decided."""
+    runs: Mapping[str, int] = field(default_factory=dict)
+    """Updates by arm of the runs that would decide it, where no other runs are needed."""
     must_be_measured: bool = False
     """Whether a measured step of the rival might decide it alone."""
 
@@ -140,15 +142,17 @@ def decide(
 def _undecided(evidence: Evidence, at: SameTime, largest: float) -> Decision:
     # Runs of the right lengths, but too noisy: more seeds may settle it.
     if not at.excess and at.interval[0] <= 0 <= at.interval[1]:
-        return Decision(UNDECIDED, _by_time(at), _more_seeds(at))
+        sync_updates, updates = at.needed
+        runs = {"sync": sync_updates, **dict.fromkeys(at.arms, updates)}
+        return Decision(UNDECIDED, _by_time(at), _more_seeds(at), runs)
     if not at.excess and at.n > 1:
         why = f"{_by_time(at)}, but what is interpolated favours sync"
-        return Decision(UNDECIDED, why, _longer(evidence, at.speed_up))
+        return _longer(evidence, at, at.speed_up, why)
     why = (
         f"in the same time there are {at.speed_up:.3g} times the updates; whether these make up "
         f"for the gap, no runs of that length say"
     )
-    return Decision(UNDECIDED, why, _longer(evidence, largest))
+    return _longer(evidence, at, largest, why)
 
 
 def no_faster(speed_up: Ratio) -> Decision | None:
@@ -193,8 +197,11 @@ BY_UPDATES = {"tokens_per_parameter": "null"}
 """At the scales that give their length in tokens, num_updates must replace that."""
 
 
-def _longer(evidence: Evidence, speed_up: float) -> dict[str, Any]:
-    return {"num_updates": ceil(evidence.updates * speed_up - NEARLY), **BY_UPDATES}
+def _longer(evidence: Evidence, at: SameTime, speed_up: float, why: str) -> Decision:
+    """The verdict that runs of the best arm that are longer by the speed-up would settle."""
+    updates = ceil(evidence.updates * speed_up - NEARLY)
+    runs = {"sync": evidence.updates, at.arm: updates}
+    return Decision(UNDECIDED, why, {"num_updates": updates, **BY_UPDATES}, runs)
 
 
 def _by_time(at: SameTime) -> str:
@@ -376,6 +383,8 @@ class Advice:
     command: str
     """The command of the trials that would decide; empty if the verdict is decided, or if no sweep
     of the store ran such trials."""
+    price: str = ""
+    """How many trials these are and how long they take, in words; empty if that is not known."""
 
     @property
     def settings(self) -> str:
@@ -492,11 +501,12 @@ def _verdict(advice: Advice) -> list[str]:
     lines = [sentence(advice), *([f"  {costs}"] if (costs := cost(advice)) else [])]
     goal = f"  to settle it against {advice.rival}"
     goal += ", measure a step of it, or" * advice.verdict.must_be_measured
+    price = f" ({advice.price})" if advice.price else ""
     if advice.command:
-        lines.append(f"{goal}: {advice.command}")
+        lines.append(f"{goal}{price}: {advice.command}")
     elif settings := advice.settings:
         comma = "" if advice.verdict.must_be_measured else ","
-        lines.append(f"{goal}{comma} run more of these trials: {settings}")
+        lines.append(f"{goal}{comma} run more of these trials: {settings}{price}")
     return lines
 
 
