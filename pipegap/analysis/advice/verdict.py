@@ -272,10 +272,15 @@ class Rival:
 
 def must_be_measured(rivals: Mapping[str, Rival], plain: Collection[str]) -> dict[str, Rival]:
     """Return the rivals, of which those must be measured that alone stand between *go* and *not
-    enough data*: all `plain` and all measured ones are beaten, and by a simulation of more than
-    that some pipelines are faster (`speed.Speed.is_plain`)."""
+    enough data*: all `plain` and all measured ones are beaten, as far as 2BW is as fast as
+    simulated, and by a simulation of more than that some pipelines are faster
+    (`speed.Speed.is_plain`)."""
     simulated = {name for name, rival in rivals.items() if not (rival.is_measured or name in plain)}
-    beaten = [rival.decision.word == GO for name, rival in rivals.items() if name not in simulated]
+    beaten = [
+        rival.decision.word == GO or rival.decision == NOT_MEASURED
+        for name, rival in rivals.items()
+        if name not in simulated
+    ]
     open_names = {name for name in simulated if rivals[name].decision.word == UNDECIDED}
     if not (beaten and all(beaten)):
         return {**rivals}

@@ -224,6 +224,14 @@ def test_what_only_a_simulation_makes_fast_must_be_measured(
     )
     assert lines[2].partition("; ")[2].split("; ")[0].endswith(" and DualPipeV must be measured")
     assert any("to settle it against ZB-V, measure a step of it, or run" in line for line in lines)
+    # A V that was measured to be slow says nothing of another one, nor does a 2BW that was not.
+    told, lines = asked(capsys, tmp_path, step_time="2.3", rival__DualPipeV="7")
+    must = {name: of["decision"]["must_be_measured"] for name, of in told["rivals"].items()}
+    assert must["ZB-V"]
+    assert must["interleaved 1F1B"]
+    assert not must["DualPipeV"]
+    assert not must["1F1B"]
+    assert "DualPipeV" in lines[0]
     measured = {f"rival__{name}": "2.3" for name in simulated}
     told, lines = asked(capsys, tmp_path, step_time="2.3", time_2bw="1.6", **measured)
     assert {rival["decision"]["word"] for rival in told["rivals"].values()} == {GO}
