@@ -282,6 +282,10 @@ def timing(
         if not all(SHORTEST <= time <= LONGEST for time in of_key):
             allowed = f"must be times from {SHORTEST:g} to {LONGEST:g}"
             raise BadInput(key, ",".join(f"{time:g}" for time in of_key), allowed)
+    for name, steps in two_steps.items():
+        if not steps.work > 0:
+            means = ",".join(f"{time:g}@{num}" for num, time in steps.means.items())
+            raise BadInput(f"rival.{name}", means, "must take longer with more microbatches")
     two_buffered = speed(TWO_BUFFERED, costs, num_microbatches)
     most = two_buffered.activations if activations is None else activations
     rivals = flushed_speeds(costs, num_microbatches, most, chunks)

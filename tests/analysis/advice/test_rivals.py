@@ -238,8 +238,12 @@ def test_what_only_a_simulation_makes_fast_must_be_measured(
     names = "1F1B, interleaved 1F1B (4 parts), ZB-V and DualPipeV"
     assert f"time measured of {names}, else simulated" in lines[0]
     # Against 1F1B itself nothing is decided: a V is not what stands in the way.
-    put(tmp_path, "delay", [0.90, 1.11, 0.92], num_updates=576)
-    told, lines = asked(capsys, tmp_path, updates="400", step_time="2.3", rival__fsdp="2.2")
+    noisy = tmp_path / "noisy"
+    put(noisy, "sync", [1.00, 1.01, 1.02])
+    put(noisy, "delay", [1.04, 1.05, 1.061])
+    put(noisy, "delay", [0.90, 1.11, 0.92], num_updates=575)
+    told, lines = asked(capsys, noisy, step_time="2.3", rival__fsdp="2.3")
+    assert SHORT[told["rivals"]["1F1B"]["decision"]["word"]] == OPEN
     assert not any(rival["decision"]["must_be_measured"] for rival in told["rivals"].values())
 
 
@@ -389,6 +393,7 @@ def test_a_measured_step_is_filled_by_equal_stages() -> None:
         ({"step_time": "1@16,1.8@32,1.9@32"}, "must have one time at each number"),
         ({"step_time": "1@16,2@32"}, "must be of steps that take longer with more"),
         ({"step_time": "1@16,.9@32"}, "must be of steps that take longer with more"),
+        ({"step_time": "2", "rival.fsdp": "1@16,1@32"}, "rival.fsdp=1@16,1@32: must take longer"),
         ({"step_time": "1@16,1.8"}, "must be times at two numbers of microbatches"),
         ({"rival.fsdp": "1@16,1.8@32"}, "must stand beside step_time"),
         ({"step_time": "2@16,3.9@32", "forward": "1"}, "must cost 0.83125 or more beyond its"),
@@ -450,6 +455,7 @@ TIME = st.sampled_from([1e-9, 1.0, 3.0, 1e9]) | st.floats(1e-9, 1e9)
     ),
 )
 @example({"forward": 1e-9, "update": 1e9, "step_time": 1e9}, {"time_2bw": 1e-9}, {})
+@example({}, {}, {"step_time": (1.0, 1.5), "rival.ZB-V": (1e-9, 1.0)})
 def test_times_of_any_size_are_compared_or_refused(
     words: dict[str, float],
     measured: dict[str, float],
