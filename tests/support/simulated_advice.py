@@ -20,7 +20,7 @@ import pandas as pd
 from pipegap.analysis import advise, load
 from pipegap.analysis.advice.advise import answered
 from pipegap.analysis.advice.evidence import Evidence, Gap
-from pipegap.analysis.advice.speed import equal_stages, fastest
+from pipegap.analysis.advice.speed import TwoSteps, equal_stages, fastest, with_two_steps
 from pipegap.analysis.advice.timing import Timing, timing
 from pipegap.analysis.advice.verdict import MOST_SEEDS, UNDECIDED, Decision
 from pipegap.analysis.claims.rule import Rate
@@ -43,14 +43,25 @@ class Shape(NamedTuple):
     """Measured times, arguments of `timing`."""
 
 
+def _of_two_steps(name: str, step: float, **more: object) -> dict[str, object]:
+    """The times of a pipeline of which a step of half as many microbatches again takes 12 more."""
+    steps = TwoSteps({MICROBATCHES: [step], MICROBATCHES * 3 // 2: [step + 12]})
+    costs = with_two_steps(equal_stages(STAGES), MICROBATCHES, name, steps)
+    return {"costs": costs, "two_steps": {name: steps}, **more}
+
+
 SHAPES = {
     "main": Shape(25.5 / 24, 25.5 / 24, {}),
     "ladder": Shape(25.5 / 24, 1.0, {}),
     "measured": Shape(1.05, 1.05, {"measured": {"fsdp": [25.2]}, "own_times": [24.0]}),
+    "a V by two steps": Shape(1.1, 1.1, _of_two_steps("ZB-V", 26.4)),
+    "a V by two steps, and 2BW": Shape(1.1, 1.1, _of_two_steps("ZB-V", 26.4, own_times=[24.0])),
+    "1F1B by two steps": Shape(33.6 / 32.1, 33.6 / 32.1, _of_two_steps("1F1B", 41.1)),
 }
 """`main`: beside each run of sync a delayed one of exactly the length that the rival's time allows;
 `ladder`: lengths that double, as of a horizon or `grid.num_updates=[…]`; `measured`: as `main`,
-against a rival whose steps and those of 2BW were timed."""
+against a rival whose steps and those of 2BW were timed; `by two steps`: with what a step costs
+beyond its work, of a V all of it bubble, though 1.5 of 2.4 are simulated, of 1F1B 8.1 of a host."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +114,9 @@ def law(updates: float) -> float:
 @cache
 def timed(shape: str) -> tuple[Timing, str]:
     """The fastest rival alone, which costs no time for the others; its name."""
-    times = timing(equal_stages(STAGES), MICROBATCHES, **SHAPES[shape].times)
+    times = timing(
+        **{"costs": equal_stages(STAGES)} | SHAPES[shape].times, num_microbatches=MICROBATCHES
+    )
     name = fastest(times.others, times.most)
     return replace(times, others={name: times.others[name]}), name
 

@@ -4,9 +4,11 @@ all of its optimizers in rows; and the lines of code that put 2BW in the place o
 
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import isnan
 from typing import Any
 
 import pandas as pd
+import yaml
 
 from pipegap.analysis.advice.evidence import Evidence, Gap, evidence, nearest_length
 from pipegap.analysis.advice.speed import equal_stages, fastest
@@ -21,6 +23,7 @@ from pipegap.analysis.advice.verdict import (
     candidates,
     decide,
     diverged,
+    must_be_measured,
     no_faster,
     recommended,
     without_candidate,
@@ -29,7 +32,9 @@ from pipegap.analysis.statistics.gaps import gaps
 from pipegap.analysis.table import names
 from pipegap.analysis.table.points import FEEDBACK, PLAIN, by_loss
 from pipegap.analysis.table.text import fitted
+from pipegap.trainer.base.cli import duration
 from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.base.places import CONF
 from pipegap.trainer.store.records import Record
 
 MOST = 16_384
@@ -64,8 +69,9 @@ def advise(
     arguments of `timing.timing`: `costs`, times of a microbatch on each stage, by default
     `speed.equal_stages`; `activations`, of how many microbatches a rank may keep activations in the
     synchronous pipeline, by default as many as with 2BW; `chunks`, how many parts of the model a
-    rank may have; `measured`, times of a step of any rival by name; `own_times`, those of 2BW. The
-    rule is `verdict.decide`, against each rival by itself.
+    rank may have; `measured`, times of a step of any rival by name, `two_steps`, those of steps of
+    two numbers of microbatches (`speed.TwoSteps`); `own_times`, times of 2BW. The rule is
+    `verdict.decide`, against each rival by itself.
 
     Raises BadInput for an optimizer or a length without trials, and for a pipeline that cannot be;
     warns and raises as `gaps` does.
@@ -87,6 +93,7 @@ def advise(
         rival=rival,
         **answer,
         command=_command(optimizer, answer["evidence"], answer["gap"], answer["verdict"], records),
+        price=_price(answer["evidence"], answer["verdict"], trials),
     )
 
 
@@ -132,12 +139,13 @@ def _answer(evidence: Evidence | None, longest: float, timed: Timing, rival: str
             at.num_chunks,
             value,
             interval,
-            name in timed.measured,
+            timed.is_measured(name),
             at.activations,
             at.fits(timed.most),
             decision,
             same_time,
         )
+    rivals = must_be_measured(rivals, {name for name, at in timed.others.items() if at.is_plain})
     return {
         "evidence": evidence,
         "gap": recommended(gaps_of_candidates),
@@ -233,7 +241,45 @@ def _command(
         words |= {key: "null" if value is None else value for key, value in evidence.keys.items()}
         if record.sweep != sweep and not {"num_updates", "grid.num_updates"} & {*decision.settle}:
             words |= {"num_updates": evidence.updates, **BY_UPDATES}  # not those of another sweep
-    return _as_command({**words, **decision.settle, "advice": "null"})
+    return _as_command({**words, **_that_decide(sweep, evidence, decision), "advice": "null"})
+
+
+def _that_decide(sweep: str, evidence: Evidence | None, decision: Decision) -> dict[str, object]:
+    """The words that settle a decision, of the arms and lengths alone that would decide it."""
+    arms = yaml.safe_load((CONF / "sweep" / f"{sweep}.yaml").read_text("utf-8"))["arms"]
+    if evidence is None or not decision.runs or not {*decision.runs} <= {*arms}:
+        return {**decision.settle}
+    words: dict[str, object] = {"num_updates": decision.runs["sync"], **BY_UPDATES}
+    for arm, overrides in arms.items():
+        if arm != "sync":
+            updates = decision.runs.get(arm)
+            of_arm = ",".join([*overrides, f"num_updates={updates}"])
+            words[f"arms.{arm}"] = f"[{of_arm}]" if updates else "null"
+    return words | {"seeds": _seeds_that_decide(evidence, decision)}
+
+
+def _seeds_that_decide(evidence: Evidence, decision: Decision) -> list[int]:
+    seeds = (seed for seed, of in evidence.finals["sync"].items() if evidence.updates in of)
+    return sorted({*decision.settle.get("seeds", seeds)})
+
+
+def _price(evidence: Evidence | None, decision: Decision, trials: pd.DataFrame) -> str:
+    """How many trials would settle a decision that the store does not have, and how long they take
+    by the time of those that it has; empty if it is decided, or whole sweeps are asked for."""
+    if evidence is None or not decision.runs:
+        return ""
+    done = trials[trials["trial_id"].isin(evidence.trials)]
+    seconds = float((done["wall_seconds"] / done["num_updates"]).astype(float).median())
+    missing = [
+        updates
+        for arm, updates in decision.runs.items()
+        for seed in _seeds_that_decide(evidence, decision)
+        if updates not in evidence.finals[arm].get(seed, {})
+    ]
+    text = f"{len(missing)} trials"
+    if isnan(seconds):
+        return text
+    return f"{text}, {duration(seconds * sum(missing))} one after another"
 
 
 def _is_kept(group: str, anew: bool) -> bool:

@@ -29,6 +29,8 @@ from pipegap.analysis.table.points import (
     data_names,
     families,
     kinds,
+    machines,
+    mixed_machines,
     tokens_asked,
     updates_asked,
 )
@@ -87,6 +89,8 @@ class Evidence:
     """The fewest updates of runs that decide something (`gaps.deciding_updates`)."""
     num_settings: int = 1
     """Of how many settings with as many pairs this one has the lowest loss of sync."""
+    mixed: str = ""
+    """How many seeds compare runs of several kinds of machine, in words; empty if none does."""
 
     @property
     def decides(self) -> bool:
@@ -214,6 +218,8 @@ def _at(
     )
     compared = ["sync", *(gap.arm for gap in gaps)]
     sync = completed_here[completed_here["arm"] == "sync"].drop_duplicates("seed")
+    # Runs of other lengths too: pairs of one length may each be of one kind of machine.
+    runs = done[done["point"].isin(same_family) & done["arm"].isin(compared)]
     return Evidence(
         setting=family_of_point.label,
         keys=family_of_point.keys,
@@ -222,6 +228,7 @@ def _at(
         gaps=gaps,
         finals={name: _finals(done, same_family, name) for name in compared},
         trials=tuple(sorted(done.loc[done["point"].isin(same_family), "trial_id"])),
+        mixed=mixed_machines(machines(runs), [runs["seed"]], "seeds"),
         deciding=deciding_updates(
             completed_here.reindex(columns=OF_REGIME).astype(float).max().to_dict()
         ),
@@ -306,6 +313,8 @@ class SameTime:
     """Seeds that are left out because the delayed run diverged and sync's did not."""
     sync_diverged: int
     """Seeds that are left out because sync's run diverged and the delayed one did not."""
+    arms: tuple[str, ...] = ()
+    """The delayed arms that have these runs: a seed is compared at one of them."""
 
     @property
     def is_lower(self) -> bool:
@@ -511,6 +520,7 @@ def _compared(
         interval=interval,
         diverged=int(np.isposinf(gaps).sum()),
         sync_diverged=int(np.isneginf(gaps).sum()),
+        arms=(*delayed_arms,),
     )
 
 

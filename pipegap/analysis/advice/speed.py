@@ -4,7 +4,8 @@ simulating its schedule with costs that are assumed, given, or traced."""
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from math import inf, isnan, nan
+from math import exp, inf, isnan, log, nan
+from statistics import fmean
 
 from pipegap.trainer.base.build import locate
 from pipegap.trainer.base.errors import BadInput
@@ -62,6 +63,8 @@ class Costs:
     busy: tuple[float, ...] = ()
     """For each rank the share of a step in which a kernel ran, be it one that waits for a message;
     empty, or NaN, where that was not measured."""
+    step_of: str = ""
+    """The pipeline whose measured step these costs fill; empty if none was measured."""
 
     @property
     def work(self) -> tuple[float, ...]:
@@ -80,10 +83,49 @@ class Speed:
     for all of its rank's layers, and until its weight gradients are made."""
     num_chunks: int
     """Parts of the model per rank."""
+    is_plain: bool = True
+    """Whether a rank has one part of the model, whole backwards and no forward twice. What several
+    parts add in messages, and halves of backwards in kernels, cotangents and recomputation, is not
+    simulated: such a pipeline was measured at a third of the speed of a 1F1B that it should beat
+    (marin-community/marin 9277)."""
 
     def fits(self, activations: float) -> bool:
         """Whether it keeps no more; what it keeps is not known of what was measured and ran."""
         return not self.activations > activations + NEARLY
+
+
+@dataclass(frozen=True)
+class TwoSteps:
+    """Measured times of a step at two numbers m of microbatches: t(m) = m · work + beyond.
+
+    Microbatches are of one size, so a step of twice as many has twice the tokens.
+    """
+
+    times: Mapping[int, Sequence[float]]
+    """For both numbers the times of one step or of several."""
+
+    @property
+    def means(self) -> dict[int, float]:
+        """Geometric means of the times, by ascending numbers of microbatches."""
+        return {num: exp(fmean(map(log, of_num))) for num, of_num in sorted(self.times.items())}
+
+    @property
+    def work(self) -> float:
+        """The time of one more microbatch: that of the slowest rank."""
+        return line(self.means)[0]
+
+    @property
+    def beyond(self) -> float:
+        """What a step costs beyond its work: b = 2 t(m) − t(2m). A schedule without a bubble hides
+        the part of it that is bubble."""
+        return line(self.means)[1]
+
+
+def line(times: Mapping[int, float]) -> tuple[float, float]:
+    """Slope and intercept of the line through two times, each by its number of microbatches."""
+    (least, short), (most, long) = sorted(times.items())
+    slope = (long - short) / (most - least)
+    return slope, short - least * slope
 
 
 def equal_stages(num_stages: int) -> Costs:
@@ -142,6 +184,7 @@ def with_step_time(costs: Costs, num_microbatches: int, step_time: float) -> Cos
     of which no time is known are as long as lets them fill it. Raises BadInput if the operations
     alone, or the messages, take longer.
     """
+    costs = replace(costs, step_of=SLOWEST)
     if not costs.are_known:
         return _filling(costs, num_microbatches, step_time)
     simulated = slowest(costs, num_microbatches)
@@ -156,6 +199,63 @@ def with_step_time(costs: Costs, num_microbatches: int, step_time: float) -> Cos
     return replace(costs, overhead=step_time - simulated, overlap=overlap)
 
 
+def _scaled(costs: Costs, factors: Sequence[float]) -> Costs:
+    """The costs with each rank's passes longer by its factor."""
+    forward, backward = (
+        tuple(factor * time for factor, time in zip(factors, side, strict=True))
+        for side in (costs.forward, costs.backward)
+    )
+    return replace(costs, forward=forward, backward=backward)
+
+
+def with_two_steps(
+    costs: Costs, num_microbatches: int, name: str, steps: TwoSteps, chunks: int = CHUNKS
+) -> Costs:
+    """Return the costs of a pipeline `name` of which steps take `steps`: its slowest rank takes the
+    work of a microbatch, and other ranks are to it as in `costs`.
+
+    What a step costs beyond work and simulated bubble no pipeline gains. Where it costs less, ranks
+    that were assumed to be equal are not: the last one is the slowest, and the others do as much
+    less as leaves such a bubble. Raises BadInput where `costs` leave none, for a step that costs no
+    more than its update beyond its work, and for messages: those of a microbatch are in its time.
+    """
+    key = "step_time" if name == SLOWEST else f"rival.{name}"
+    steps_text = ",".join(f"{time:g}@{num}" for num, time in steps.means.items())
+    if costs.communication:
+        allowed = f"must not stand beside {key}={steps_text}, which has it"
+        raise BadInput("communication", f"{costs.communication:g}", allowed)
+    num_ranks, most = len(costs.forward), max(costs.work)
+    if not (steps.work > 0 and steps.beyond > costs.update):
+        allowed = "must be of steps that take longer with more microbatches, but not in proportion"
+        raise BadInput(key, steps_text, f"{allowed}: pipelines have a bubble")
+    costs = _scaled(replace(costs, step_of=name), (steps.work / most,) * num_ranks)
+    simulated = flushed_speeds(costs, num_microbatches, chunks=chunks)[name].batch_time
+    bubble = simulated - num_microbatches * steps.work - costs.update
+    excess = steps.beyond - costs.update - bubble
+    if excess >= -NEARLY * simulated:
+        return replace(costs, overhead=max(0.0, excess))
+    if costs.are_known:
+        allowed = f"must cost {steps.beyond - excess:g} or more beyond its work by the other times"
+        raise BadInput(key, steps_text, f"{allowed}, and costs {steps.beyond:g}")
+    return _scaled(costs, (1 + excess / bubble,) * (num_ranks - 1) + (1.0,))
+
+
+def simulated_beyond(
+    name: str, costs: Costs, numbers: Sequence[int], num_chunks: int
+) -> float | None:
+    """What a simulated step costs beyond its work, as `TwoSteps` has it of a measured one, in
+    microbatches of the slowest rank; None if no pipeline `name` can have such `numbers` of them."""
+    forms = FLUSHED.get(name, ())
+    speeds = {
+        num: [at for at in _speeds(forms, costs, num, num_chunks) if at.num_chunks == num_chunks]
+        for num in numbers
+    }
+    if not all(speeds.values()):
+        return None
+    _, beyond = line({num: first.batch_time for num, [first, *_] in speeds.items()})
+    return beyond / max(costs.work)
+
+
 def slowest(costs: Costs, num_microbatches: int) -> float:
     """The time of a batch of the SLOWEST."""
     [schedule] = FLUSHED[SLOWEST]
@@ -167,10 +267,7 @@ def _filling(costs: Costs, num_microbatches: int, step_time: float) -> Costs:
     the time is convex in the length, so that each guess is too short."""
 
     def stages(length: float) -> Costs:
-        forward, backward = (
-            (length * side[0],) * len(side) for side in (costs.forward, costs.backward)
-        )
-        return replace(costs, forward=forward, backward=backward)
+        return _scaled(costs, (length,) * len(costs.forward))
 
     # `high`: stages that fill the step alone, without updates and messages.
     low, high = 0.0, step_time / slowest(equal_stages(len(costs.forward)), num_microbatches)
@@ -213,4 +310,9 @@ def _speed(settled: Schedule, costs: Costs) -> Speed:
     ]
     batch_time, start = steady(settled, by_chunk, costs.communication)
     peak = max(start.peak_activations(rank) for rank in range(len(by_rank)))
-    return Speed(batch_time + costs.overhead, peak / settled.num_chunks, settled.num_chunks)
+    return Speed(
+        batch_time + costs.overhead,
+        peak / settled.num_chunks,
+        settled.num_chunks,
+        settled.num_chunks == 1 and not settled.splits_backward and not settled.recomputes,
+    )

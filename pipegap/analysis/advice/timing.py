@@ -4,7 +4,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import exp, inf, isfinite, log, nan
 from pathlib import Path
@@ -18,8 +18,10 @@ from pipegap.analysis.advice.speed import (
     TWO_BUFFERED,
     Costs,
     Speed,
+    TwoSteps,
     equal_stages,
     flushed_speeds,
+    simulated_beyond,
     slowest,
     speed,
 )
@@ -64,7 +66,9 @@ class Ratio(NamedTuple):
     @property
     def text(self) -> str:
         """`1.438`, `≤ 1.438` or `≥ 1.438`."""
-        return f"{'' if self.low else '≤ '}{'' if isfinite(self.high) else '≥ '}{self.value:.3f}"
+        if not self.low:
+            return f"≤ {self.high:.3f}"
+        return f"{'' if isfinite(self.high) else '≥ '}{self.value:.3f}"
 
 
 def ratio(rival_times: Sequence[float], own_times: Sequence[float]) -> Ratio:
@@ -72,10 +76,19 @@ def ratio(rival_times: Sequence[float], own_times: Sequence[float]) -> Ratio:
 
     A single time is taken as exact.
     """
-    sides = [[log(time) for time in times] for times in (rival_times, own_times)]
-    value = fmean(sides[0]) - fmean(sides[1])
-    # Variance of the mean, and degrees of freedom, of each side that has several times.
-    parts = [(variance(x) / len(x), len(x) - 1) for x in sides if len(x) > 1]
+    rival_mean, own_mean = (fmean(map(log, times)) for times in (rival_times, own_times))
+    return _with_interval(rival_mean - own_mean, [(rival_times, 1.0), (own_times, -1.0)])
+
+
+def _with_interval(value: float, samples: Iterable[tuple[Sequence[float], float]]) -> Ratio:
+    """The ratio of the logarithm `value`, which has a derivative by the mean logarithm of the times
+    of each of the `samples`."""
+    # Variance of the mean, and degrees of freedom, of each sample that has several times.
+    parts = [
+        (derivative**2 * variance(map(log, times)) / len(times), len(times) - 1)
+        for times, derivative in samples
+        if len(times) > 1
+    ]
     total = sum(part for part, _ in parts)
     if not total:
         return Ratio(*[exp(value)] * 3)
@@ -101,6 +114,20 @@ class Timing:
     """Those of 2BW, beside costs `with_step_time`; none if not measured."""
     most: float
     """Of how many microbatches a rank may keep activations."""
+    two_steps: Mapping[str, TwoSteps] = field(default_factory=dict)
+    """Times of a step at two numbers of microbatches, of which one is `num_microbatches`."""
+
+    def is_measured(self, name: str) -> bool:
+        """Whether a step of this rival was measured."""
+        return name in self.measured or name == self.costs.step_of
+
+    @property
+    def own_least(self) -> float:
+        """The time than which 2BW is no faster: what two steps cost beyond their work may all be
+        bubble, whatever the simulation says of it."""
+        if steps := self.two_steps.get(self.costs.step_of):
+            return self.num_microbatches * steps.work + self.costs.update
+        return self.own.batch_time
 
     @property
     def ratios(self) -> dict[str, Ratio]:
@@ -108,14 +135,38 @@ class Timing:
         times = self.own_times or [self.own.batch_time]
         # A measured time has what no simulation knows: against a simulated one it is a bound.
         bound = {"high": inf} if self.own_times else {"low": 0.0}
-        # SLOWEST is as slow as measured too: `own_times` come with costs of its step.
-        bounded = {*self.others} - {*self.measured, SLOWEST} if self.own_times else self.measured
-        return {
+        # `own_times` come with costs of a measured step: that pipeline is as slow as measured too.
+        tied = {*self.measured, self.costs.step_of or SLOWEST}
+        bounded = {*self.others} - tied if self.own_times else self.measured
+        ratios = {
             name: ratio(self.measured.get(name, [at.batch_time]), times)._replace(
                 **bound if name in bounded else {}
             )
             for name, at in self.others.items()
         }
+        if not self.own_times and (steps := self.two_steps.get(self.costs.step_of)):
+            measured = (name for name in ratios if self.is_measured(name))
+            ratios |= {
+                name: ratios[name]._replace(high=self._without_bubble(name, steps).high)
+                for name in measured
+            }
+        return ratios
+
+    def _without_bubble(self, name: str, steps: TwoSteps) -> Ratio:
+        """The ratio of a measured rival's time to `own_least`, with the interval of the times."""
+        rival_times = self.measured.get(name) or steps.times[self.num_microbatches]
+        (least, short), (most, long) = steps.means.items()
+        share = self.num_microbatches * steps.work / self.own_least  # an update is exact
+        derivatives = {least: share * short / (long - short), most: -share * long / (long - short)}
+        samples = [(steps.times[num], derivative) for num, derivative in derivatives.items()]
+        if name == self.costs.step_of:  # one sample on both sides
+            samples = [
+                (steps.times[num], derivative + (num == self.num_microbatches))
+                for num, derivative in derivatives.items()
+            ]
+        else:
+            samples.append((rival_times, 1.0))
+        return _with_interval(fmean(map(log, rival_times)) - log(self.own_least), samples)
 
     @property
     def faster(self) -> list[str]:
@@ -128,7 +179,7 @@ class Timing:
     def limits(self) -> Iterator[str]:
         """What stands in the way of a gain whatever the losses are; said first."""
         for name in self.faster:
-            rival_time, time = self.others[name].batch_time, self.own.batch_time
+            rival_time, time = self.others[name].batch_time, self.own_least
             whose = f"2BW takes {time:.4g} even without a bubble"
             if self.own_times:
                 whose = f"2BW takes {fmean(self.own_times):.4g}"
@@ -152,7 +203,9 @@ class Timing:
 
     @property
     def shares(self) -> Iterator[str]:
-        """What a step of SLOWEST is made of on the slowest stage, and what of it 2BW can win."""
+        """What two steps cost beyond their work, what a step of SLOWEST is made of on the slowest
+        stage, and what of it 2BW can win."""
+        yield from (self._beyond(name, steps) for name, steps in self.two_steps.items())
         if self.costs == equal_stages(len(self.costs.forward)):
             return
         step = slowest(self.costs, self.num_microbatches)
@@ -171,8 +224,12 @@ class Timing:
         shares_text = ", ".join(
             f"{part / step:.1%} {name}" for name, part in parts.items() if part > LEAST * step
         )
-        yield f"a step of {SLOWEST} is {shares_text}"
-        wins = {name: 1 - 1 / at.value for name, at in self.ratios.items() if at.value > 1}
+        whose = "a step" if self.costs.step_of in ("", SLOWEST) else "a simulated step"
+        yield f"{whose} of {SLOWEST} is {shares_text}"
+        largest = {
+            name: at.value if self.own_times else at.high for name, at in self.ratios.items()
+        }
+        wins = {name: 1 - 1 / at for name, at in largest.items() if at > 1}
         least = {name: "" if isfinite(at.high) else "at least " for name, at in self.ratios.items()}
         shares_text = ", ".join(
             f"{least[k]}{share:.1%} of a step of {k}" for k, share in wins.items()
@@ -184,6 +241,25 @@ class Timing:
         elif little := [name for name, share in wins.items() if share < LITTLE]:
             yield f"  against {', '.join(little)} that is little"
 
+    def _beyond(self, name: str, steps: TwoSteps) -> str:
+        """What a step costs beyond its work, and which part of that may be bubble."""
+        work, beyond = steps.work, max(0.0, steps.beyond)
+        text = f"a step of {name} costs {beyond / work:.2f} microbatches beyond its work"
+        base = self.costs if self.costs.are_known else equal_stages(len(self.costs.forward))
+        update = self.costs.update * max(base.work) / work
+        base = replace(base, update=update, overhead=0.0)
+        simulated = simulated_beyond(name, base, [*steps.times], self.others[name].num_chunks)
+        if simulated is None:
+            return text
+        step = steps.means[self.num_microbatches]
+        hidden = [
+            max(0.0, min(part * work, beyond) - self.costs.update) / step
+            for part in (simulated, beyond / work)
+        ]
+        text += f", {simulated:.2f} as simulated: a schedule without a bubble hides {hidden[0]:.1%}"
+        more = f", and {hidden[1]:.1%} if all the rest is bubble too"
+        return text + (f" of it{more}" if hidden[1] - hidden[0] > LEAST else " of it at most")
+
 
 def timing(
     costs: Costs,
@@ -192,22 +268,33 @@ def timing(
     chunks: int = CHUNKS,
     measured: Mapping[str, Sequence[float]] | None = None,
     own_times: Sequence[float] = (),
+    two_steps: Mapping[str, TwoSteps] | None = None,
 ) -> Timing:
     """Simulate 2BW and its rivals; a measured time replaces that of a rival of the same name, and
-    what other measured ones keep is not known. Raises BadInput for a time that is none."""
+    what other measured ones keep is not known. Of `two_steps` those with `num_microbatches` count
+    as measured. Raises BadInput for a time that is none."""
+    two_steps = two_steps or {}
+    # The costs have the step of SLOWEST, with or without a second one.
+    of_two_steps = {k: at.times[num_microbatches] for k, at in two_steps.items() if k != SLOWEST}
+    measured = {**(measured or {}), **of_two_steps}
     given_times = {"time_2bw": own_times, "costs": costs.work}
-    for key, of_key in {**(measured or {}), **given_times}.items():
+    for key, of_key in {**measured, **given_times}.items():
         if not all(SHORTEST <= time <= LONGEST for time in of_key):
             allowed = f"must be times from {SHORTEST:g} to {LONGEST:g}"
             raise BadInput(key, ",".join(f"{time:g}" for time in of_key), allowed)
+    for name, steps in two_steps.items():
+        if not steps.work > 0:
+            means = ",".join(f"{time:g}@{num}" for num, time in steps.means.items())
+            raise BadInput(f"rival.{name}", means, "must take longer with more microbatches")
     two_buffered = speed(TWO_BUFFERED, costs, num_microbatches)
     most = two_buffered.activations if activations is None else activations
     rivals = flushed_speeds(costs, num_microbatches, most, chunks)
-    measured = dict(measured or {})
     for name, times in measured.items():
         rival = rivals.get(name, Speed(inf, nan, 1))  # a name that no schedule of ours has
         rivals[name] = replace(rival, batch_time=exp(fmean(map(log, times))))
-    return Timing(costs, num_microbatches, two_buffered, rivals, measured, tuple(own_times), most)
+    return Timing(
+        costs, num_microbatches, two_buffered, rivals, measured, tuple(own_times), most, two_steps
+    )
 
 
 # Times of the operations of a pipeline from traces: the one of a trial, or those of torch's

@@ -2,8 +2,9 @@
 advice in words.
 """
 
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, floor, isfinite, isinf, isnan, nan
 from typing import Any
 
@@ -28,7 +29,8 @@ from pipegap.analysis.table.text import aligned, fitted, hanging
 
 GO, STAY, UNDECIDED = "go asynchronous", "stay synchronous", "not enough data"
 SHORT = {GO: "go", STAY: "stay", UNDECIDED: "not enough data"}
-"""Verdicts in a table and in a sentence."""
+MUST_BE_MEASURED = "must be measured"
+"""What a table says in the place of *not enough data* where only a simulation asks for them."""
 MOST_SEEDS = 20
 """The most seeds that are asked for: a difference that needs more hardly matters."""
 
@@ -41,6 +43,15 @@ class Decision:
     why: str
     settle: Mapping[str, Any] = field(default_factory=dict)
     """Keys of the sweep that would decide it; empty if it is decided."""
+    runs: Mapping[str, int] = field(default_factory=dict)
+    """Updates by arm of the runs that would decide it, where no other runs are needed."""
+    must_be_measured: bool = False
+    """Whether a measured step of the rival might decide it alone."""
+
+    @property
+    def short(self) -> str:
+        """The verdict in a table and in a sentence."""
+        return MUST_BE_MEASURED if self.must_be_measured else SHORT[self.word]
 
 
 def recommended(candidates: Sequence[Gap]) -> Gap | None:
@@ -131,15 +142,17 @@ def decide(
 def _undecided(evidence: Evidence, at: SameTime, largest: float) -> Decision:
     # Runs of the right lengths, but too noisy: more seeds may settle it.
     if not at.excess and at.interval[0] <= 0 <= at.interval[1]:
-        return Decision(UNDECIDED, _by_time(at), _more_seeds(at))
+        sync_updates, updates = at.needed
+        runs = {"sync": sync_updates, **dict.fromkeys(at.arms, updates)}
+        return Decision(UNDECIDED, _by_time(at), _more_seeds(at), runs)
     if not at.excess and at.n > 1:
         why = f"{_by_time(at)}, but what is interpolated favours sync"
-        return Decision(UNDECIDED, why, _longer(evidence, at.speed_up))
+        return _longer(evidence, at, at.speed_up, why)
     why = (
         f"in the same time there are {at.speed_up:.3g} times the updates; whether these make up "
         f"for the gap, no runs of that length say"
     )
-    return Decision(UNDECIDED, why, _longer(evidence, largest))
+    return _longer(evidence, at, largest, why)
 
 
 def no_faster(speed_up: Ratio) -> Decision | None:
@@ -184,8 +197,11 @@ BY_UPDATES = {"tokens_per_parameter": "null"}
 """At the scales that give their length in tokens, num_updates must replace that."""
 
 
-def _longer(evidence: Evidence, speed_up: float) -> dict[str, Any]:
-    return {"num_updates": ceil(evidence.updates * speed_up - NEARLY), **BY_UPDATES}
+def _longer(evidence: Evidence, at: SameTime, speed_up: float, why: str) -> Decision:
+    """The verdict that runs of the best arm that are longer by the speed-up would settle."""
+    updates = ceil(evidence.updates * speed_up - NEARLY)
+    runs = {"sync": evidence.updates, at.arm: updates}
+    return Decision(UNDECIDED, why, {"num_updates": updates, **BY_UPDATES}, runs)
 
 
 def _by_time(at: SameTime) -> str:
@@ -245,7 +261,7 @@ class Rival:
         return {
             "rival": self.label,
             "speedup": self.speed_up,
-            "verdict": SHORT[self.decision.word],
+            "verdict": self.decision.short,
             "difference": at.gap if at else nan,
             "low": low,
             "high": high,
@@ -254,18 +270,52 @@ class Rival:
         }
 
 
+def must_be_measured(rivals: Mapping[str, Rival], plain: Collection[str]) -> dict[str, Rival]:
+    """Return the rivals, of which those must be measured that alone stand between *go* and *not
+    enough data*: all `plain` and all measured ones are beaten, as far as 2BW is as fast as
+    simulated, and by a simulation of more than that some pipelines are faster
+    (`speed.Speed.is_plain`)."""
+    simulated = {name for name, rival in rivals.items() if not (rival.is_measured or name in plain)}
+    beaten = [
+        rival.decision.word == GO or rival.decision == NOT_MEASURED
+        for name, rival in rivals.items()
+        if name not in simulated
+    ]
+    open_names = {name for name in simulated if rivals[name].decision.word == UNDECIDED}
+    if not (beaten and all(beaten)):
+        return {**rivals}
+    return {
+        name: replace(rival, decision=_unmeasured(rival)) if name in open_names else rival
+        for name, rival in rivals.items()
+    }
+
+
+def _unmeasured(rival: Rival) -> Decision:
+    word = shlex.quote(f"rival.{rival.name}=TIME")
+    why = f"only a simulation makes it so fast, so it must be measured, {word}"
+    return replace(
+        rival.decision, why=f"{why}; if it is: {rival.decision.why}", must_be_measured=True
+    )
+
+
 def against(rivals: Sequence[Rival]) -> str:
     """`go, against every schedule`, or the rivals of each verdict, with the numbers of the slowest
     one that is decided."""
-    by_word = {word: [rival for rival in rivals if rival.decision.word == word] for word in SHORT}
-    words = [word for word, group in by_word.items() if group]
+    by_verdict = {
+        short: [rival for rival in rivals if rival.decision.short == short]
+        for short in (*SHORT.values(), MUST_BE_MEASURED)
+    }
+    words = [short for short, group in by_verdict.items() if group]
     if len(words) == 1:
-        every = "any" if words == [UNDECIDED] else "every"
-        text = f"{SHORT[words[0]]}, against {every} schedule"
+        every = "any" if words == [SHORT[UNDECIDED]] else "every"
+        text = f"{words[0]}, against {every} schedule"
     else:
-        labels = {word: listed([rival.label for rival in by_word[word]]) for word in words}
-        text = "; ".join(f"{SHORT[word]} against {labels[word]}" for word in words)
-    return f"{text}; {_numbers(by_word[words[0]])}"
+        labels = {short: listed([rival.label for rival in by_verdict[short]]) for short in words}
+        text = "; ".join(
+            f"{of} {short}" if short == MUST_BE_MEASURED else f"{short} against {of}"
+            for short, of in labels.items()
+        )
+    return f"{text}; {_numbers(by_verdict[words[0]])}"
 
 
 def listed(words: Sequence[str]) -> str:
@@ -338,6 +388,8 @@ class Advice:
     command: str
     """The command of the trials that would decide; empty if the verdict is decided, or if no sweep
     of the store ran such trials."""
+    price: str = ""
+    """How many trials these are and how long they take, in words; empty if that is not known."""
 
     @property
     def settings(self) -> str:
@@ -427,6 +479,9 @@ def heading(answers: Sequence[Advice]) -> Iterator[str]:
         answers_by_text.setdefault(_heading(advice), []).append(names.optimizer(advice.optimizer))
     for line, optimizers in answers_by_text.items():
         yield line if len(answers_by_text) == 1 else f"{', '.join(optimizers)}: {line}"
+    for advice in answers:
+        if advice.evidence and (mixed := advice.evidence.mixed):
+            yield f"{names.optimizer(advice.optimizer)}: {mixed}: they round otherwise"
     other_tasks = dict.fromkeys(
         o for answer in answers if answer.evidence for o in answer.evidence.others
     )
@@ -435,9 +490,9 @@ def heading(answers: Sequence[Advice]) -> Iterator[str]:
 
 
 def _heading(advice: Advice) -> str:
-    how = "measured and " * any(rival.is_measured for rival in advice.rivals.values())
-    pipeline = f"{advice.stages} stages, {advice.microbatches} microbatches"
-    simulated = f"time {how}simulated for {pipeline}"
+    measured = [rival.label for rival in advice.rivals.values() if rival.is_measured]
+    how = f"measured of {listed(measured)}, else simulated" if measured else "simulated"
+    simulated = f"time {how} for {advice.stages} stages, {advice.microbatches} microbatches"
     evidence = advice.evidence
     if evidence is None:
         return f"no pair of runs yet; {simulated}"
@@ -449,10 +504,14 @@ def _heading(advice: Advice) -> str:
 
 def _verdict(advice: Advice) -> list[str]:
     lines = [sentence(advice), *([f"  {costs}"] if (costs := cost(advice)) else [])]
+    goal = f"  to settle it against {advice.rival}"
+    goal += ", measure a step of it, or" * advice.verdict.must_be_measured
+    price = f" ({advice.price})" if advice.price else ""
     if advice.command:
-        lines.append(f"  to settle it against {advice.rival}: {advice.command}")
+        lines.append(f"{goal}{price}: {advice.command}")
     elif settings := advice.settings:
-        lines.append(f"  to settle it against {advice.rival}, run more of these trials: {settings}")
+        comma = "" if advice.verdict.must_be_measured else ","
+        lines.append(f"{goal}{comma} run more of these trials: {settings}{price}")
     return lines
 
 

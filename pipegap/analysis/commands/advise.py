@@ -5,7 +5,7 @@ e.g. pipegap advise stages=4 microbatches=8
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from pipegap.trainer.store.opened import pulled
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pipegap.analysis.advice.speed import Costs
+    from pipegap.analysis.advice.speed import Costs, TwoSteps
     from pipegap.analysis.advice.verdict import Advice
 
 KEYS = {
@@ -41,9 +41,11 @@ KEYS = {
     "backward": "the same (default: twice the forward)",
     "update": "time of an update on a stage (default: 0)",
     "communication": "time until a result is there on the next stage (default: 0)",
-    "step_time": "measured time of a step of 1F1B, in the same unit (default: what is simulated)",
+    "step_time": "measured time of a step of 1F1B, in the same unit, or of two steps: "
+    "2.2@16,3.9@32 (default: what is simulated)",
     "time_2bw": "measured time of a step of 2BW, or of several: 1.9,1.88 (default: simulated)",
-    "rival.NAME": "the same of whatever else you could run: rival.fsdp=1.01",
+    "rival.NAME": "the same of whatever else you could run: rival.fsdp=1.01, or of steps of two "
+    "numbers of microbatches: rival.DualPipeV=1.93@16,3.48@32",
     "trace": "trace.json of a trial of such a pipeline, or a folder of torch's profiler, a file "
     "per rank, for these times in microseconds",
     "format": "text, json",
@@ -55,7 +57,7 @@ LENGTH = 1024
 """Tokens of a sequence, for the attention of a model that `forward` names."""
 TRACED = ("forward", "backward", "update")
 """Keys whose times a trace has."""
-RIVAL, RESULTS = "rival.", "results"
+RIVAL, RESULTS, AT = "rival.", "results", "@"
 SHAPE = {
     "stages": "stages the pipeline has, e.g. stages=4",
     "microbatches": "microbatches a batch has, e.g. microbatches=8",
@@ -76,15 +78,17 @@ def main(values: Given) -> None:
     stages, microbatches = (_of_pipeline(values, key, shape) for key, shape in SHAPE.items())
     updates = count(values, "updates", 0, MOST["updates"])
     form = take_choice(values, "format", ("text", "json"))
-    measured, own_times = _measured(values)
+    measured, own_times, two_steps = _measured(values, stages, microbatches)
     conditions = {
         key: value for key, value in values.items() if key not in KEYS and not key.startswith(RIVAL)
     }
-    costs, activations = _costs(values, stages, microbatches), _times(values, "activations", 1)
+    activations = _times(values, "activations", 1)
     layers = _model(values).get("num_layers")
     parts = min(max(1, layers // stages), MOST["chunks"]) if layers else CHUNKS
     chunks = count(values, "chunks", parts, MOST["chunks"])
+    costs = _costs(values, stages, microbatches, two_steps, chunks)
     times: dict[str, Any] = {"measured": measured, "own_times": own_times, "costs": costs}
+    times["two_steps"] = two_steps
     if measured and "results" not in values and not Path(RESULTS).exists():
         timed = timing(num_microbatches=microbatches, **times)
         if timed.faster:  # whatever the losses are
@@ -153,23 +157,52 @@ def _as_text(answers: "Sequence[Advice]") -> str:
     return "\n".join(lines)
 
 
-def _measured(values: Given) -> tuple[dict[str, tuple[float, ...]], tuple[float, ...]]:
-    """Return the measured times of a step of each rival, and those of 2BW."""
-    from pipegap.analysis.advice.speed import SLOWEST
+def _measured(
+    values: Given, stages: int, microbatches: int
+) -> tuple[dict[str, tuple[float, ...]], tuple[float, ...], "dict[str, TwoSteps]"]:
+    """Return the measured times of a step of each rival, those of 2BW, and for each pipeline of
+    which steps of two numbers of microbatches are given all of its times."""
+    from pipegap.analysis.advice.speed import FLUSHED, SLOWEST
 
     if (key := f"{RIVAL}{SLOWEST}") in values:
         raise BadInput(key, values[key], "must be given as step_time")
-    rivals = {
-        key.removeprefix(RIVAL): _above_0(values, key) for key in values if key.startswith(RIVAL)
-    }
+    rivals = {key.removeprefix(RIVAL): key for key in values if key.startswith(RIVAL)}
     if "" in rivals:
         raise BadInput(RIVAL, values[RIVAL], "must name the rival: rival.fsdp=1.01")
+    keys = rivals | {SLOWEST: "step_time"}
+    two_steps = {
+        name: _two_steps(values, key, stages, microbatches)
+        for name, key in keys.items()
+        if AT in values.get(key, "")
+    }
+    if SLOWEST in two_steps and max(map(len, two_steps[SLOWEST].times.values())) > 1:
+        raise BadInput("step_time", values["step_time"], "must have one time at each number")
     # Of a measured 2BW no simulated time may be compared that was not tied to a measured one.
     simulated = {"step_time"} if "time_2bw" in values else {"step_time", "trace", "forward"}
+    tied = simulated & {*values} or {*FLUSHED} & {*two_steps}
     alone = [key for key in values if key == "time_2bw" or key.startswith(RIVAL)]
-    if alone and not simulated & {*values}:
+    if alone and not tied:
         raise BadInput(alone[0], values[alone[0]], "must stand beside step_time, in the same unit")
-    return rivals, _above_0(values, "time_2bw")
+    once = {name: _above_0(values, key) for name, key in rivals.items() if name not in two_steps}
+    return once, _above_0(values, "time_2bw"), two_steps
+
+
+def _two_steps(values: Given, key: str, stages: int, microbatches: int) -> "TwoSteps":
+    """Return the times of `TIME@MICROBATCHES,…`, which is there."""
+    from pipegap.analysis.advice.advise import MOST as MOST_SIMULATED
+    from pipegap.analysis.advice.speed import TwoSteps
+
+    times: dict[int, tuple[float, ...]] = {}
+    for word in values[key].split(","):
+        time, _, num = word.partition(AT)
+        num_microbatches = count({key: num}, key, 0, MOST_SIMULATED // stages) if num else 0
+        earlier_times = times.get(num_microbatches, ())
+        times[num_microbatches] = (*earlier_times, *_above_0({key: time}, key))
+    if len(times) != 2 or 0 in times or microbatches not in times:
+        allowed = f"must be times at two numbers of microbatches, one of them {microbatches}"
+        example = f"1.9@{microbatches},3.5@{2 * microbatches}"
+        raise BadInput(key, values[key], f"{allowed}: {key}={example}")
+    return TwoSteps(times)
 
 
 def _above_0(values: Given, key: str) -> tuple[float, ...]:
@@ -180,8 +213,14 @@ def _above_0(values: Given, key: str) -> tuple[float, ...]:
     return times
 
 
-def _costs(values: Given, stages: int, microbatches: int) -> "Costs":
-    from pipegap.analysis.advice.speed import with_step_time
+def _costs(
+    values: Given,
+    stages: int,
+    microbatches: int,
+    two_steps: "Mapping[str, TwoSteps]",
+    chunks: int,
+) -> "Costs":
+    from pipegap.analysis.advice.speed import FLUSHED, SLOWEST, with_step_time, with_two_steps
     from pipegap.analysis.advice.timing import traced_costs
 
     if "trace" not in values:
@@ -192,8 +231,13 @@ def _costs(values: Given, stages: int, microbatches: int) -> "Costs":
         [communication] = _times(values, "communication", 1) or (0.0,)
         costs = traced_costs(Path(values["trace"]), stages, microbatches)
         costs = replace(costs, communication=communication)
-    step_time = _times(values, "step_time", 1)
-    return with_step_time(costs, microbatches, step_time[0]) if step_time else costs
+    if "step_time" in values and SLOWEST not in two_steps:
+        [step_time] = _times(values, "step_time", 1)
+        return with_step_time(costs, microbatches, step_time)
+    # Without a step of SLOWEST, that of another pipeline of ours says how long work takes.
+    if name := next((name for name in FLUSHED if name in two_steps), ""):
+        return with_two_steps(costs, microbatches, name, two_steps[name], chunks)
+    return costs
 
 
 def _given_costs(values: Given, stages: int) -> "Costs":

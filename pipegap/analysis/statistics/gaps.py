@@ -25,7 +25,14 @@ from pipegap.analysis.statistics.pairs import (
 )
 from pipegap.analysis.statistics.tax import Tax, taxes
 from pipegap.analysis.table.load import load
-from pipegap.analysis.table.points import in_order, settings, tasks
+from pipegap.analysis.table.points import (
+    MACHINE,
+    in_order,
+    machines,
+    mixed_machines,
+    settings,
+    tasks,
+)
 from pipegap.analysis.table.schema import BEST, GAP, OF_ARM
 from pipegap.trainer.base.errors import Status
 
@@ -311,7 +318,15 @@ def _paired(df: pd.DataFrame) -> pd.DataFrame:
     """The pairs that have a sync trial, with their task."""
     paired = pairs(df)
     paired = paired[paired["status_sync"].notna()]
-    return paired.assign(task=paired["point"].map(tasks(df)))
+    paired = paired.assign(task=paired["point"].map(tasks(df)))
+    # Each of its pairs may be of one machine, and the best settings of two arms of two.
+    of_sync = paired[[*ROW, "seed", *(f"{name}_sync" for name in MACHINE)]]
+    of_sync = of_sync.rename(columns=lambda name: name.removesuffix("_sync"))
+    sides = pd.concat([paired, of_sync], ignore_index=True)
+    keys = [sides[name] for name in (*ROW, "seed")]
+    if mixed := mixed_machines(machines(sides), keys, "seeds with settings to choose from"):
+        warnings.warn(mixed, stacklevel=3)
+    return paired
 
 
 def _best_table(rows: list[dict[str, Any]], trials: pd.DataFrame) -> pd.DataFrame:

@@ -11,7 +11,15 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import optimize, stats
 
-from pipegap.analysis.table.points import ARM_GROUPS, BESIDE, VERSIONS, group_of, in_order
+from pipegap.analysis.table.points import (
+    ARM_GROUPS,
+    BESIDE,
+    MACHINE,
+    TORCH,
+    group_of,
+    in_order,
+    num_on_machine,
+)
 from pipegap.analysis.table.rows import SOURCE
 from pipegap.trainer.base.errors import FINAL, BadInput, Status
 
@@ -235,17 +243,13 @@ SAME_ARM = ["optimizer", "point", "arm", *VARIANT]
 SAME_TRIAL = [*SAME_ARM, "seed"]
 SLACK = "pipeline.slack"
 """The key of an arm that changes no number."""
-TORCH = f"{VERSIONS}.torch"
-MACHINE = ["device_name", TORCH]
-"""What a trial ran on: another kind rounds otherwise. Runner, compiler and number of replicas are
-keys of the point, which both trials of a pair share."""
 CODE = ["trainer_version", "git"]
 MADE_BY = [*CODE, *MACHINE]
 NEWEST = ["trainer_version", "finished_at", "trial_id"]
 COMPARED = ("sync", "delay", "delay_ef")
 """The arms whose costs are shown by default."""
 WHERE = ["runner", "device_name"]
-SAME_COST = ["optimizer", "point", "seed", *VARIANT, *WHERE]
+SAME_COST = ["optimizer", "point", "seed", *VARIANT, *WHERE, TORCH]
 EPOCH = pd.Timestamp(0, tz="UTC")
 MEASURED = {"peak_memory_bytes": "memory", "tokens_per_second": "speed"}
 KEPT = [*SAME_TRIAL, "base_arm", "delay", "trial_id", "status", "final_val_loss", *MADE_BY]
@@ -267,9 +271,7 @@ def results(trials: pd.DataFrame) -> pd.DataFrame:
     # Of few columns: the table has many, and every move of a row moves them all.
     made = done.reindex(columns=[*SAME_TRIAL, *NEWEST, "git", *MACHINE])
     order = ["trainer_version", "num_on_machine", "finished_at", "trial_id"]
-    newest_last = made.assign(num_on_machine=_num_on_machine(made)).sort_values(
-        order, kind="stable"
-    )
+    newest_last = made.assign(num_on_machine=num_on_machine(made)).sort_values(order, kind="stable")
     repeated = newest_last[newest_last.duplicated(SAME_TRIAL, keep=False)]
     _refuse_other_values(done.loc[repeated.index])
     makers = repeated[CODE].astype(str).groupby([repeated[name] for name in SAME_TRIAL])
@@ -279,15 +281,6 @@ def results(trials: pd.DataFrame) -> pd.DataFrame:
     newest = newest_last.drop_duplicates(SAME_TRIAL, keep="last")
     newest = in_order(newest, SAME_TRIAL, done)
     return done.loc[newest.index]
-
-
-def _num_on_machine(made: pd.DataFrame) -> pd.Series:
-    """How many trials of its point and seed ran on the device and torch of each trial, each arm
-    counted once."""
-    machine = made[MACHINE].astype("string").fillna("unknown").agg(" ".join, axis=1)
-    arms = made[["arm", *VARIANT]].astype(str).agg(" ".join, axis=1)
-    keys = [made["optimizer"], made["point"], made["seed"], machine]
-    return arms.groupby(keys, dropna=False).transform("nunique")
 
 
 def _refuse_other_values(repeated: pd.DataFrame) -> None:
@@ -342,10 +335,10 @@ def overhead(trials: pd.DataFrame, arms: Collection[str] = COMPARED) -> pd.DataF
     `arms`: those that have a row; sync must be among them.
 
     `memory` is in bytes, `speed` in tokens per second. Their ratios are to the sync trial of the
-    same point, seed, stages, microbatches, runner and device. The speed of a trial counts only if
-    no other trial ran at its time on a device of the same name; `speed n` is the number of trials
-    whose speed counts. The other trials are those of the store if a report has noted it (BESIDE),
-    else those of the table.
+    same point, seed, stages, microbatches, runner, device and version of torch. The speed of a
+    trial counts only if no other trial ran at its time on a device of the same name; `speed n` is
+    the number of trials whose speed counts. The other trials are those of the store if a report has
+    noted it (BESIDE), else those of the table.
     """
     done = results(trials)
     is_beside = trials[BESIDE] if BESIDE in trials else side_by_side(trials)
@@ -353,7 +346,7 @@ def overhead(trials: pd.DataFrame, arms: Collection[str] = COMPARED) -> pd.DataF
     speed = done["tokens_per_second"].mask(beside_of_done.astype(bool))
     done = done.assign(tokens_per_second=speed)
     costs = done[(done["status"] == Status.COMPLETED) & done["arm"].isin([*arms])]
-    costs = costs[[*SAME_COST, "arm", *MEASURED]].rename(columns=MEASURED)
+    costs = costs.reindex(columns=[*SAME_COST, "arm", *MEASURED]).rename(columns=MEASURED)
     costs = costs.astype(dict.fromkeys(MEASURED.values(), "float64"))
     sync = costs[costs["arm"] == "sync"].drop(columns="arm")
     paired = costs.merge(sync, on=SAME_COST, how="left", suffixes=("", "_sync"))

@@ -27,6 +27,10 @@ CHOICES = ("model", "lr_schedule")
 """Choices that may have the same keys and still be others: their names tell them apart."""
 VERSIONS = "versions"
 """The group of columns that hold the versions of packages."""
+TORCH = f"{VERSIONS}.torch"
+MACHINE = ["device_name", TORCH]
+"""What a trial ran on: another kind rounds otherwise. Runner, compiler and number of replicas are
+keys of the point, which both trials of a pair share."""
 MEASURES_ONLY = ("diagnostics",)
 """Keys of what a trial measures beside its loss: they change no number of the training."""
 
@@ -71,6 +75,36 @@ def versions(trials: pd.DataFrame) -> dict[str, str]:
     """Return the packages by the columns that hold their versions."""
     names = (name.partition(".") for name in map(str, trials))
     return {f"{group}.{package}": package for group, _, package in names if group == VERSIONS}
+
+
+def machines(trials: pd.DataFrame) -> pd.Series:
+    """Return for each trial the kind of device and the version of torch it ran on, in words."""
+    columns = trials.reindex(columns=MACHINE).astype("string").fillna("unknown")  # of older CSVs
+    return columns["device_name"] + ", torch " + columns[TORCH]
+
+
+def num_on_machine(trials: pd.DataFrame) -> pd.Series:
+    """Return how many trials of its point and seed ran on the kind of machine of each trial, each
+    arm counted once. Of several runs of one trial that counts which has most: then pairs are of one
+    kind where they can be."""
+    arms = trials["arm"].astype(str)
+    for name in map(str, trials):
+        if name.endswith(("num_stages", "num_microbatches")):
+            arms = arms + " " + trials[name].astype(str)
+    keys = [trials["optimizer"], trials["point"], trials["seed"], machines(trials)]
+    return arms.groupby(keys, dropna=False).transform("nunique")
+
+
+def mixed_machines(machines_of: pd.Series, keys: Sequence[pd.Series], what: str) -> str:
+    """Return how many of the comparisons that `keys` tell apart, called `what`, have trials of
+    several kinds of machine, with an example; empty if none has."""
+    by_comparison = machines_of.groupby([*keys], dropna=False).unique()
+    mixed = by_comparison[by_comparison.map(len) > 1]
+    if mixed.empty:
+        return ""
+    example = " and ".join(sorted(mixed.iloc[0]))
+    counts = f"{len(mixed)} of {len(by_comparison)} {what}"
+    return f"{counts} mix devices or versions of torch ({example}, for example)"
 
 
 SHARDS = "data.shards"

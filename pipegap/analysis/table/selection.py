@@ -14,7 +14,7 @@ import pandas as pd
 from pandas.api import types
 
 from pipegap.analysis.table.load import load
-from pipegap.analysis.table.points import in_order
+from pipegap.analysis.table.points import MACHINE, in_order, num_on_machine
 from pipegap.analysis.table.rows import Row
 from pipegap.analysis.table.text import fitted, terminal_width
 from pipegap.trainer.base.cli import number
@@ -225,7 +225,8 @@ def several(word: str) -> list[str]:
 def stored(stores: Sequence[Path]) -> tuple[pd.DataFrame, list[Record]]:
     """Return the trials of these stores, each once, and their records.
 
-    A trial that several stores have is the finished one, or else the first. Warns of how many there
+    A trial that several stores have is a finished one, of these one of the machine of its partner,
+    or else the first. Warns of how many there
     are, and, in a line each, of those whose result is another one in a later store.
     """
     tables = [load(store) for store in stores]
@@ -235,25 +236,31 @@ def stored(stores: Sequence[Path]) -> tuple[pd.DataFrame, list[Record]]:
     whole = pd.concat(places, ignore_index=True)
     # Finished trials first; a stable sort keeps the order of the stores among them.
     whole = whole.iloc[(~whole["status"].isin(FINAL)).argsort(kind="stable")]
+    # Of several results of a trial that of the machine of most trials of its pair, else the first.
+    rank = num_on_machine(whole[whole["status"].isin(FINAL)]).reindex(whole.index, fill_value=0)
+    shown = rank.groupby(whole["trial_id"], sort=False).idxmax()
     shared = whole[whole.duplicated("trial_id", keep=False)]
-    for _, same in shared.groupby("trial_id"):
-        _warn_of_other_results(same)
+    for trial_id, same in shared.groupby("trial_id"):
+        is_shown = same.index == shown[trial_id]
+        _warn_of_other_results(pd.concat([same[is_shown], same[~is_shown]]))
     counts = " and ".join(
         f"{len(table)} trials of {at}" for at, table in zip(stores, tables, strict=True)
     )
     in_both = f"{shared['trial_id'].nunique()} trials are in several and count once"
     where = f"commands name {stores[0]}"
     warnings.warn(f"{counts} are compared, {in_both}; {where}", stacklevel=2)
-    first = whole.drop_duplicates("trial_id").drop(columns="store").reset_index(drop=True)
-    return first, [record for store in stores for record in records(store)]
+    once = whole.loc[shown].drop(columns="store").reset_index(drop=True)
+    return once, [record for store in stores for record in records(store)]
 
 
 def _warn_of_other_results(same: pd.DataFrame) -> None:
     """Warn of what the rows of one trial say in other stores than the first that is shown."""
-    first, *other_rows = same[[*SAME, "store", "trial_id"]].astype(object).to_dict("records")
+    columns = [*SAME, *MACHINE, "git", "store", "trial_id"]
+    first, *other_rows = same.reindex(columns=columns).astype(object).to_dict("records")
     for row in other_rows:
         differ = [key for key in SAME if str(first[key]) != str(row[key])]
         if differ and row["status"] != Status.UNFINISHED:
+            differ += [key for key in (*MACHINE, "git") if str(first[key]) != str(row[key])]
             differences = "; ".join(f"{key} {first[key]} and {row[key]}" for key in differ)
             where = f"{first['store']} (shown) and {row['store']}"
             warnings.warn(

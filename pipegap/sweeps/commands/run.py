@@ -73,7 +73,8 @@ def _request_words(words: Sequence[str]) -> list[str]:
             f"notify=  a URL to which notices are posted, or {NOTIFY} in the environment\n"
             f"tracking=  {trackers}: where to follow the trials; tracking.KEY=… "
             "as in conf/tracking/ (default: none)\n"
-            "seeds=[0,1], grid.KEY=[…], tune.KEY=[…] and advice.KEY=… replace the sweep file's; "
+            "seeds=[0,1], grid.KEY=[…], arms.NAME=[…], tune.KEY=[…] and advice.KEY=… replace the "
+            "sweep file's; "
             f"search={searches} lets a sampler choose settings, "
             "search.KEY=… as in conf/search/; "
             "any other key=value goes to every trial, as in pipegap trial",

@@ -70,6 +70,8 @@ class TriedSetting:
     """The trials by which the values are judged."""
     losses: dict[str, float] | None = field(compare=False)  # a loss alone changes no plan
     """Arm → mean final loss, infinite if it diverged; None while a trial has to run."""
+    machines: frozenset[str] = field(default=frozenset(), compare=False)
+    """The kinds of device and versions of torch that these trials ran on."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,12 @@ def try_at(
             return TriedSetting(dict(values), point_there, trials, None)
         by_arm.setdefault(trial.arm, []).append(loss)
     losses = {arm: fmean(of_arm) for arm, of_arm in by_arm.items()}
-    return TriedSetting(dict(values), point_there, trials, losses)
+    results = filter(None, map(snapshot.finished, trials))
+    machines = frozenset(
+        f"{result.get('device_name')}, torch {result.get('versions', {}).get('torch')}"
+        for result in results
+    )
+    return TriedSetting(dict(values), point_there, trials, losses, machines)
 
 
 def check_reach(sweep: Sweep, points: Iterable[GridPoint]) -> None:
@@ -404,11 +411,17 @@ def _corners(space: Space) -> list[dict[str, Any]]:
 
 def remarks(sweep: Sweep, choices: Sequence[Choice]) -> list[str]:
     """Return how settings were chosen, then lines per point; nothing if nothing is tried."""
+    mixed = [
+        f"{_name(sweep, choice.point)}: trials of several kinds of machine chose, and these round "
+        f"otherwise: {' and '.join(sorted(machines))}"
+        for choice in choices
+        if len(machines := {name for setting in choice.tried for name in setting.machines}) > 1
+    ]
     if sweep.search is not None:
         lines = (line for choice in choices for line in _search_lines(sweep, sweep.search, choice))
-        return [_how_searched(sweep.search), *lines]
+        return [_how_searched(sweep.search), *lines, *mixed]
     if sweep.tune:
-        return [_how_tuned(sweep), *(_tune_line(sweep, choice) for choice in choices)]
+        return [_how_tuned(sweep), *(_tune_line(sweep, choice) for choice in choices), *mixed]
     return []
 
 

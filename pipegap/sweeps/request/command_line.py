@@ -207,10 +207,10 @@ def _at_scale(sweep: Sweep, scale: str, first: Sequence[str], words: Sequence[st
 def changed(sweep: Sweep, words: Sequence[str]) -> Sweep:
     """Return the sweep changed by the words of a command line, or of its file for a scale.
 
-    `seeds=[…]`, `grid.KEY=[…]`, `tune.KEY=[…]`, `tuning.KEY=…`, `shared=…` and `advice.KEY=…`
-    replace the sweep's own values. `advice=null`, `shared=null` and `tune=null` leave these out.
-    `search=NAME` and `search.KEY=…` search instead. Every other word is appended to `base`, and so
-    applies to every trial.
+    `seeds=[…]`, `grid.KEY=[…]`, `arms.NAME=[…]`, `tune.KEY=[…]`, `tuning.KEY=…`, `shared=…` and
+    `advice.KEY=…` replace the sweep's own values. `arms.NAME=null`, `advice=null`, `shared=null`
+    and `tune=null` leave these out. `search=NAME` and `search.KEY=…` search instead. Every other
+    word is appended to `base`, and so applies to every trial.
 
     Raises BadInput for a word without effect, or if the result is not a valid sweep.
     """
@@ -224,6 +224,10 @@ def changed(sweep: Sweep, words: Sequence[str]) -> Sweep:
             content[key] = parse(key, value, value)
         elif word == "tune=null":
             content |= {"tune": {}, "tuning": {}}
+        elif key.startswith("arms.") and value == "null":
+            content["arms"].pop(key.removeprefix("arms."), None)
+        elif key.startswith("arms."):  # the whole rest: delay_ef(0.5) is the name of an arm
+            content["arms"][key.removeprefix("arms.")] = parse(key, value, value)
         elif group in ("grid", "tune", "tuning") and inner:
             content[group][inner] = parse(key, value, value)
         elif group == "advice" and inner:

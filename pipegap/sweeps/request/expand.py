@@ -31,9 +31,11 @@ NAMES: Mapping[str, Callable[[str], bool]] = {
 """Keys of data that are paths, and those that may be one or a name."""
 OF_ARMS = {
     *("pipeline", "correction", "choices", "runner", "device", "num_threads", "diagnostics"),
+    *("num_updates", "tokens_per_parameter"),
     *CHANGES_NO_NUMBER,
 }
-"""Keys in which arms may differ: staleness, how it is corrected, and what changes no number."""
+"""Keys in which arms may differ: staleness, how it is corrected, and what changes no number; and
+the length, since delayed runs are compared with sync's that take the same time."""
 
 
 @dataclass(frozen=True)

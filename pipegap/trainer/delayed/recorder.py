@@ -10,6 +10,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, SupportsFloat
 
+import torch
 import torch.distributed as dist
 
 from pipegap.trainer.base.errors import BadInput, Status
@@ -126,7 +127,7 @@ class Recorder:
         num_timed = self._num_recorded - self._first
         identity = trial_id(self._config, None)
         return {
-            **provenance(self._config, identity, None, device_name(device)),
+            **provenance(self._config, identity, None, _devices(device)),
             "status": status,
             "final_val_loss": loss,
             "diverged_at": diverged_at,
@@ -142,6 +143,14 @@ class Recorder:
         }
 
 
+def _devices(device: torch.device) -> str:
+    """Return the kind of device and, before it, how many ranks ran on one: their sums round
+    otherwise than those of another number."""
+    is_distributed = dist.is_available() and dist.is_initialized()
+    num_ranks = dist.get_world_size() if is_distributed else 1
+    return f"{num_ranks} × {device_name(device)}" if num_ranks > 1 else device_name(device)
+
+
 @contextmanager
 def record(
     results: str | Path, delayed: DelayedOptimizer, words: Mapping[str, Word]
@@ -155,7 +164,7 @@ def record(
     dicts of these; None is as if the word was not there. A word may begin with `model.`, `data.`,
     `optimizer.` or `lr_schedule.`. The words and the delay of `delayed` make the trial's id, and
     trainings are compared whose words differ in nothing but the seed: so change a word when you
-    change your code. Use `delay=0` for the synchronous training.
+    change or compile your code. Use `delay=0` for the synchronous training.
 
     Call `update` of what it yields once after each step. A training that ends before `num_updates`
     has no result and goes on when it is recorded again, from the checkpoint that `delayed` was
@@ -171,7 +180,7 @@ def record(
         allowed = f"is finished with these words: see {folder.path}"
         raise BadInput("words.seed", words["seed"], allowed)
     device = delayed.param_groups[0]["params"][0].device
-    with folder.claimed(config, made_by(device_name(device))):
+    with folder.claimed(config, made_by(_devices(device))):
         recorder = Recorder(folder, config, delayed)
         try:
             yield recorder

@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import product
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,30 @@ from pipegap.analysis.advice.evidence import Evidence, Gap, optimistic, pessimis
 from pipegap.analysis.advice.timing import Ratio, ratio
 from pipegap.analysis.advice.verdict import GO, STAY, UNDECIDED, candidates, decide, sentence
 from pipegap.analysis.statistics.tax import Tax
+from pipegap.sweeps.request.command_line import parse_request
+from pipegap.sweeps.request.expand import points
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.store.records import Record, RecordedTrial, records
 from tests.support.advised import ask
 from tests.support.simulated_advice import Kind, kinds, public_verdict, rate, verdict
-from tests.support.synthetic_store import config, put, record, result, write
+from tests.support.synthetic_store import config, ids, put, record, result, write
+
+
+def test_an_answer_says_how_many_seeds_compare_two_machines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The longer delayed run of seed 1 ran elsewhere: no pair of one length has two machines."""
+    put(tmp_path, "sync", [1.00, 1.01, 1.02])
+    put(tmp_path, "delay", [1.02, 1.03, 1.05])
+    for seed in range(3):
+        settings = config("delay", seed=seed) | {"num_updates": 450}
+        machine = {"versions": {"torch": "2.11.0"}} if seed == 1 else {}
+        write(tmp_path, settings, result(settings, 0.9 + seed / 100, **machine))
+    advice = ask(tmp_path)
+    mixed = "1 of 3 seeds mix devices or versions of torch (unknown, torch 2.11.0 and unknown, "
+    assert advice.evidence is not None
+    assert advice.evidence.mixed.startswith(mixed)
+    assert str(advice).splitlines()[1].startswith(f"AdamW: {mixed}")
 
 
 @pytest.mark.parametrize(
@@ -144,6 +164,38 @@ def test_the_command_repeats_a_setting_whose_key_is_null(tmp_path: Path) -> None
         *("data=gcide", "clip_norm=null", "seeds=[0,1,2]", "advice=null"),
     ]
     assert f"to settle it against ZB-V: {told.command}" in str(told)
+
+
+def asked_for(command: str, store: Path) -> set[tuple[str, int, int]]:
+    """Arm, updates and seed of the trials that a command of a sweep asks for."""
+    request = parse_request(shlex.split(command)[2:])
+    [swept] = request.sweeps.values()
+    trials = [t for point in points(swept, store) for t in point.trials(swept.seeds)]
+    return {(trial.arm, trial.plan.num_updates, trial.config["seed"]) for trial in trials}
+
+
+def test_the_arms_and_lengths_alone_that_decide_are_asked_for_with_their_price(
+    tmp_path: Path,
+) -> None:
+    """Of three arms and two lengths: sync's 400 updates and the delay's 425, at 5 seeds, of which
+    6 of 10 trials are there. Each trial took 40 s: 2 · (400 + 425) updates take 40 / 400 each."""
+    put(tmp_path, "sync", [1.00, 1.01, 1.02])
+    put(tmp_path, "delay", [1.05, 1.05, 1.05])
+    record(tmp_path, "main", "few_updates", ids(tmp_path))
+    advice = ask(tmp_path, records=records(tmp_path))
+    asked = {*product(["sync"], [400], range(3)), *product(["delay"], [550], range(3))}
+    assert asked_for(advice.command, tmp_path) == asked
+    assert advice.price == "3 trials, 3 min one after another"
+    put(tmp_path, "delay", [0.94, 0.97, 1.01], num_updates=425)
+    record(tmp_path, "main", "few_updates", ids(tmp_path))
+    advice = ask(tmp_path, records=records(tmp_path))
+    asked = {*product(["sync"], [400], range(5)), *product(["delay"], [425], range(5))}
+    assert asked_for(advice.command, tmp_path) == asked
+    assert advice.price == "4 trials, 3 min one after another"
+    assert f"to settle it against ZB-V ({advice.price}): {advice.command}" in str(advice)
+    # An arm that no sweep of ours has is asked for as before, by both lengths of all arms.
+    settle = advice.verdict.settle
+    assert (settle["grid.num_updates"], settle["seeds"]) == ([400, 425], [*range(5)])
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,21 @@ def test_a_seed_is_compared_where_the_others_choose(tmp_path: Path) -> None:
     assert row["high"] == pytest.approx(max(high for _, high in ends))
 
 
+def test_settings_of_two_machines_are_named_though_each_pair_is_of_one(tmp_path: Path) -> None:
+    """Sync is best on an A100, the delay on an H100, at one of three seeds."""
+    for device, rate, sync, delay in (("A100", 0.001, 1.0, 1.4), ("H100", 0.002, 1.2, 1.3)):
+        for arm, loss in (("sync", sync), ("delay", delay)):
+            for seed in range(3):
+                settings = config(arm, seed=seed)
+                settings["optimizer"]["lr"] = rate
+                machine = {"device_name": device if seed == 1 else "A100"}
+                write(tmp_path, settings, result(settings, loss + seed / 100, **machine))
+    says = r"1 of 3 seeds with settings .* \(A100, torch 2\.13\.0 and H100, torch 2\.13\.0, for"
+    with pytest.warns(UserWarning, match=says):
+        row = one(tmp_path)
+    assert row["gap_same_seeds"] == pytest.approx(0.3)
+
+
 def test_what_diverged_is_counted_and_not_chosen(tmp_path: Path) -> None:
     sync = {0.001: [1.0, 1.0, 1.0], 0.002: [0.5, None, 0.5], 0.004: [1.5, 1.5, 1.5]}
     delay = {0.001: [1.1, None, 1.1], 0.002: [0.1, 0.1, 0.1], 0.004: [1.7, 1.7, 1.7]}

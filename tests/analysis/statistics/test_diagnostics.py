@@ -224,6 +224,17 @@ def test_speed_counts_of_trials_that_had_the_machine_for_themselves(tmp_path: Pa
     assert (table["memory"] == 10**9).all()
 
 
+def test_a_cost_is_beside_that_of_sync_on_the_same_torch(tmp_path: Path) -> None:
+    for arm, version, speed in (("sync", "2.11.0", 1e4), ("delay", "2.13.0", 2e4)):
+        settings = config(arm)
+        of = {"finished_at": 100.0 if arm == "sync" else 200.0, "tokens_per_second": speed}
+        write(tmp_path, settings, result(settings, 1.0, versions={"torch": version}, **of))
+    table = overhead(load(tmp_path)).set_index("arm")
+    assert table["speed"].to_dict() == {"sync": 1e4, "delay": 2e4}
+    assert table["speed ratio"].isna()["delay"]
+    assert table.loc["sync", "speed ratio"] == 1
+
+
 def test_a_trial_beside_one_that_no_table_compares_has_no_speed(tmp_path: Path) -> None:
     """A longer run, which no sweep compares, ran beside the delayed trial on the same device."""
     store = tmp_path / "results"

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -26,6 +27,8 @@ from pipegap.analysis.statistics.text import gap_table, notes
 from pipegap.analysis.table.schema import GAP
 from pipegap.analysis.table.text import markdown_row
 from pipegap.trainer.config.identity import names
+from pipegap.trainer.delayed import DelayedOptimizer
+from pipegap.trainer.delayed import record as recorded_loop
 from tests.support import synthetic_store
 from tests.support.synthetic_store import (
     TWO_BUFFERED,
@@ -313,6 +316,26 @@ def test_the_pair_of_one_machine_is_preferred_to_the_newest_trials(tmp_path: Pat
     row = one(gaps(load(tmp_path)), "delay")  # a warning would be an error
     assert (row["n"], row["loss_sync"]) == (2, pytest.approx(2.0))
     assert row["gap"] == pytest.approx(0.2)
+
+
+def test_a_recorded_loop_of_more_ranks_is_another_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = {"model": "mine", "data": "ours", "optimizer": "sgd", "seed": 0, "batch_size": 1}
+    words |= {"seq_len": 32, "num_updates": 3}
+    for delay in (0, 1):
+        weight = torch.nn.Parameter(torch.ones(2))
+        optimizer = DelayedOptimizer(torch.optim.SGD([weight], lr=0.1), delay, 0.0)
+        with recorded_loop(tmp_path, optimizer, words) as run:
+            for _ in range(3):
+                weight.grad = torch.ones(2)
+                optimizer.step()
+                run.update(1.0, 1.0)
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 8)
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    with pytest.warns(UserWarning, match=r"1 of 1 pairs mix device_name \(8 × cpu and cpu, for"):
+        gaps(load(tmp_path))
 
 
 def test_a_trial_that_went_on_elsewhere_is_paired_all_the_same(tmp_path: Path) -> None:

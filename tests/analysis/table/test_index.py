@@ -24,7 +24,16 @@ from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.folder.lease import attempt_path
 from pipegap.trainer.store.records import records
 from tests.support.pages import FEW, with_figures
-from tests.support.synthetic_store import LOSSES, config, ids, record, result, write, write_arms
+from tests.support.synthetic_store import (
+    LOSSES,
+    config,
+    ids,
+    record,
+    result,
+    write,
+    write_arms,
+    write_in,
+)
 
 
 def make(store: Path) -> None:
@@ -391,6 +400,28 @@ def test_trials_of_two_stores_are_compared_and_what_differs_is_named(
     printed = capsys.readouterr().out
     assert f"warning: trial {first} differs in {one} (shown) and {other}: " in printed
     assert (tmp_path / "out" / "trials.csv").read_text().count("\n") == 4
+
+
+def test_of_two_results_of_a_trial_that_on_its_partners_machine_counts(tmp_path: Path) -> None:
+    """In the first store sync ran on an H100 and the delay failed; the second has both on A100."""
+    settings = {arm: config(arm) for arm in ("sync", "delay")}
+    for store, device, arms in (("a", "H100", ["sync"]), ("b", "A100", ["sync", "delay"])):
+        for arm in arms:
+            of_store = result(settings[arm], 1.5 + (arm == "delay"), device_name=device)
+            write_in(tmp_path / store / "trials" / arm, settings[arm], of_store)
+    with pytest.warns(UserWarning, match="trial") as caught:
+        table, _ = stored([tmp_path / "a", tmp_path / "b"])
+    assert {*table["device_name"]} == {"A100"}
+    assert [*table["trial_id"]] == ["sync", "delay"]
+    assert gaps(table)["n"].tolist() == [1]
+    assert not any("mix" in str(warning.message) for warning in caught)
+    changed = tmp_path / "b" / "trials" / "sync" / "result.json"
+    changed.write_text(json.dumps({**json.loads(changed.read_text()), "final_val_loss": 1.25}))
+    with pytest.warns(UserWarning, match="trial") as caught:
+        stored([tmp_path / "a", tmp_path / "b"])
+    differs = f"trial sync differs in {tmp_path / 'b'} (shown) and {tmp_path / 'a'}: "
+    differs += "final_val_loss 1.25 and 1.5; device_name A100 and H100"
+    assert differs in [str(warning.message) for warning in caught]
 
 
 def test_a_folder_with_brackets_is_that_folder(

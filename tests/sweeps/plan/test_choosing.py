@@ -1,6 +1,7 @@
 """The tuned value is the best of the sync arm's, whatever was killed, and is not hidden."""
 
 import csv
+import json
 import math
 import subprocess
 import sys
@@ -147,6 +148,18 @@ def test_where_a_step_gains_less_than_seeds_differ_by_tuning_ends_and_says_so(
     choice, order = run_to_the_end(swept, tmp_path, lambda lr: 2 + lr / 100)
     assert (chosen(choice), len(order)) == ((0.002,), 3)
     assert "the last step gained 0.0000, less than seeds differ by" in remarks(swept, [choice])[1]
+
+
+def test_a_value_that_two_kinds_of_machine_chose_says_so(tmp_path: Path) -> None:
+    swept = sweep()
+    choice, _ = run_to_the_end(swept, tmp_path, lambda lr: 1.0 + abs(lr - 0.004))
+    assert len(remarks(swept, [choice])) == 2
+    [path, *_] = sorted(tmp_path.rglob("result.json"))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "device_name": "NVIDIA H100"}))
+    [point] = points(swept, tmp_path)
+    *_, said = remarks(swept, [tune(swept, point, Snapshot())])
+    assert said.startswith("optimizer=adamw: trials of several kinds of machine chose")
+    assert "NVIDIA H100" in said
 
 
 def test_a_point_whose_every_value_diverged_is_left_out(tmp_path: Path) -> None:

@@ -121,6 +121,18 @@ def test_arms_differ_in_staleness_only(delay: list[str], named: str, tmp_path: P
     assert "sweep.arms" in str(raised.value)
 
 
+def test_a_command_line_gives_an_arm_its_own_length_or_leaves_it_out(tmp_path: Path) -> None:
+    longer = "arms.delay_ef=[pipeline=pipedream_2bw,correction=error_feedback,num_updates=550]"
+    swept = only("sweep=main", "arms.delay=null", longer, "grid.optimizer=[sgd]", "seeds=[3]")
+    [point] = points(swept, tmp_path)
+    lengths = {trial.arm: trial.plan.num_updates for trial in point.trials(swept.seeds)}
+    assert lengths == {"sync": 400, "delay_ef": 550}
+    with pytest.raises(BadInput, match="must have an arm sync to compare with"):
+        only("sweep=main", "arms.sync=null")
+    with pytest.raises(BadInput, match=r"sweep\.arms"):
+        only("sweep=main", "arms.delay=late")
+
+
 def test_an_arm_may_be_sync_at_some_point_and_run_otherwise(tmp_path: Path) -> None:
     content = {"base": ["pipeline.num_microbatches=4"], "grid": {"pipeline.num_stages": [1, 2]}}
     arms = {"sync": SYNC, "delay": [*DELAY, "timeout=9.0"]}
