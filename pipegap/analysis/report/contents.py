@@ -215,8 +215,9 @@ class Scope:
             view = self.of_records([record])
             remarks = [*(notes(*view) if len(view.trials) else []), *record.remarks]
             yield from (f"{record.label}: {remark}" for remark in remarks)
+        # Beside sweeps the trials of none are tries, which owe nobody a pair.
         if not self.records:
-            yield from notes(*self.whole())
+            yield from notes(*self.whole(), asks_pairs=not self.views.records)
 
 
 def scopes(views: StoreViews, label: str | None = None) -> list[Scope]:

@@ -170,8 +170,9 @@ class _Contents(NamedTuple):
     def summary(self) -> str:
         """How many trials there are, also those that no table compares."""
         compared = frozenset[str]().union(*(scope.trial_ids for scope in self.parts))
-        ids_asked = compared.union(*(record.trials for record in self.records))
-        return summary(self.stored[self.stored["trial_id"].isin(ids_asked)], compared)
+        of_sweeps = frozenset[str]().union(*(record.trials for record in self.records))
+        is_shown = self.stored["trial_id"].isin(compared | of_sweeps)
+        return summary(self.stored[is_shown], compared, of_sweeps)
 
     @classmethod
     def of(cls, views: StoreViews, label: str | None) -> "_Contents":
