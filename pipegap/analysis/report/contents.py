@@ -99,7 +99,10 @@ def gallery(
         )
         outcomes = [(outcome, count) for outcome, count in stated if count]
         lacks = ("", "") if thumbnails else _lacks(known_exhibits[0], sweeps, scale, store)
-        exhibits.append(Exhibit(name, known_exhibits[0].title, thumbnails, outcomes, *lacks))
+        was_run = bool(thumbnails) or lacks[0] == UNFINISHED
+        exhibits.append(
+            Exhibit(name, known_exhibits[0].title, thumbnails, outcomes, *lacks, was_run)
+        )
     return exhibits if any(exhibit.shown for exhibit in exhibits) else []
 
 

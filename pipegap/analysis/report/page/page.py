@@ -262,7 +262,8 @@ class Thumbnail(NamedTuple):
 
 class Exhibit(NamedTuple):
     """A figure or table of the paper, its name there: what was drawn of it, and the outcomes of the
-    claims that it states; where nothing was drawn, what it `lacks`, and the command for that."""
+    claims that it states; where nothing was drawn, what it `lacks`, the command for that, and
+    whether a sweep that draws it `was_run`."""
 
     name: str
     title: str
@@ -270,6 +271,7 @@ class Exhibit(NamedTuple):
     outcomes: Sequence[tuple[Outcome, int]]
     lacks: str
     command: str
+    was_run: bool
 
 
 class Chapter(NamedTuple):
