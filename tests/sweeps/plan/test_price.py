@@ -311,7 +311,7 @@ def test_without_gpus_the_paper_s_scales_are_refused_in_one_line(
     assert main([*words, f"scale={scale}"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert "device=cuda" in line
-    assert "data/fineweb: holds no manifest.json; prepare it with `make data-fineweb`" in line
+    assert "data/fineweb: holds no manifest.json; prepare it with `pipegap data fineweb`" in line
     assert not [*(tmp_path / "none").rglob("*.json")]
 
 
