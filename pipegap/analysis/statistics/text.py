@@ -98,7 +98,7 @@ BARE = ("optimizer", "setting", "arm")
 LOSSES = ("sync loss", "loss")
 """Columns that are the first to be left out on a narrow terminal: the gap is their difference."""
 LAST = ("token tax [95 %]", "gap removed [95 %]")
-OPTIONAL = ("token tax [95 %]",)
+OPTIONAL = ("diverged", "token tax [95 %]")
 """Columns that are left out if they are empty in all rows."""
 
 

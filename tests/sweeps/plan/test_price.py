@@ -42,7 +42,7 @@ from pipegap.trainer.config.work import (
 from pipegap.trainer.store.files import FileStore
 from pipegap.trainer.store.records import asked_by
 from tests.support.fuzzing import json_files
-from tests.support.own_files import write_bin
+from tests.support.own_files import as_in_a_new_process, write_bin
 from tests.support.small_sweep import ZEN_4
 from tests.support.steps import words_of_scale
 from tests.support.trials import leave_finished
@@ -193,6 +193,11 @@ def test_a_plan_says_which_rates_of_an_optimizers_own_file_the_scale_replaces(
     (tmp_path / "optimizer" / "sign_descent.yaml").write_text(node)
     words = [f"sweep={written(tmp_path, 'one')}", f"results={tmp_path}", "scale=tiny"]
     words += [f"code={tmp_path}", "compile=false", "grid.optimizer=[adamw,lion,sign_descent]"]
+    with as_in_a_new_process():
+        _check_rates(words, capsys)
+
+
+def _check_rates(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     line = plan(words, capsys)["rates"]
     assert line.startswith(
         "rates     optimizer.lr=0.002, optimizer.weight_decay=1 for all by scale=tiny; own files "
