@@ -254,7 +254,12 @@ def test_trials_that_no_table_compares_are_counted_by_what_they_are_for(tmp_path
     record(store, "main", "tiny", ids(store), compared=compared)
     said = "8 trials: 7 completed, 1 diverged; 4 compared, 3 longer for the answer, 1 to choose"
     for label in (None, "main-tiny"):
-        assert f"{said} settings" in page(store, tmp_path / "out", label)
+        text = page(store, tmp_path / "out", label)
+        assert f"{said} settings" in text
+        # Each opens, and what made it is told, also of those that no table compares.
+        assert len(pd.read_csv(tmp_path / "out" / "provenance.csv")) == 8
+        listing = text.split('id="table-provenance"')[1].split("</script>")[0]
+        assert {*re.findall(r'"(\d{4})"', listing)} == {*ids(store)}
     record(store, "main", "tiny", ids(store))
     assert "8 trials: 7 completed, 1 diverged</p>" in page(store, tmp_path / "out")
 
