@@ -261,13 +261,13 @@ def _by_scale(request: Request, sweep: SweepPlan) -> Iterator[str]:
         of_file += [name] if name not in of_file else []
     optimizers.pop("", None)
     if optimizers:
-        of_files = [f"{', '.join(named)} {rates}" for rates, named in optimizers.items()]
-        rates, named = [*optimizers.items()][-1]
+        of_files = [f"{', '.join(named)} {words_of}" for words_of, named in optimizers.items()]
+        rates_of_last, last_optimizers = [*optimizers.items()][-1]
         rates_of_scale = ", ".join(words[key] for key in of_scale if key in differing_keys)
         yield (
             f"rates     {rates_of_scale} for all by scale={request.scale}; own files say "
             f"{'; '.join(of_files).replace('optimizer.', '').replace(': ', ' ')}; to keep them: "
-            f"'grid.optimizer=[{{optimizer: {named[-1]}, {rates}}}]'"
+            f"'grid.optimizer=[{{optimizer: {last_optimizers[-1]}, {rates_of_last}}}]'"
         )
 
 
