@@ -59,7 +59,7 @@ def overview(title: str, trials: pd.DataFrame) -> Overview:
         "model": trials["model"],
         "parameters": trials["num_parameters"],
         "of which active per token": active[active < trials["num_parameters"]],
-        "data": data_names(trials),
+        "data": trials["data"] if trials.empty else data_names(trials),
         "optimizers": trials["optimizer"].map(names.optimizer),
         "learning rates": _column(trials, "optimizer.lr"),
         "sequences per update": _column(trials, "batch_size"),
