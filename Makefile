@@ -13,7 +13,7 @@ MOTO := $(VENV)/moto
 # Others than ours, on which `make versions` tries Schedule2BW.
 TORCHES ?= 2.11.0 2.14.1 2.15.0
 
-.PHONY: help setup moto torchtitan trackio megatron versions data-% sweep-% figures docs site submit test test-slow fuzz check wheel clean
+.PHONY: help setup moto torchtitan trackio megatron versions data-% sweep-% figures docs site submit verify test test-slow fuzz check wheel clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -94,6 +94,13 @@ docs: $(READY)  ## the answer, table and picture of README.md and docs/gaps.ipyn
 
 site: $(READY)  ## the documentation as a site, in site/; REPO_URL=<URL> links to the code
 	$(BIN)/python -m mkdocs build
+
+# Those that differ from main, unless ENTRIES says which. Nobody can foresee the salt.
+CHANGED = $(shell git diff --name-only --diff-filter=d $(or $(BASE),origin/main)... -- entries/ 2>/dev/null | cut -d/ -f1,2 | sort -u)
+verify: $(READY) $(WIKI)  ## entries of the delay track that a change touches, BASE=main, or ENTRIES="entries/adamw": whether they stand
+	@code=0; for entry in $(or $(ENTRIES),$(CHANGED)); do \
+	    [ ! -e $$entry/trials.csv ] || $(BIN)/pipegap verify $$entry salt=$$(od -An -N8 -tx8 /dev/urandom | tr -d ' ') $(ARGS) || code=1; \
+	done; exit $$code
 
 submit: $(READY)  ## a sweep on a Ray cluster: SWEEP=main SCALE=135m ARGS="results=/… data.path=/…"; DRY_RUN=1 prices it
 	$(BIN)/pipegap submit sweep=$(or $(SWEEP),main) scale=$(or $(SCALE),tiny) $(if $(DRY_RUN),dry_run=true) $(ARGS)

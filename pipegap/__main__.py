@@ -24,6 +24,7 @@ GROUPS = {
     "train": ("trial", "sweep", "data"),
     "look": ("status", "list", "report", "figures", "dashboard"),
     "decide": ("advise", "evaluate", "stability"),
+    "on the delay track": ("enter", "verify"),
     "tidy up": ("rerun", "prune"),
     "on a Ray cluster": ("submit", "jobs", "stop"),
 }

@@ -84,6 +84,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "claims": {"statistics", "table"},
         "advice": {"statistics", "table"},
         "theory": {"statistics", "table"},
+        "track": {"statistics", "table"},
         "figures": {"statistics", "table"},
         "report": {"advice", "claims", "figures", "statistics", "table"},
         "__init__": {"advice", "statistics", "table"},

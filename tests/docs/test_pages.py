@@ -26,6 +26,7 @@ from pipegap.sweeps.__main__ import main as sweeps
 from pipegap.sweeps.commands import COMMANDS
 from pipegap.sweeps.commands.evaluate import parse_words
 from pipegap.sweeps.request.command_line import parse_request
+from pipegap.sweeps.request.entry import check_entry
 from pipegap.trainer.__main__ import main as trainer
 from pipegap.trainer.base.cli import split_command
 from pipegap.trainer.base.errors import BadInput
@@ -135,7 +136,9 @@ def check_sweep(words: Words) -> None:
         assert [*rest] == [*NEED_A_CLUSTER[command]]
         return
     rest = [word for word in rest if word not in ("--help", "watch=true", "dry_run=true")]
-    if command == "evaluate":  # the small store has no weights
+    if command in ("enter", "verify"):  # tests/sweeps/test_track.py runs them
+        assert rest == [] or check_entry(Path(rest[0]))
+    elif command == "evaluate":  # the small store has no weights
         assert not rest or parse_words([*rest, "results=results"])
     elif MANY.intersection(rest):
         assert parse_request(rest).sweeps
@@ -208,6 +211,8 @@ def test_a_command_is_understood(
 ) -> None:
     write_files(document, tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "entries").mkdir(exist_ok=True)
+    (tmp_path / "entries" / "adamw").symlink_to(ROOT / "entries" / "adamw")
     monkeypatch.syspath_prepend(str(tmp_path))
     with as_in_a_new_process():
         check(words)

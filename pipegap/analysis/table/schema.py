@@ -45,6 +45,10 @@ TRIAL: Columns = {
     "trainer_version": ("Int64", "raised when a fix of the trainer changes numbers"),
     "git": ("string", "commit of the trainer"),
     "device_name": ("string", "what it ran on"),
+    "processor": (
+        "string",
+        "kind of the machine's processor: those of one kind give the same bits",
+    ),
     "error": ("string", "traceback of a failed trial"),
     "finished_at": ("datetime64[ns, UTC]", "when the trial finished"),
     "folder": ("string", "the trial's folder"),

@@ -5,6 +5,8 @@ That of `pipegap sweep` is run.py.
 
 COMMANDS = {
     "sweep": "runs the missing trials of a sweep, then reports gaps",
+    "enter": "writes the trials of an entry of the delay track into its folder",
+    "verify": "says whether an entry of the delay track stands",
     "status": "shows the progress of a sweep that another process runs",
     "evaluate": "has lm-eval ask trials that kept their weights the questions of downstream tasks",
     "list": "lists selected trials of a store",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
+from pipegap.sweeps.request.entry import entered
 from pipegap.sweeps.request.schema import (
     ALL,
     PAPER,
@@ -77,13 +78,19 @@ def parse_request(arguments: Sequence[str]) -> Request:
     arguments = [word for word in arguments if not word.startswith("notify=")]
     values = dict(map(split_word, arguments))
     fail_fast = parse_count("fail_fast", values.pop("fail_fast", "0"), low=0)
-    names, scale = values.pop("sweep", ""), values.pop("scale", "few_updates")
+    names = values.pop("sweep", "")
+    contents, scale = sweep_files(names), values.pop("scale", "")
+    name, content = contents[0]
+    if len(contents) == 1 and content.get("entry") and (rules := check_sweep(content).entry):
+        contents = [(name, entered(content, values, rules))]
+        scale = scale or rules.scale
+    scale = scale or "few_updates"
     results, dry_run = values.pop("results", "results"), take_flag(values, "dry_run")
     gpus_per_trial = parse_gpus(values.pop("gpus_per_trial", "1"))
     first_trial = CHOICES[take_choice(values, "first_trial", [*CHOICES])]
     gpus = parse_count("gpus", values.pop("gpus", "0"), low=0)
     hourly = _parse_hourly(values.pop("hourly", "0"))
-    files = [(f"{slug(name)}-{scale}", content) for name, content in sweep_files(names)]
+    files = [(f"{slug(name)}-{scale}", content) for name, content in contents]
     labels = [label for label, _ in files]
     for label in labels:
         if labels.count(label) > 1:

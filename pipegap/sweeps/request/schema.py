@@ -316,6 +316,20 @@ class AdviceQuestion(BaseModel):
     arms: list[str]
 
 
+class EntryRules(BaseModel):
+    """The sweep of an entry of the delay track (see request/entry.py).
+
+    It is at `scale` unless the command line says another; a correction is entered with these
+    `optimizers`; learning rate times weight decay is `decay`.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    scale: str
+    optimizers: Annotated[list[str], Len(1)]
+    decay: Annotated[float, Gt(0)]
+
+
 class Sweep(BaseModel):
     """A grid of points × arms × seeds over common overrides, and the rule for its verdict.
 
@@ -324,7 +338,8 @@ class Sweep(BaseModel):
     factors on their values, which are chosen for each point before the arms run, or, with `shared`,
     for those of that optimizer; `tuning` says how (see plan/choosing.py). `search`: settings that a
     sampler proposes, instead (see `Search`). `early_stop` leaves out points whose sync arm ends far
-    above the best one. The sweep ends in the answer to the question `advice`. For people:
+    above the best one. The sweep ends in the answer to the question `advice`. `entry`: it is that
+    of one choice, which the command line names (see request/entry.py). For people:
     `question`, with which its report begins, `verdict`, which is printed with it, and `paper`, the
     figures and tables that ask the same.
     """
@@ -342,6 +357,7 @@ class Sweep(BaseModel):
     search: Search | None = None
     early_stop: EarlyStop | None = None
     advice: AdviceQuestion | None = None
+    entry: EntryRules | None = None
     question: Annotated[str, Len(1)] | None = None
     verdict: Annotated[str, Len(1)] | None = None
     paper: Annotated[str, Len(1)] | None = None
@@ -397,6 +413,7 @@ def _refusal(error: ValidationError) -> BadInput:
         "advice": AdviceQuestion,
         "search": Search,
         "tuning": Tuning,
+        "entry": EntryRules,
     }
     schema = inner.get(str(first["loc"][0]), Sweep) if len(first["loc"]) > 1 else Sweep
     return BadInput(key, value_text, in_words(first, schema))

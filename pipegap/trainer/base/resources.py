@@ -4,6 +4,7 @@ machine's memory and speed."""
 import gc
 import hashlib
 import os
+import platform
 import re
 import resource
 import shutil
@@ -11,6 +12,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -84,6 +86,22 @@ def ranks_may_share_a_gpu() -> bool:
 def device_name(device: torch.device) -> str:
     """The name of the GPU's model, or cpu."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+@cache
+def processor_name() -> str:
+    """The kind of this machine's processor: its model, family and number, as far as Linux says
+    them, and the vectors for which torch chooses its kernels. Two machines of one kind give the
+    same bits."""
+    values = dict[str, str]()
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        for line in file:
+            key, _, value = line.partition(":")
+            values.setdefault(key.strip(), value.strip())  # of the first core
+    of_model = [values.get("model name", platform.machine())]
+    # Virtual machines hide the name: family and number still tell generations apart.
+    of_model += [f"{key} {values[key]}" for key in ("cpu family", "model") if key in values]
+    return ", ".join([*of_model, torch.backends.cpu.get_cpu_capability()])
 
 
 @contextmanager

@@ -447,11 +447,18 @@ def provenance(
 
 
 def made_by(device_name: str) -> dict[str, Any]:
-    """Returns code, versions of Python and libraries, and the kind of device.
+    """Returns code, versions of Python and libraries, and the kinds of device and processor.
 
     Results, attempts and checkpoints record them.
     """
-    return {"git": _code(), "versions": {**_versions()}, "device_name": device_name}
+    from pipegap.trainer.base.resources import processor_name  # torch is slow
+
+    return {
+        "git": _code(),
+        "versions": {**_versions()},
+        "device_name": device_name,
+        "processor": processor_name(),
+    }
 
 
 @cache

@@ -264,7 +264,7 @@ def copied(state: Any) -> Any:
 # A trial's folder: config.json, metrics.jsonl and, last and atomically, result.json.
 
 FILES = ("config.json", "metrics.jsonl", RESULT, MARKER)  # each has one name
-OF_ATTEMPT = ("attempt", "from_update", "git", "versions", "device_name")
+OF_ATTEMPT = ("attempt", "from_update", "git", "versions", "device_name", "processor")
 """What a result says of each attempt that made a part of it; None what older ones did not note."""
 
 

@@ -135,6 +135,7 @@ class _Result(TypedDict, total=False):
     git: str | None
     versions: _ByName
     device_name: str | None
+    processor: str | None
     final_val_loss: float | None
     diverged_at: Count | None
     seed: Count

@@ -250,6 +250,8 @@ def test_the_public_names_plan_a_sweep(tmp_path: Path) -> None:
 
 LONG = "x" * 300
 WORDS = {
+    "enter": "must be named: pipegap enter entries/NAME",
+    "verify nowhere": "must be the folder of an entry",
     "sweep=mian": "sweep=mian: must be one of main, ",
     "sweep=nowhere/mine.yaml": "sweep=nowhere/mine.yaml: must be a YAML file that can be read",
     "sweep=main,main": "sweep=main,main: must name main-few_updates once",

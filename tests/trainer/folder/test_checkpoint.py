@@ -372,4 +372,4 @@ def test_it_resumes_from_a_checkpoint_and_an_attempt_of_older_code(tmp_path: Pat
 
 def test_a_checkpoint_says_what_made_it(unfinished: tuple[Path, Path]) -> None:
     assert record.load(unfinished[1])["made_by"] == made_by("cpu")
-    assert made_by("cpu").keys() == {"git", "versions", "device_name"}
+    assert made_by("cpu").keys() == {"git", "versions", "device_name", "processor"}

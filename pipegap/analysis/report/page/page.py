@@ -411,6 +411,13 @@ def html(page: Page) -> str:
     )
 
 
+def tables_alone() -> tuple[str, str]:
+    """Return the style sheet and the script of tables that can be sorted, with their licence, for
+    another page than a report's."""
+    licence = _text("vendor/LICENSE.txt")
+    return f"/*\n{licence}*/\n{_text(VENDOR_STYLES[0])}", _text(VENDOR_SCRIPTS[0])
+
+
 def _dark(page: Page) -> str:
     """Return the style sheet by which the charts are on a dark ground, on the screen alone."""
     lead = [page.lead] if page.lead else []
