@@ -18,6 +18,8 @@ from tests.support.composed import composed
 pytest_plugins = ["tests.support.processes"]
 compose._compose = composed  # also for tables of cases, which are made before any fixture
 
+LACKS_KERNEL = "pack_vnni2 is only supported when avx512 is supported"
+"""What torch says of bf16 products that it packs for a processor and cannot pack."""
 settings.register_profile("no deadline", deadline=None)  # a slow machine fails no test
 settings.load_profile("no deadline")
 
@@ -57,6 +59,18 @@ def without_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: None)
         yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Skips a test for which torch itself lacks a kernel, as with ATEN_CPU_CAPABILITY=default on a
+    processor whose AMX its bf16 attention would use."""
+    try:
+        return (yield)
+    except Exception as error:
+        if LACKS_KERNEL not in str(error):
+            raise
+        pytest.skip(f"torch has no such kernel here: {LACKS_KERNEL}")
 
 
 @pytest.fixture(autouse=True)

@@ -62,6 +62,34 @@ def test_every_command_has_an_example_and_keys_of_one_form(
     assert not re.search(r"^(?:results|format|out|sweep|optimizer) +\w", keys, re.MULTILINE)
 
 
+@pytest.mark.filterwarnings("ignore:Pydantic V1 style")  # of a library of the dashboard
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "trial"])
+def test_a_word_that_a_command_refuses_to_go_without_is_marked_in_its_help(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A trial goes without any word."""
+    module, *words = PROGRAMS[name]
+    main = import_module(f"{module}.__main__").main
+    monkeypatch.chdir(tmp_path)
+    with suppress(SystemExit):
+        main([*words, "results=there-is-none"] if name == "rerun" else words)
+    missing = re.match(rf"pipegap {name}: ([\w.]+)=: must ", capsys.readouterr().err)
+    with suppress(SystemExit):
+        main([*words, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    marked = [line for line in lines if "(required" in line]
+    if missing is None:
+        assert not marked
+    elif missing[1] == name:  # which must choose among trials or jobs
+        assert marked
+    else:
+        of_word = [line for line in lines if re.search(rf"\b{missing[1]}[=:] ", line)]
+        assert any("(required" in line or "(default: RAY_" in line for line in of_word), of_word
+
+
 @pytest.mark.parametrize(
     ("words", "runs"),
     [

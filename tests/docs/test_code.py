@@ -539,9 +539,16 @@ def test_the_schedule(folder: Path) -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_the_sweep(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    [words] = [w[2:] for w in shell_lines(DOCUMENT_OF_EXTENDING) if w[:2] == ["pipegap", "sweep"]]
-    assert sweeps([*words, f"data.path={folder / 'corpus'}"]) == 0
+    with_own, with_own_rates, of_file = [
+        w[2:] for w in shell_lines(DOCUMENT_OF_EXTENDING) if w[:2] == ["pipegap", "sweep"]
+    ]
+    assert sweeps([*of_file, f"data.path={folder / 'corpus'}"]) == 0
     assert "9 asked, 9 unique" in capsys.readouterr().out
+    # The main sweep with an optimizer of one's own, at the scale's rates and at those of its file.
+    own_rates = "sign_descent lr 0.001, weight_decay 0.1"
+    for words, are_said in ((with_own, True), (with_own_rates, False)):
+        assert sweeps([*words, f"data.path={folder / 'corpus'}"]) == 0
+        assert (own_rates in " ".join(capsys.readouterr().out.split())) == are_said
 
 
 LOSSES: dict[str, dict[str, list[float | None]]] = {

@@ -137,7 +137,7 @@ def test_tasks_that_cannot_be_asked_are_refused(
     writes = answers.write_task(tmp_path, "writes", "generate_until")
     refusals = {
         str(writes): "must be a task of multiple choice",
-        "copa": "holds no copa: `make data-evaluation` prepares it",
+        "copa": "holds no copa: `pipegap data evaluation` prepares it",
         "piqqa": "tasks=piqqa: must be one of piqa, ",
     }
     task = answers.write_task(tmp_path)

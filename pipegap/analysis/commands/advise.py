@@ -98,6 +98,7 @@ def main(values: Given) -> None:
     answers = _answers(
         fulfilling(load(store), conditions),
         values.get("optimizer"),
+        {"results": values.get("results", RESULTS), **conditions},
         stages=stages,
         microbatches=microbatches,
         updates=updates or None,
@@ -127,15 +128,19 @@ def _of_pipeline(values: Given, key: str, example: str) -> int:
     return count(values, key, 0, MOST[key])
 
 
-def _answers(trials: "pd.DataFrame", optimizer: str | None, **question: Any) -> "Sequence[Advice]":
-    """Return the advice for an optimizer, or for all; raises BadInput if there is none."""
+def _answers(
+    trials: "pd.DataFrame", optimizer: str | None, chosen_by: Mapping[str, str], **question: Any
+) -> "Sequence[Advice]":
+    """Return the advice for an optimizer, or for all; raises BadInput if there is none, which names
+    the last of the words by which the trials are `chosen_by`: the store, then conditions."""
     from pipegap.analysis.advice.advise import advices, advise
 
     if optimizer is not None:
         return [advise(trials, optimizer=optimizer, **question)]
     answers = advices(trials, **question)
     if not answers:
-        raise BadInput("optimizer", "", "must be one that was trained with a delay, and none was")
+        *_, (key, value) = chosen_by.items()
+        raise BadInput(key, value, "must have trials with a delay, of which there are none")
     return answers
 
 

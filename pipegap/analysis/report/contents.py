@@ -99,7 +99,10 @@ def gallery(
         )
         outcomes = [(outcome, count) for outcome, count in stated if count]
         lacks = ("", "") if thumbnails else _lacks(known_exhibits[0], sweeps, scale, store)
-        exhibits.append(Exhibit(name, known_exhibits[0].title, thumbnails, outcomes, *lacks))
+        was_run = bool(thumbnails) or lacks[0] == UNFINISHED
+        exhibits.append(
+            Exhibit(name, known_exhibits[0].title, thumbnails, outcomes, *lacks, was_run)
+        )
     return exhibits if any(exhibit.shown for exhibit in exhibits) else []
 
 
@@ -215,8 +218,9 @@ class Scope:
             view = self.of_records([record])
             remarks = [*(notes(*view) if len(view.trials) else []), *record.remarks]
             yield from (f"{record.label}: {remark}" for remark in remarks)
+        # Beside sweeps the trials of none are tries, which owe nobody a pair.
         if not self.records:
-            yield from notes(*self.whole())
+            yield from notes(*self.whole(), asks_pairs=not self.views.records)
 
 
 def scopes(views: StoreViews, label: str | None = None) -> list[Scope]:

@@ -19,6 +19,7 @@ from pipegap.analysis.table.metrics import config_of, curves
 from pipegap.analysis.table.points import (
     READ_AS,
     by_point,
+    data_names,
     flatten,
     in_words,
     labelled,
@@ -58,7 +59,7 @@ def overview(title: str, trials: pd.DataFrame) -> Overview:
         "model": trials["model"],
         "parameters": trials["num_parameters"],
         "of which active per token": active[active < trials["num_parameters"]],
-        "data": trials["data"],
+        "data": trials["data"] if trials.empty else data_names(trials),
         "optimizers": trials["optimizer"].map(names.optimizer),
         "learning rates": _column(trials, "optimizer.lr"),
         "sequences per update": _column(trials, "batch_size"),
@@ -85,17 +86,23 @@ def _brief(words: Mapping[str, str]) -> list[tuple[str, str]]:
     return [(name, ", ".join(filter(None, parts))) for name, parts in lines.items()]
 
 
-def summary(trials: pd.DataFrame, compared: Collection[str]) -> str:
+def summary(trials: pd.DataFrame, compared: Collection[str], of_sweeps: Collection[str]) -> str:
     """Return how many trials there are, have each status, and are `compared` (ids), if not all:
-    `96 trials: 95 completed, 1 diverged; 72 compared, 24 longer for the answer`."""
+    `96 trials: 95 completed, 1 diverged; 72 compared, 24 longer for the answer`.
+
+    `of_sweeps`: ids of the trials that sweeps asked for; empty where there is no sweep.
+    """
     if trials.empty:
         return "No trials yet."
-    is_compared, updates = trials["trial_id"].isin(compared), updates_asked(trials)
-    is_longer = ~is_compared & (updates > updates[is_compared].max())
+    ids, updates = trials["trial_id"], updates_asked(trials)
+    is_of_sweep = ids.isin(of_sweeps) | (not of_sweeps)
+    is_compared = ids.isin(compared) & is_of_sweep
+    is_longer = is_of_sweep & ~is_compared & (updates > updates[is_compared].max())
     counts = {
         "compared": is_compared,
         "longer for the answer": is_longer,
-        "to choose settings": ~is_compared & ~is_longer,
+        "to choose settings": is_of_sweep & ~is_compared & ~is_longer,
+        "of no sweep": ~is_of_sweep,
     }
     text = ", ".join(f"{which.sum()} {words}" for words, which in counts.items() if which.any())
     why = "" if is_compared.all() else f"; {text}"

@@ -131,7 +131,7 @@ def report(
         ):
             warnings.simplefilter("ignore", UserWarning)  # those of the gaps are remarks now
             warnings.simplefilter("always", DamagedRows)
-            drawing.do(write_details, trials, word, out)
+            drawing.do(write_details, contents.asked, word, out)
             chapters = [write_chapter(part, out, word, drawing) for part in contents.parts]
             remarks = [*_said(on_reading), *contents.remarks, *_said(caught)]
             contents = contents._replace(remarks=remarks)
@@ -160,6 +160,8 @@ class _Contents(NamedTuple):
     """Every trial of the store."""
     shown: StoreView
     """The trials of the report, and their gaps."""
+    asked: pd.DataFrame
+    """These trials, and those that a sweep asked for and no table compares: the page lists all."""
     records: Sequence[Record]
     parts: Sequence[Scope]
     expected: Sequence[str]
@@ -170,8 +172,9 @@ class _Contents(NamedTuple):
     def summary(self) -> str:
         """How many trials there are, also those that no table compares."""
         compared = frozenset[str]().union(*(scope.trial_ids for scope in self.parts))
-        ids_asked = compared.union(*(record.trials for record in self.records))
-        return summary(self.stored[self.stored["trial_id"].isin(ids_asked)], compared)
+        of_sweeps = frozenset[str]().union(*(record.trials for record in self.records))
+        is_shown = self.stored["trial_id"].isin(compared | of_sweeps)
+        return summary(self.stored[is_shown], compared, of_sweeps)
 
     @classmethod
     def of(cls, views: StoreViews, label: str | None) -> "_Contents":
@@ -181,16 +184,18 @@ class _Contents(NamedTuple):
         if label is None:
             # Trials of no sweep, such as those of one's own loop, ask for no sweep of the paper.
             expected = EXPECTED if views.records or views.store.empty else []
-            return cls(views.store, views.whole(), views.records, parts, expected, remarks)
+            whole = views.whole()
+            return cls(views.store, whole, whole.trials, views.records, parts, expected, remarks)
         [scope] = parts
-        return cls(views.store, scope.whole(), scope.records, parts, [], remarks)
+        asked = scope.asked_for().trials
+        return cls(views.store, scope.whole(), asked, scope.records, parts, [], remarks)
 
 
 def _write(
     contents: _Contents, chapters: Sequence[Chapter], word: str, out: Path, worker: Worker
 ) -> Page:
     sweeps_left = missing(contents.stored, contents.records, contents.expected, word)
-    provenance_rows = provenance(contents.shown.trials, contents.records)
+    provenance_rows = provenance(contents.asked, contents.records)
     tables = {
         "trials": contents.shown.trials.drop(columns=PATHS, errors="ignore"),
         "gaps": contents.shown.gaps,
@@ -202,8 +207,8 @@ def _write(
     worker.do(_write_tables, tables, contents.remarks, out)
     lead, other_figures = with_lead(chapters)
     listing, arms = (
-        _listed(contents.shown.trials, provenance_rows),
-        names.arms(contents.shown.trials),
+        _listed(contents.asked, provenance_rows),
+        names.arms(contents.asked),
     )
     specs = [spec for chapter in chapters for drawn in chapter.figures for spec in drawn.specs]
     return Page(

@@ -98,7 +98,7 @@ BARE = ("optimizer", "setting", "arm")
 LOSSES = ("sync loss", "loss")
 """Columns that are the first to be left out on a narrow terminal: the gap is their difference."""
 LAST = ("token tax [95 %]", "gap removed [95 %]")
-OPTIONAL = ("token tax [95 %]",)
+OPTIONAL = ("diverged", "token tax [95 %]")
 """Columns that are left out if they are empty in all rows."""
 
 
@@ -156,11 +156,11 @@ def printed_gaps(gaps: pd.DataFrame, width: int | None) -> str:
     return gap_table(gaps, width=width) if num_rows else ""
 
 
-def notes(trials: pd.DataFrame, gaps: pd.DataFrame) -> Iterator[str]:
+def notes(trials: pd.DataFrame, gaps: pd.DataFrame, *, asks_pairs: bool = True) -> Iterator[str]:
     """One line per remark; none if every trial finished and every pair is there.
 
     Points outside of the paper's regime have a line per reason, and what is missing has a line per
-    arm, however many points lack it.
+    arm, however many points lack it. `asks_pairs`: whether trials without any pair are remarked on.
     """
     yield from failed_lines(trials)
     if folders := trials.loc[trials["status"] == Status.UNFINISHED, "folder"].tolist():
@@ -179,7 +179,7 @@ def notes(trials: pd.DataFrame, gaps: pd.DataFrame) -> Iterator[str]:
         for name, group in rows.groupby("lacking"):
             where = [f"{_name(row)} seeds {row[column]}" for row in group.to_dict("records")]
             yield f"{name} is missing: {some(list(dict.fromkeys(where)))}"
-    if not (gaps["pairs"] > 0).any():
+    if asks_pairs and not (gaps["pairs"] > 0).any():
         arms = ", ".join(sorted(trials["arm"].unique()))
         yield f"no pairs yet, and so no gap: a sync trial and another arm at one seed (got: {arms})"
 

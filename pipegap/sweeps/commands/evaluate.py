@@ -30,7 +30,7 @@ COUNTS = ("limit", "max_length", "batch_size")
 KEYS = f"""\
 tasks=      (required, or average=) [{",".join(BENCHMARKS)}], or any of lm-eval's tasks
             of multiple choice, or FILE.yaml
-benchmarks= the folder of those named here (default: {FOLDER}, which `make data-evaluation` fills),
+benchmarks= the folder of those named here (default: {FOLDER}, filled by `pipegap data evaluation`),
             or hub: the Hugging Face hub, as for all others
 limit=      ask only the first so many questions of each task
 max_length= tokens of the longest input (default: of the sequences that a trial was trained on)

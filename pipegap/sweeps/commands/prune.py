@@ -14,8 +14,8 @@ from pipegap.trainer.base.errors import ENDED, FINAL, Status
 STATUSES = {"finished": FINAL, "failed": (Status.FAILED,), "all": (*ENDED, Status.INTERRUPTED)}
 OPTIONS = f"""\
 {KEYS}
-checkpoints=  finished: of trials that no longer need them; failed: of those, which start anew
-            then; all: also of interrupted ones, which lose their progress
+checkpoints=  (required) finished: of trials that no longer need them; failed: of those, which start
+            anew then; all: also of interrupted ones, which lose their progress
 dry_run=    true says what it would delete, and deletes nothing"""
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pipegap.sweeps.cluster.connection import Session
 
 OPTIONS = f"""\
-{KEYS}
+{KEYS.replace("COLUMN=     only", "COLUMN=     (required, one at least) only")}
 force=      true runs finished trials again too, from the start; what they made before is kept in
             earlier-<n>/ of their folders
 dry_run=    true says what would run

@@ -60,7 +60,7 @@ def _request_words(words: Sequence[str]) -> list[str]:
             "Runs the trials of a sweep that are not in the store yet, then reports gaps.\n\n"
             "e.g. pipegap sweep sweep=main scale=tiny dry_run=true",
             f"commands:\n{commands}\n\n"
-            f"sweep=    {sweeps}, or a file: path/to/a.yaml; several: a,b; "
+            f"sweep=    (required) {sweeps}, or a file: path/to/a.yaml; several: a,b; "
             f"all of them: {ALL}; those of the paper: {PAPER}\n"
             f"scale=    {scales} (default: few_updates)\n"
             "results=  the store (default: results): a folder, or s3://BUCKET/PREFIX\n"

@@ -9,7 +9,7 @@ from pipegap.sweeps.cluster.jobs import ADDRESS, jobs_of, sweep_jobs, wait_for_e
 from pipegap.trainer.base.cli import parse, refuse_others
 from pipegap.trainer.base.errors import BadInput
 
-KEYS = f"ID ...   as `jobs` lists them\n{ADDRESS}"
+KEYS = f"ID ...   (required) as `jobs` lists them\n{ADDRESS}"
 
 
 def main(words: Sequence[str]) -> int:

@@ -11,7 +11,7 @@ from pipegap.trainer.base.cli import parse, take_choice, take_flag
 from pipegap.trainer.base.errors import BadInput
 
 KEYS = f"""\
-the words of a run, of which dry_run=true prints the plan here and sends nothing, and
+the words of a run, sweep= (required) among them; dry_run=true prints the plan and sends nothing
 results=, data.path=  absolute paths, on storage that all nodes share
 code=     a folder of your own code, which is sent with the job, as are sweep files of your own
 {ADDRESS}

@@ -17,11 +17,14 @@ from pipegap.sweeps.plan.devices import (
     unit,
 )
 from pipegap.sweeps.plan.sweep_plan import Round, SweepPlan
-from pipegap.sweeps.request.expand import Trial
+from pipegap.sweeps.request.command_line import Request
+from pipegap.sweeps.request.expand import Trial, value_of
+from pipegap.sweeps.request.schema import keys, scale_file
 from pipegap.trainer.base.build import made
 from pipegap.trainer.base.children import num_cores
 from pipegap.trainer.base.cli import duration
 from pipegap.trainer.base.errors import some
+from pipegap.trainer.config.compose import Composer, parse_word
 from pipegap.trainer.config.identity import data_place, names
 from pipegap.trainer.config.plan import Plan, which_optimizer
 from pipegap.trainer.config.work import peak_bytes
@@ -101,7 +104,11 @@ def as_json(sweep_round: Round) -> dict[str, Any]:
             }
             for trial in sweep_round.planned
         ],
-        "remarks": [line for sweep in sweep_round.sweeps for line in sweep.remarks],
+        "remarks": [
+            line
+            for sweep in sweep_round.sweeps
+            for line in (*_by_scale(sweep_round.request, sweep), *sweep.remarks)
+        ],
     }
 
 
@@ -214,7 +221,7 @@ def summary(sweep_round: Round) -> str:
     """Return the lines of a plan: what the sweeps cost, and which gap their seeds detect."""
     request, lines = sweep_round.request, [*_lines(sweep_round)]
     for sweep in sweep_round.sweeps:
-        open_or_chosen = [*_label(sweep), *sweep.estimate]
+        open_or_chosen = [*_label(sweep), *_by_scale(request, sweep), *sweep.estimate]
         open_or_chosen += sweep.remarks if request.dry_run else []
         if len(sweep_round.sweeps) == 1:
             lines += [*_precision(request.results, sweep), *open_or_chosen]
@@ -227,6 +234,41 @@ def _label(sweep: SweepPlan) -> Iterator[str]:
     """Yield a line on the other requests that the store has of a sweep; none if there are none."""
     if sweep.request.others:
         yield f"label     {sweep.label}; other words have other labels: {sweep.request.others}"
+
+
+def _by_scale(request: Request, sweep: SweepPlan) -> Iterator[str]:
+    """Yield a line on the optimizers whose own files say other rates than the scale sets for all of
+    them; none if there are none. What the grid or a person sets is no news to that person."""
+    compose = Composer()
+    words = {parse_word(word).key: word for word in sweep.sweep.base}  # the last of a key counts
+    code = [word for word in sweep.sweep.base if word.startswith("code=")]
+    of_scale = [
+        key
+        for key in keys(scale_file(request.scale))
+        if key.startswith("optimizer.") and words.get(key) in request.if_there
+    ]
+    optimizers: dict[str, list[str]] = {}  # rates of a file in words → optimizers
+    differing_keys: set[str] = set()
+    for choice in sweep.choices:
+        config, of_grid = choice.point.configs["sync"], keys(choice.point.overrides)
+        file = compose.node([*code, f"optimizer={(name := names(config)['optimizer'])}"])
+        rates = {key: value_of(file, key) for key in of_scale if key not in of_grid}
+        rates = {
+            key: rate for key, rate in rates.items() if rate not in (None, value_of(config, key))
+        }
+        differing_keys |= {*rates}
+        of_file = optimizers.setdefault(", ".join(f"{k}: {v:g}" for k, v in rates.items()), [])
+        of_file += [name] if name not in of_file else []
+    optimizers.pop("", None)
+    if optimizers:
+        of_files = [f"{', '.join(named)} {words_of}" for words_of, named in optimizers.items()]
+        rates_of_last, last_optimizers = [*optimizers.items()][-1]
+        rates_of_scale = ", ".join(words[key] for key in of_scale if key in differing_keys)
+        yield (
+            f"rates     {rates_of_scale} for all by scale={request.scale}; own files say "
+            f"{'; '.join(of_files).replace('optimizer.', '').replace(': ', ' ')}; to keep them: "
+            f"'grid.optimizer=[{{optimizer: {last_optimizers[-1]}, {rates_of_last}}}]'"
+        )
 
 
 def _precision(results: Path, sweep: SweepPlan) -> Iterator[str]:

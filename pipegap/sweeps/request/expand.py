@@ -135,9 +135,16 @@ def points(sweep: Sweep, results: Path, compose: Composer | None = None) -> list
     for combination in product(*axes):
         swept = [word for words in combination for word in words]
         # The last word of a key counts: an arm may replace what `base` sets, and so may an axis.
-        composed = {
-            arm: compose([*sweep.base, *swept, *arm_words]) for arm, arm_words in sweep.arms.items()
-        }
+        try:
+            composed = {
+                arm: compose([*sweep.base, *swept, *words]) for arm, words in sweep.arms.items()
+            }
+        except BadInput as error:
+            if not isinstance(error.value, list):
+                raise
+            # Whoever writes a list for one value means a grid.
+            allowed = f"{error.allowed}; for several values say grid.{error.key}=[…]"
+            raise BadInput(error.key, error.value, allowed) from None
         if {*keys(swept)} & {*SIZES}:
             base_config = compose(sweep.base)
             composed = {arm: _with_as_many_tokens(c, base_config) for arm, c in composed.items()}

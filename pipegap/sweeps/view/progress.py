@@ -19,7 +19,7 @@ STATUSES = (*ENDED, *ACTIVE, Status.INTERRUPTED, Status.WAITING)
 SILENT = 600.0
 """Seconds without a trial that ended after which a driver says what it waits for."""
 SURE = 60.0
-"""Seconds of a warm trial after which its pace says whether it is slow."""
+"""Seconds of warm trials, in all, after which their pace says whether they are slow."""
 WARMING = 2
 """The first updates, which no pace counts: one that follows nothing, and one that follows another
 may each compile."""
@@ -141,15 +141,16 @@ class Progress:
 
     @property
     def slowdown(self) -> float:
-        """How many times as long as expected the trials take that run here, in the median; 1 while
-        that is not known."""
-        paces = [
-            pace
-            for trial, state in self.of(Status.RUNNING)
-            if state.wall_seconds - state.warm.wall_seconds >= SURE
-            and (pace := self._pace(trial, state))
-        ]
-        return 1 / median(paces) if paces and self._expected else 1.0
+        """How many times as long as expected the trials take that have run here, all together: also
+        many short ones say so. 1 while that is not known."""
+        seconds = work = 0.0
+        for trial, state in self.of(Status.RUNNING, *ENDED):
+            # The store has no warm state of what ended: whoever ran that, and when, is not known.
+            is_of_here = state.status == Status.RUNNING or state.warm != COLD
+            if is_of_here and (pace := self._pace(trial, state)):
+                warm_seconds = state.wall_seconds - state.warm.wall_seconds
+                seconds, work = seconds + warm_seconds, work + warm_seconds * pace
+        return seconds / work if seconds >= SURE and self._expected else 1.0
 
     @property
     def waits_for(self) -> str:

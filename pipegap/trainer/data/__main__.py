@@ -127,7 +127,8 @@ def _parser() -> Parser:
     return parser(
         "pipegap data",
         "Downloads a corpus, tokenizes it and writes verified shards.\n\ne.g. pipegap data wiki",
-        f"corpus:      {' | '.join(CORPORA)}; or {hub.NAME}: the questions of benchmarks\n"
+        f"corpus:      (required) {' | '.join(CORPORA)}; or {hub.NAME}: the questions of "
+        "benchmarks\n"
         f"tokenizer=   {' | '.join(ENCODERS)} (default: the corpus's own)\n"
         "out=         folder (default: data/CORPUS, data/CORPUS_TOKENIZER if that is given)\n"
         "num_tokens=  stop after so many training tokens",

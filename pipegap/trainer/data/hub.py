@@ -242,7 +242,7 @@ def tasks(name: str, folder: Path) -> list[Any]:
         single = {key: value for key, value in config.items() if key not in group_keys}
         task_configs.append(ConfigurableTask(config={**single, **splits}))
     if not task_configs:
-        allowed = f"holds no {name}: `make data-{NAME}` prepares it, benchmarks=hub asks the hub"
+        allowed = f"holds no {name}: `pipegap data {NAME}` prepares it, benchmarks=hub asks the hub"
         raise BadInput("benchmarks", folder, allowed)
     return task_configs
 

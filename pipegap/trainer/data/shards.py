@@ -141,7 +141,7 @@ class Prepared:
 
     def __init__(self, *, path: Place) -> None:
         self._path = Path(path)
-        self.remedy = f"`make data-{self._path.name}`"
+        self.remedy = f"`pipegap data {self._path.name}`"
         """The command that prepares them."""
 
     @property

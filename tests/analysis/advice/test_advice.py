@@ -413,9 +413,15 @@ def test_without_an_optimizer_all_are_answered(
 
 
 def test_a_store_without_a_delay_has_no_optimizer_to_ask_about(tmp_path: Path) -> None:
+    """What is named is the word that leaves no trial with a delay: the store, or a condition."""
     write_arms(tmp_path, {"sync": [1.0, 1.1]})
-    with pytest.raises(BadInput, match="optimizer=: must be one that was trained"):
-        advise_command.main({"stages": "4", "microbatches": "8", "results": str(tmp_path)})
+    words = {"stages": "4", "microbatches": "8", "results": str(tmp_path)}
+    with pytest.raises(BadInput, match=f"^results={tmp_path}: must have trials with a delay"):
+        advise_command.main(words)
+    put(tmp_path, "delay", [1.2, 1.3])
+    advise_command.main(words)
+    with pytest.raises(BadInput, match=r"^data=other: must have trials with a delay"):
+        advise_command.main({**words, "data": "other"})
 
 
 def test_parts_of_the_model_are_no_more_than_its_layers(

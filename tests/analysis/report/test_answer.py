@@ -4,7 +4,10 @@ import html
 import json
 import re
 import shlex
+from difflib import ndiff
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -16,6 +19,7 @@ from pipegap.analysis.commands import advise
 from pipegap.analysis.report.answer import BY_HAND, MICROBATCHES, STAGES
 from pipegap.analysis.report.contents import EXPECTED
 from pipegap.analysis.report.report import report
+from pipegap.analysis.table.points import settings
 from pipegap.sweeps.__main__ import main as sweeps
 from pipegap.sweeps.request.command_line import parse_request
 from tests.support.pages import Made, own, page
@@ -250,9 +254,60 @@ def test_trials_that_no_table_compares_are_counted_by_what_they_are_for(tmp_path
     record(store, "main", "tiny", ids(store), compared=compared)
     said = "8 trials: 7 completed, 1 diverged; 4 compared, 3 longer for the answer, 1 to choose"
     for label in (None, "main-tiny"):
-        assert f"{said} settings" in page(store, tmp_path / "out", label)
+        text = page(store, tmp_path / "out", label)
+        assert f"{said} settings" in text
+        # Each opens, and what made it is told, also of those that no table compares.
+        assert len(pd.read_csv(tmp_path / "out" / "provenance.csv")) == 8
+        listing = text.split('id="table-provenance"')[1].split("</script>")[0]
+        assert {*re.findall(r'"(\d{4})"', listing)} == {*ids(store)}
     record(store, "main", "tiny", ids(store))
     assert "8 trials: 7 completed, 1 diverged</p>" in page(store, tmp_path / "out")
+
+
+def put_on_text(store: Path, arm: str, seed: int, **keys: Any) -> None:
+    """A trial on a text of one's own, as `data=text data.path=…` records it."""
+    trial = config(arm, seed=seed) | {"choices": {"data": "text"}} | keys
+    trial["data"] = {
+        "_target_": "trainer.data.own.TextFiles",
+        "path": "/home/me/notes",
+        "shards": f"/home/me/shards/{len(keys)}",
+    }
+    loss = 1.5 + 0.01 * seed + 0.2 * (arm == "delay")
+    write(store, trial, result(trial, loss, data_hash="e" * 64))
+
+
+def visible(text: str) -> list[str]:
+    """What the page says up to its list of trials and what made it, but the time and the count."""
+    words = re.sub(r"<(script|style)\b.*?</\1>", "", text, flags=re.DOTALL)
+    words = html.unescape(re.sub(r"<[^>]+>", " ", words)).rpartition("Trials  ")[0]
+    return re.sub(r", made .*?\d+ trials: [^.;\n]*(;[^\n]*)?", "", words).split()
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_a_stray_trial_changes_no_number_and_no_label(tmp_path: Path) -> None:
+    """The tutorial's first two trials lie in the store of its sweep: other sizes, no pair."""
+    store, out = tmp_path / "results", tmp_path / "out"
+    for arm in ("sync", "delay"):
+        for seed, batch_size in product(range(3), (8, 16)):
+            put_on_text(store, arm, seed, batch_size=batch_size)
+    of_sweep = ids(store)
+    record(store, "main", "tiny", of_sweep)
+    first = page(store, out)
+    assert "notes; 400 updates" in first
+    assert "text; 400 updates" not in first
+    gaps_before, settings_before = (out / "gaps.md").read_text(), settings(load(store))
+    put_on_text(store, "sync", 0, num_updates=20, seq_len=64)
+    put_on_text(store, "sync", 0, num_updates=20, clip_norm=None, seq_len=64)
+    second = page(store, out)
+    assert "14 trials: 14 completed; 12 compared, 2 of no sweep</p>" in second
+    changes = [word for word in ndiff(visible(first), visible(second)) if word[0] in "+-"]
+    assert " ".join(changes).startswith("+ Trials + of + no + sweep")
+    assert all(re.fullmatch(r"\+ [A-Za-z]+", word) for word in changes), changes
+    assert (out / "gaps.md").read_text() == gaps_before
+    of_points = load(store).set_index("trial_id")["point"][of_sweep]
+    assert {point: settings(load(store))[point] for point in of_points} == settings_before
+    assert {*settings_before.values()} == {"batch_size=8", "batch_size=16"}
+    assert "/home/me" not in "".join(settings(load(store)).values()) + own(second)
 
 
 @pytest.mark.usefixtures("without_figures")

@@ -394,12 +394,20 @@ def test_a_page_of_many_sweeps_opens_with_the_papers_figures_and_tables(tmp_path
     for sweep in ("optimizers", "main"):
         record(store, sweep, "tiny", ids(store))
     text = page(store, tmp_path / "out")
-    gallery = text.split('<ul class="gallery">')[1].split("</ul>")[0]
-    shown = re.findall(r"<li>(.*?)</li>", gallery, re.DOTALL)
-    names = [re.findall("<small>([^<]+)</small>", entry)[0] for entry in shown]
-    assert names == [*PAPER]
-    assert text.index('class="gallery"') < text.index('id="answer"')
-    of_place = dict(zip(names, shown, strict=True))
+    galleries = [part.split("</ul>")[0] for part in text.split('<ul class="gallery">')[1:]]
+    shown = [re.findall(r"<li>(.*?)</li>", gallery, re.DOTALL) for gallery in galleries]
+    of_run, of_rest = (
+        [re.findall("<small>([^<]+)</small>", entry)[0] for entry in entries] for entries in shown
+    )
+    # What was run comes first, the rest is in one line that opens.
+    assert {"tables 1, 2", "figure 3", "appendix F"} <= {*of_run}
+    assert not {"figure 4", "table 4"} & {*of_run}
+    assert [name for name in PAPER if name in of_run] == of_run
+    assert [name for name in PAPER if name not in of_run] == of_rest
+    line = f"<details><summary>{len(of_rest)} more of the paper: not run here</summary>"
+    assert text.index(line) < text.index(galleries[1]) < text.index('id="answer"')
+    gallery = "".join(galleries)
+    of_place = dict(zip([*of_run, *of_rest], [*shown[0], *shown[1]], strict=True))
     assert 'src="tiny/fig03_curves.svg"' in of_place["figure 3"]
     assert "not enough data" in of_place["tables 1, 2"]
     assert "<img" not in of_place["figure 4"]

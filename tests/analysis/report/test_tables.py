@@ -201,7 +201,25 @@ def test_cells_are_escaped_heads_are_words_and_numbers_stand_to_the_right(tmp_pa
     assert r"\texttt{U+6570} \texttt{U+1F600}" in first
 
 
-@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+def has_latex() -> bool:
+    """Whether pdflatex is there, with the package that a plain installation may lack."""
+    if shutil.which("pdflatex") is None or shutil.which("kpsewhich") is None:
+        return False
+    found = subprocess.run(["kpsewhich", "booktabs.sty"], capture_output=True, check=False)
+    return found.returncode == 0
+
+
+def test_differences_have_a_sign_and_ratios_none() -> None:
+    columns = {"gap": 0.01, "tax": 1.02, "memory ratio": 1.5, "delay_ef gap": 0.02}
+    ends = {f"{name}{end}": value for name, value in columns.items() for end in ("_low", "_high")}
+    [row] = listed("Signs", pd.DataFrame([columns | ends]), "", "signs.csv").rows
+    assert [cell.words for cell in row] == [
+        *("+0.0100 [+0.0100, +0.0100]", "1.0200 [1.0200, 1.0200]"),
+        *("1.5000 [1.5000, 1.5000]", "+0.0200 [+0.0200, +0.0200]"),
+    ]
+
+
+@pytest.mark.skipif(not has_latex(), reason="pdflatex is not installed, or lacks booktabs")
 def test_pdflatex_makes_one_page_no_line_of_which_is_too_wide(tmp_path: Path) -> None:
     write_latex(odd_table(), tmp_path)
     packages = r"\usepackage{booktabs, graphicx} \usepackage[T1]{fontenc}"

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -41,7 +42,7 @@ from pipegap.trainer.config.work import (
 from pipegap.trainer.store.files import FileStore
 from pipegap.trainer.store.records import asked_by
 from tests.support.fuzzing import json_files
-from tests.support.own_files import write_bin
+from tests.support.own_files import as_in_a_new_process, write_bin
 from tests.support.small_sweep import ZEN_4
 from tests.support.steps import words_of_scale
 from tests.support.trials import leave_finished
@@ -179,6 +180,41 @@ def test_the_plan_is_a_table_with_a_row_per_sweep(
     assert {trial.plan.trial_id for trial in planned(*words[:2])} == alone
 
 
+def test_a_plan_says_which_rates_of_an_optimizers_own_file_the_scale_replaces(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "optimizer").mkdir()
+    (tmp_path / "sign_descent.py").write_text(
+        "from torch.optim import SGD\n\n\n"
+        "def sign_descent(parameters, *, lr: float, weight_decay: float):\n"
+        "    return SGD([w for _, w in parameters], lr=lr, weight_decay=weight_decay)\n"
+    )
+    node = "_target_: sign_descent.sign_descent\nlr: 0.001\nweight_decay: 0.1\n"
+    (tmp_path / "optimizer" / "sign_descent.yaml").write_text(node)
+    words = [f"sweep={written(tmp_path, 'one')}", f"results={tmp_path}", "scale=tiny"]
+    words += [f"code={tmp_path}", "compile=false", "grid.optimizer=[adamw,lion,sign_descent]"]
+    with as_in_a_new_process():
+        _check_rates(words, capsys)
+
+
+def _check_rates(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    line = plan(words, capsys)["rates"]
+    assert line.startswith(
+        "rates     optimizer.lr=0.002, optimizer.weight_decay=1 for all by scale=tiny; own files "
+        "say adamw weight_decay 0.1; lion lr 0.0005, weight_decay 0.5; "
+        "sign_descent lr 0.001, weight_decay 0.1; to keep them: "
+    )
+    [kept_words] = shlex.split(line.partition("to keep them: ")[2])
+    assert "rates" not in plan([*words[:-1], kept_words], capsys)
+    trial = planned(*words[:-1], kept_words)[0].config["optimizer"]
+    assert (trial["lr"], trial["weight_decay"]) == (0.001, 0.1)
+    # What a person sets is no news to that person.
+    rates = ["optimizer.lr=0.002", "optimizer.weight_decay=0.3"]
+    assert "rates" not in plan([*words, *rates], capsys)
+    assert main([*words, "dry_run=true", "format=json"]) == 0
+    assert line in json.loads(capsys.readouterr().out)["remarks"]
+
+
 def test_hours_have_a_price_in_money(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [f"sweep={written(tmp_path, 'one')}", f"results={tmp_path}", "device=cuda"]
     hours = cost(*words).total / 3600
@@ -280,7 +316,7 @@ def test_without_gpus_the_paper_s_scales_are_refused_in_one_line(
     assert main([*words, f"scale={scale}"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert "device=cuda" in line
-    assert "data/fineweb: holds no manifest.json; prepare it with `make data-fineweb`" in line
+    assert "data/fineweb: holds no manifest.json; prepare it with `pipegap data fineweb`" in line
     assert not [*(tmp_path / "none").rglob("*.json")]
 
 

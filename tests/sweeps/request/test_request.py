@@ -284,6 +284,7 @@ WORDS = {
     "sweep=main search=optuna search.budgt=3": "sweep.search.budgt=3: must be a known key (known: ",
     "sweep=main search=optuna search.space.clip_nrom=[1,2]": "search.space.clip_nrom=null leaves",
     "sweep=main optimizer.lrr=1": "optimizer.lrr=1: must be a key of the config",
+    "sweep=main optimizer.lr=[1,2]": "a valid number; for several values say grid.optimizer.lr=[…]",
     "sweep=main grid.lr=[1]": "lr=1: must be a key of the config (the closest are optimizer.lr, ",
     "sweep=main batch_size": "batch_size=: must be key=value",
     "sweep=main --dry": "--dry=: is not an option of this command",

@@ -29,7 +29,7 @@ from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import Expected, Trial
 from pipegap.sweeps.view import display
 from pipegap.sweeps.view.display import Display
-from pipegap.sweeps.view.progress import COLD, Progress, State, read_state
+from pipegap.sweeps.view.progress import COLD, Progress, State, Warm, read_state
 from pipegap.sweeps.view.render import SHARE, GapTable, Throttled, render
 from pipegap.trainer.base.errors import Status
 from pipegap.trainer.config.plan import plan_trial
@@ -251,7 +251,7 @@ def test_a_long_silence_is_broken_by_what_the_sweep_waits_for(
         screen.start(two)
         screen.row(one, update=0, wall_seconds=9.0, status=Status.RUNNING)
         monkeypatch.setattr(display, "SILENT", 600.0)
-        for seconds in (59.0, 72.0, 73.0):  # 6 s of the plan
+        for seconds in (50.0, 72.0, 73.0):  # 6 s of the plan, beside the 9 s of the other
             screen.row(two, update=2, wall_seconds=seconds, status=Status.RUNNING)
             assert ("trials take" in screen.text) == (seconds > 60)
     silent, waits, slow = screen.text.splitlines()
@@ -261,6 +261,24 @@ def test_a_long_silence_is_broken_by_what_the_sweep_waits_for(
     assert waits == f"no trial has ended for 0 s: {furthest}"
     assert slow.startswith("trials take ")
     assert "RAY_worker_niceness=0" in slow
+
+
+def test_short_trials_that_have_ended_say_that_a_sweep_is_slow(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes 30 s in place of 5, and none runs for a minute. The first two updates compile."""
+    monkeypatch.setattr(display, "Throttled", lambda work, every: work)
+    planned = trials(corpus, tmp_path, 4)
+    expected = Expected({trial.trial_id: 6.0 for trial in planned}, compiler=0.0)
+    screen = Screen(planned, planned, tmp_path, terminal=False, expected=expected)
+    warm = Warm(2, 90.0)
+    with screen.display:
+        for number, trial in enumerate(planned, start=1):
+            screen.start(trial)
+            ended = {"num_done": 12, "wall_seconds": 120.0, "warm": warm}
+            screen.row(trial, **ended, status=Status.COMPLETED)
+            assert ("trials take 6 times as long as planned" in screen.text) == (number > 1)
+    assert screen.text.count("times as long as planned") == 1
 
 
 def test_a_log_says_why_a_trial_failed_and_breaks_no_line(corpus: Path, tmp_path: Path) -> None:

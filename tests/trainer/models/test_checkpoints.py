@@ -24,7 +24,7 @@ from pipegap.trainer.models.export import CHANGES_NOTHING, check_config, save_fi
 from pipegap.trainer.models.llama import Llama
 from pipegap.trainer.parts import build_emulated, build_parts
 from tests.support import small_sweep
-from tests.support.models import HYBRID, MOE, SMALL, TOKENS, whole
+from tests.support.models import HYBRID, MOE, SMALL, TOKENS, assert_near, whole
 from tests.support.processes import Refused
 
 transformers = pytest.importorskip("transformers")
@@ -161,7 +161,8 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     ours = whole(recipe, seed=3)
     start_from(str(tmp_path))(recipe, ours, 0)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
-    torch.testing.assert_close(ours(TOKENS), theirs(TOKENS).logits, rtol=0, atol=1e-4)
+    # A hundred units of float32's rounding: products with other kernels differ by some tens.
+    assert_near(ours(TOKENS), theirs(TOKENS).logits, 1.2e-5)
 
 
 REFUSED: dict[str, tuple[str, Change, str]] = {

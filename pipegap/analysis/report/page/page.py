@@ -1,5 +1,6 @@
 """What a page holds, how its tables are shown, and how it becomes HTML."""
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
@@ -183,6 +184,8 @@ LATEX = {
     **{chr(0x2080 + digit): f"$_{digit}$" for digit in range(10)},
     **{"\n": " ", "\t": " "},
 }
+RATIO = re.compile(r"\b(ratio|share|tax)\b")
+"""In the names of columns with an interval that are no differences: these have no sign."""
 LAST_LETTER = 0xFF
 """Of the letters that T1 fonts have all of."""
 
@@ -200,7 +203,8 @@ def _cell(
     names_of_values: Mapping[str, Mapping[str, str]],
 ) -> Cell:
     values = [row[column] for column in columns]
-    words = [_words(name, value, signed=len(columns) > 1) for value in values]
+    is_difference = len(columns) > 1 and not RATIO.search(name)
+    words = [_words(name, value, signed=is_difference) for value in values]
     if name == "removed" and len(values) > 1:
         values_known = [nan if value is None else value for value in values]
         is_asked = row.get("removed_n") or values[0] is not None
@@ -262,7 +266,8 @@ class Thumbnail(NamedTuple):
 
 class Exhibit(NamedTuple):
     """A figure or table of the paper, its name there: what was drawn of it, and the outcomes of the
-    claims that it states; where nothing was drawn, what it `lacks`, and the command for that."""
+    claims that it states; where nothing was drawn, what it `lacks`, the command for that, and
+    whether a sweep that draws it `was_run`."""
 
     name: str
     title: str
@@ -270,6 +275,7 @@ class Exhibit(NamedTuple):
     outcomes: Sequence[tuple[Outcome, int]]
     lacks: str
     command: str
+    was_run: bool
 
 
 class Chapter(NamedTuple):
