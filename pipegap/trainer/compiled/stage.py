@@ -219,9 +219,9 @@ class Step:
 def update_graph(blocks: tuple[Block, ...], num_threads: int) -> Graph:
     """(numbers, factor, *tensors) → nothing.
 
-    `numbers` are those of each block's rule; gradients are multiplied by `factor`, a scalar. The tensors are, block by block, the old version, the
-    new one, which lies elsewhere, the gradients and the tensors of the rule. The new version and
-    the tensors of the rule are changed in place.
+    `numbers` are those of each block's rule; gradients are multiplied by `factor`, a scalar. The
+    tensors are, block by block, the old version, the new one, which lies elsewhere, the gradients
+    and the tensors of the rule. The new version and the tensors of the rule are changed in place.
     """
 
     def function(numbers: Tensor, factor: Tensor, *tensors: Tensor) -> None:
@@ -290,9 +290,9 @@ class CompiledStage(Stage):
 
     Forward, backward and loss are one graph on the last stage; before it, the backward's graph
     computes the forward again. An update is one graph with the gradients and the factor of their
-    clip as input, except the first one, which the optimizer makes itself: many begin otherwise, and their state begins
-    there. Evaluations are a graph for batches of the first one's shape, if the newest weights are
-    evaluated as they are; else they, and probes, are a plain stage's.
+    clip as input, except the first one, which the optimizer makes itself: many begin otherwise, and
+    their state begins there. Evaluations are a graph for batches of the first one's shape, if the
+    newest weights are evaluated as they are; else they, and probes, are a plain stage's.
     """
 
     def __init__(
