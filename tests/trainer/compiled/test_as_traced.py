@@ -127,7 +127,7 @@ def test_every_way_to_train(words: tuple[str, ...], graphs: list[Any]) -> None:
 
 def stacked_gradients() -> tuple[StackedParts, list[Tensor]]:
     """Gradients in blocks, and a copy of each."""
-    shapes = [torch.Size(shape) for shape in ((5,), (7, 33), (5,), (129, 3), (7, 33), (1,))]
+    shapes = [torch.Size(shape) for shape in ((5,), (7, 33), (129, 3), (5,), (7, 33), (1,))]
     drawn = torch.Generator().manual_seed(0)
     tensors = [torch.randn(shape, generator=drawn) for shape in shapes]
     layout = Blocks(shapes, [0] * len(shapes))
@@ -147,11 +147,11 @@ def test_a_clip_reaches_whoever_reads_gradients_and_is_made_once() -> None:
     assert all(torch.equal(gradient, tensor * factor) for gradient, tensor in pairs)
     assert gradients.take_factor() == 1
     gradients.multiply(factor)
-    gradients.multiply(factor)
-    assert torch.equal(gradients[3], tensors[3] * factor * factor)  # the last one is still to make
-    gradients.multiply(factor)
-    assert gradients.take_factor() == factor  # the caller's: the blocks stay
-    assert torch.equal(gradients[3], tensors[3] * factor * factor)
+    assert gradients.take_factor() == factor  # the caller's now: the blocks stay
+    assert torch.equal(gradients[3], tensors[3] * factor)
+    for _ in range(2):
+        gradients.multiply(factor)
+    assert torch.equal(gradients[3], tensors[3] * factor * factor * factor)
 
 
 def test_a_strong_clip_is_part_of_the_step(graphs: list[Any]) -> None:
