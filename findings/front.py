@@ -11,8 +11,10 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from math import nan
 from pathlib import Path
+from typing import Any
 
 import nbformat
+import pandas as pd
 from nbclient import NotebookClient
 
 from pipegap.analysis import gaps, load
@@ -24,6 +26,7 @@ from pipegap.analysis.report.answer import MICROBATCHES, STAGES
 from pipegap.analysis.statistics.pairs import mean_interval
 from pipegap.analysis.statistics.text import gap_table
 from pipegap.analysis.table import names
+from pipegap.analysis.table.points import FEEDBACK
 from pipegap.sweeps.plan.pricing import costs
 from pipegap.sweeps.plan.sweep_plan import Round
 from pipegap.sweeps.request.command_line import parse_request
@@ -34,8 +37,12 @@ FINDINGS = Path(__file__).parent
 ROOT = FINDINGS.parent
 README, NOTEBOOK = ROOT / "README.md", ROOT / "docs" / "gaps.ipynb"
 JOB, PICTURE = FINDINGS / "main" / "job.csv", FINDINGS / "main" / "final_losses.svg"
-LOOK_AHEAD = FINDINGS / "look_ahead_fair"
-LOOK_AHEAD_PAGE = f"findings/{LOOK_AHEAD.name}/README.md"
+LOOK_AHEAD = FINDINGS / "look_ahead_time"
+"""The study of runs that look ahead, with the lengths and seeds of the job."""
+SYNC_LOOK, DELAY_LOOK = (
+    "sync_ema_nesterov(look_ahead=0.3)",
+    "delay_ema_nesterov(look_ahead=0.3,1)",
+)
 AT_SIZE = (
     "At your size: not known yet; [a study of growth](findings/growth/README.md) goes up to 2 "
     "million."
@@ -46,15 +53,17 @@ PRICED = (*(("main", scale) for scale in ("135m", "360m", "2b", "10b")), ("growt
 """Sweeps and scales."""
 WIDTH = 120
 """Columns of the prose."""
+SHAPE: Mapping[str, Any] = {"stages": STAGES, "microbatches": MICROBATCHES}
+"""The pipeline that the answer is for."""
 TIMEOUT = 300
 """Seconds that a cell of the notebook may take."""
 
 
 def answer() -> str:
     """The optimizers that may be asynchronous whatever the rival, in bold; a table with what each
-    wins over the slowest and the fastest rival in the same time, what its delay costs after as many
-    updates, and what a look-ahead gives sync; and what all this is for, in small print."""
-    answers = advices(load(JOB), stages=STAGES, microbatches=MICROBATCHES)
+    wins over the slowest and the fastest rival in the same time, without and with a look-ahead, and
+    what its delay costs after as many updates; and what all this is for, in small print."""
+    answers = advices(load(JOB), **SHAPE)
     first = answers[0]
     wins = [
         advice
@@ -68,16 +77,17 @@ def answer() -> str:
     by_speed = sorted(first.rivals.values(), key=lambda rival: rival.speed_up)
     slowest, fastest = by_speed[-1], by_speed[0]
     heads = [names.optimizer(advice.optimizer) for advice in answers]
-    rows = [
-        [f"2BW with {arm.removeprefix('delay + ')}: loss minus sync's", *heads],
-        [f"in the time of {slowest.label}: {more_updates(slowest)}", *_cells(answers, slowest)],
-        [
-            f"in the time of {fastest.label}, the fastest schedule: {more_updates(fastest)}",
-            *_cells(answers, fastest),
-        ],
-        ["after as many updates", *(_mean(*gap) for gap in map(_decided, answers))],
-        [f"for scale: what [a look-ahead]({LOOK_AHEAD_PAGE}) gives sync", *_look_ahead(answers)],
-    ]
+    trials = load(LOOK_AHEAD / "trials_tiny.csv")
+    by_optimizer = {advice.optimizer: advice for advice in advices(as_plain(trials), **SHAPE)}
+    looking = [by_optimizer[advice.optimizer] for advice in answers]
+    rows = [[f"2BW with {arm.removeprefix('delay + ')}: loss minus sync's", *heads]]
+    for rival, place in ((slowest, ""), (fastest, ", the fastest schedule")):
+        words = f"in the time of {rival.label}{place}: {more_updates(rival)}"
+        page = f"findings/{LOOK_AHEAD.name}/README.md"
+        rows.append([words, *_cells(answers, rival)])
+        rows.append([f"the same, both with [a look-ahead]({page})", *_cells(looking, rival)])
+    rows.append(["after as many updates", *(_mean(*gap) for gap in map(_decided, answers))])
+    rows.append(["for scale: what the look-ahead gives sync", *_look_ahead(trials, answers)])
     return names.minus(
         "\n\n".join(
             [
@@ -108,12 +118,18 @@ def _decided(advice: Advice) -> tuple[float, float, float]:
     return (gap.gap, *gap.interval) if gap else (nan, nan, nan)
 
 
-def _look_ahead(answers: Sequence[Advice]) -> Iterator[str]:
-    """The loss of sync with EMA-Nesterov minus sync's, in the study of it."""
-    losses = load(LOOK_AHEAD / "trials_tiny.csv").pivot_table(
-        "final_val_loss", ["optimizer", "seed"], "arm"
-    )
-    differences = losses["sync_ema_nesterov(look_ahead=0.3)"] - losses["sync"]
+def as_plain(trials: pd.DataFrame) -> pd.DataFrame:
+    """The trials that look ahead, with arms named as if they did not: those that are delayed are
+    then compared with the synchronous one that looks ahead, too."""
+    arm = trials["arm"].map({SYNC_LOOK: "sync", DELAY_LOOK: "delay_ef"})
+    family = trials["family"].mask(arm == "delay_ef", FEEDBACK)
+    return trials.assign(arm=arm, base_arm=arm, family=family)[arm.notna()]
+
+
+def _look_ahead(trials: pd.DataFrame, answers: Sequence[Advice]) -> Iterator[str]:
+    """The loss of sync with EMA-Nesterov minus sync's."""
+    losses = trials.pivot_table("final_val_loss", ["optimizer", "seed"], "arm")
+    differences = losses[SYNC_LOOK] - losses["sync"]
     for advice in answers:
         values = differences[advice.optimizer].dropna().to_numpy()
         yield _mean(float(values.mean()), *mean_interval(values))
@@ -124,15 +140,11 @@ def _print() -> str:
     trials = load(JOB)
     losses = gaps(trials)
     sync = trials[trials["arm"] == "sync"]
-    look_ahead = load(LOOK_AHEAD / "trials_tiny.csv")
-    seeds = look_ahead.groupby("optimizer")["seed"].nunique()
     text = (
         f"Nats per byte [95 %], n = {losses['n'].max()}; go: shown to end lower; open: not enough "
         f"data. {sync['num_updates'].max():,} updates of sync on 5 MB of Wikipedia; time simulated "
         f"for {STAGES} stages and {MICROBATCHES} microbatches; 2BW with Error Feedback takes two "
-        f"more sets of weights. The look-ahead is EMA-Nesterov after "
-        f"{look_ahead['num_updates'].max():,} updates, n = {seeds.min()} to {seeds.max()}: a "
-        f"delayed run with the same look has not been compared in equal time. On another kind of "
+        f"more sets of weights. The look-ahead is EMA-Nesterov, by 0.3. On another kind of "
         f"processor no loss is the same to the bit: single trials differ by up to 1e-7 (Muon), "
         f"9e-4 (AdamW) and 2.6e-3 (SOAP)."
     )

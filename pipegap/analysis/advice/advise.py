@@ -276,7 +276,7 @@ with schedule.drained(): evaluate(); save()  # between batches, wherever you do 
 
 def advices(trials: pd.DataFrame, **question: Any) -> list[Advice]:
     """Return the advice for each optimizer that was trained with a delay, the one of the lowest
-    loss first (`tasks.by_loss`).
+    loss first (`points.by_loss`).
 
     `trials`: `load`'s table; `question`: the other arguments of `advise`, which says what is
     raised.

@@ -290,7 +290,7 @@ def load(
     results: str | Path, trial_ids: Collection[str] | None = None, *, stacklevel: int = 2
 ) -> pd.DataFrame:
     """Return one row per trial in the folder `results`, in its folder `trials`, or of one trial's
-    folder, optimizer by optimizer, the one of the lowest loss first (`tasks.by_loss`); columns:
+    folder, optimizer by optimizer, the one of the lowest loss first (`points.by_loss`); columns:
     `schema.TRIAL`.
 
     `results` may also be a CSV that a report wrote (`trials.csv`), which has no curves.
