@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from pipegap.trainer.models.decoder import Recipe, Split
 from pipegap.trainer.models.layers import Output, cross_entropy
+from pipegap.trainer.stages.backward import JoinedGradients
 from pipegap.trainer.stages.versions import Versions, dtypes_of
 
 # Weights of one shape that lie side by side in memory, so that a graph reads them as one stack;
@@ -61,7 +62,7 @@ class Blocks:
         return [torch.stack([tensors[i] for i in numbers]) for numbers in self.members]
 
 
-class StackedParts(Sequence[Tensor]):
+class StackedParts(JoinedGradients):
     """Gradients, one tensor per weight: the parts of `blocks`, views that are made when asked for.
 
     A `multiply` waits for who reads the parts, or for a graph that takes it with the blocks.
@@ -97,8 +98,8 @@ class StackedParts(Sequence[Tensor]):
     def _views(self) -> list[Tensor]:
         return self._layout.tensors(self.blocks)
 
+    @override
     def multiply(self, factor: Tensor) -> None:
-        """Multiplies every part by this scalar, before anybody reads it."""
         self._multiply_now()
         self._factor = factor
 
@@ -107,8 +108,8 @@ class StackedParts(Sequence[Tensor]):
         factor, self._factor = self._factor, None
         return torch.ones(()) if factor is None else factor
 
+    @override
     def norms(self) -> Tensor:
-        """The norm of each part [parts], to the bit what torch makes of the part alone."""
         self._multiply_now()
         # A kernel call per block instead of one per part.
         rows = [

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from pipegap.trainer.base.flat import chosen, local_parts
-from pipegap.trainer.compiled.passes import StackedParts
 from pipegap.trainer.models.layers import Output
 from pipegap.trainer.schedules.operations import Op, Schedule
+from pipegap.trainer.stages.backward import JoinedGradients
 from pipegap.trainer.stages.probe import Comparison
 from pipegap.trainer.stages.stage import Stage
 
@@ -60,7 +60,7 @@ class Slots:
 
         The sum of these vectors over all ranks holds the norms of the whole model.
         """
-        if isinstance(gradients, StackedParts):
+        if isinstance(gradients, JoinedGradients):
             norms = gradients.norms()
             norms = norms if all(self.owned) else norms[torch.tensor(self.owned)]
         else:
@@ -118,7 +118,7 @@ class Clip:
         """Clips gradients of this norm in place."""
         # 1e-6 as in torch. A tensor all along: a number would wait for the device.
         scale = (self.norm / (norm + 1e-6)).clamp(max=1.0)
-        if isinstance(gradients, StackedParts):
+        if isinstance(gradients, JoinedGradients):
             gradients.multiply(scale)  # in the graph of the step, which reads them anyway
         else:
             torch._foreach_mul_(local_parts(gradients), scale)
