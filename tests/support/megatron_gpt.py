@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -34,12 +34,21 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor, nn
 
+from pipegap.trainer.corrections.compensation import Taylor, WeightPrediction
+from pipegap.trainer.corrections.error_feedback import AdaptiveErrorFeedback, GradientErrorFeedback
 
 SIZES = os.environ.get("MEGATRON_SIZES", "16 2 64 32 4 2").split()
 LENGTH, MICRO, VOCABULARY, HIDDEN, LAYERS, HEADS = map(int, SIZES)
 UPDATES = 6
-TAYLOR = 10.0
-"""λ of DC-ASGD."""
+TAYLOR, DECAY = 10.0, 0.9
+"""λ of DC-ASGD; of what the adaptive λ is an average."""
+CORRECTIONS = {
+    "taylor": partial(Taylor, coefficient=TAYLOR, decay=0.0),
+    "gradients": partial(GradientErrorFeedback, coefficient=1.0),
+    "prediction": partial(WeightPrediction, horizon=1.0),
+    "adaptive": partial(AdaptiveErrorFeedback, coefficient=1.0, decay=DECAY),
+}
+"""Word of a setting → its correction, which `plain_loop` makes, too."""
 ADAM: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1, "betas": (0.9, 0.95), "eps": 1e-8}
 MASK = torch.triu(torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool), 1).to(DEVICE)
 POSITIONS = torch.arange(LENGTH).expand(MICRO, -1).to(DEVICE)
@@ -86,7 +95,7 @@ class Setting:
 
     def loop(self, late: int) -> tuple[Any, ...]:
         """What the plain loop of this setting depends on."""
-        of_loop = "clip", "tied", "experts", "plain", "start", "taylor", "gradients", "te"
+        of_loop = "clip", "tied", "experts", "plain", "start", "te", *CORRECTIONS
         words = [self.has(word) for word in of_loop]
         return late, self.has("ef"), self.has("bf16"), self.microbatches, self.replicas, *words
 
@@ -300,11 +309,14 @@ def plain_loop(whole: dict[str, Tensor], setting: Setting, late: int) -> dict[st
     optimizer = torch.optim.AdamW([of for of in groups if of["params"]], **ADAM)
     scheduler = scheduler_of(optimizer)
     versions, losses, norms = [[w.clone() for w in masters]], [], []
+    late_versions = [versions[0]]  # what late batches read of each version
+    averages: list[Tensor] = []
     last_update: list[Tensor] = []
     last_gradients: list[Tensor] = []
     for t in range(UPDATES):
         read = min(t, max(start, t - late))
-        for weight, value in zip(named.values(), versions[read], strict=True):
+        values = (versions if read == t else late_versions)[read]
+        for weight, value in zip(named.values(), values, strict=True):
             weight.data.copy_(value)
         sums = summed_gradients(model, [*named.values()], setting, t, losses)
         raw = [g.clone() for g in sums]
@@ -326,10 +338,27 @@ def plain_loop(whole: dict[str, Tensor], setting: Setting, late: int) -> dict[st
         if t > read and setting.has("ef"):
             for weight, earlier, change in zip(masters, last_update, update, strict=True):
                 weight.sub_(change - earlier)
+        if t > read and setting.has("adaptive"):
+            pairs = [*zip(update, last_update, strict=True)]
+            products = [agreement(change, earlier) for change, earlier in pairs]
+            averages = [
+                new.lerp(old, DECAY)
+                for new, old in zip(products, averages or products, strict=True)
+            ]
+            for weight, (change, earlier), (a, b) in zip(masters, pairs, averages, strict=True):
+                weight.add_((earlier - change) * (a / b).clamp(0, 1))
         last_update = update
         versions.append([w.clone() for w in masters])
+        horizon = float(setting.has("prediction"))
+        late_versions.append([w - horizon * u for w, u in zip(masters, update, strict=True)])
     weights = dict(zip(named, versions[-1], strict=True))
     return {"losses": torch.stack(losses), "norms": torch.stack(norms), "weights": weights}
+
+
+def agreement(update: Tensor, earlier: Tensor) -> Tensor:
+    """⟨u_t, u_{t−1}⟩, by three norms, and ‖u_{t−1}‖²: [2]."""
+    squares = [x.norm().square() for x in (update, earlier, earlier - update)]
+    return torch.stack([(squares[0] + squares[1] - squares[2]) / 2, squares[1]])
 
 
 def differences(

@@ -63,7 +63,7 @@ from megatron.legacy import fused_kernels
 from megatron.training import training
 
 from pipegap.trainer.megatron.optimizers import DelayedSteps
-from pipegap.trainer.megatron.training import install
+from pipegap.trainer.megatron.schedule import install
 
 utils.compile_helpers = lambda: None
 fused_kernels.load = lambda *_: None

@@ -1,14 +1,15 @@
-"""What happens around the step of Megatron's optimizers, by torch's step hooks.
+"""What happens around the step of Megatron's optimizers.
 
-Megatron's optimizers step fp32 weights by an optimizer of torch's kind, their own `optimizer`, and
-then copy them to the bf16 weights of the model. Step hooks of the inner optimizer lie between the
-two. What a correction remembers of a weight is one more entry of the inner optimizer's state, so
-Megatron shards, saves and loads it as it does a moment of Adam.
+They step fp32 weights by an optimizer of torch's kind, their own `optimizer`, and then copy them to
+the bf16 weights of the model. A correction acts between the two. What is remembered of a weight is
+one more entry of the inner optimizer's state, so Megatron shards, saves and loads it as it does a
+moment of Adam.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -16,16 +17,19 @@ from torch import Tensor
 
 from pipegap.trainer.base.build import build
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.flat import by_device, cloned, copy_into
+from pipegap.trainer.base.flat import by_device, copy_into, exchange
 from pipegap.trainer.base.ranges import MAX_COUNT
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.delayed.arm import Node, correction_node, require_options
 from pipegap.trainer.stages.in_parts import CorrectionInParts
-from pipegap.trainer.stages.update import change
-from pipegap.trainer.torch_pipelining.refusals import require
+from pipegap.trainer.stages.update import corrected_update
+from pipegap.trainer.torch_pipelining.refusals import LOOKS_AHEAD, require
 
 KEEPS_ALL_STATE = "dp_reshardable", "fully_sharded_model_space"
 """How Megatron's DistributedOptimizer may be sharded; its other ways save Adam's moments alone."""
+OTHER_WEIGHTS = "other_weights"
+"""The entry of the state that has W(t+1) while the optimizer's weights are what batches read, and
+what they read while the weights are W(t+1)."""
 
 
 def chain(optimizer: Any) -> list[Any]:
@@ -36,64 +40,98 @@ def chain(optimizer: Any) -> list[Any]:
 class CorrectedSteps:
     """Turns the W(t) − u_t that an optimizer of Megatron's made into W(t+1), as a correction says.
 
-    `delay` returns how many updates old the gradient of the step is, 0 or 1. Raises BadInput for a
-    correction that reads other weights than those that are stepped, or that remembers tensors of
-    another shape than a weight's, which Megatron could not shard.
+    `delay` returns how many updates old the gradient of the step is, 0 or 1. Without it the next
+    batch reads W(t), as `DelayedSteps` has it; with a correction that `reads_ahead`, batches read
+    what that predicts. Then the optimizer and the model have the weights that are read, from a step
+    on, until `show`.
+
+    Raises BadInput for a correction that cannot be had here.
     """
 
     def __init__(
-        self, inner: Any, correction: Node, num_updates: int | None, delay: Callable[[], int]
+        self,
+        inner: Any,
+        correction: Node,
+        num_updates: int | None,
+        delay: Callable[[], int] | None = None,
     ) -> None:
-        self.inner, self.optimizer, self.delay = inner, inner.optimizer, delay
+        self.inner, self.optimizer = inner, inner.optimizer
         self.weights: list[Any] = inner.get_parameters()
         make = partial(build, correction, num_updates or MAX_COUNT)
         sample = make([1])
-        for reads in ("reads_ahead", "looks_ahead"):
-            allowed = "must compute on the weights that the optimizer steps"
-            require(not getattr(sample, reads), "correction", type(sample).__name__, allowed)
-        self._names = _names_of_memory(sample)
-        no_make = partial(NoCorrection, MAX_COUNT)
+        self._sizes = _sizes_of_memory(sample)
+        self._is_distributed = hasattr(inner, "gbuf_ranges")
+        self._require_usable(sample, is_delayed=delay is None)
+        self._delay = delay or (lambda: int(any(OTHER_WEIGHTS in state for state in self._states)))
+        self.shows_newest = delay is not None
+        self.hides_newest = delay is None or sample.reads_ahead
+        self._names = [name for item in self._sizes.items() for name in _entries(*item)]
+        self._names += [OTHER_WEIGHTS] * self.hides_newest
         lags, groups = [1] * len(self.weights), by_device(self.weights) or [[]]
-        self.correction = CorrectionInParts(make if lags else no_make, lags, groups)
-        self._previous: Sequence[Tensor] = ()
+        make = make if lags else partial(NoCorrection, MAX_COUNT)
+        self.correction = CorrectionInParts(make, lags, groups)
         self._has_loaded = False
-        self._hook()
+        self._replace()
 
-    def _hook(self) -> None:
-        self.optimizer.register_step_pre_hook(lambda *_: self.begin())
-        self.optimizer.register_step_post_hook(lambda *_: self.end())
-        self.optimizer.register_load_state_dict_post_hook(lambda *_: self._load())
+    def _require_usable(self, sample: NoCorrection, *, is_delayed: bool) -> None:
+        name, tp_group = type(sample).__name__, getattr(self.inner, "tp_group", None)
+        require(not sample.looks_ahead, "correction", name, LOOKS_AHEAD)
+        acts_elsewhere = sample.reads_ahead or type(sample).gradient is not NoCorrection.gradient
+        allowed = "must act on steps alone: Megatron2BW takes one of gradients or predicted weights"
+        require(not (is_delayed and acts_elsewhere), "correction", name, allowed)
+        is_sharded = self._is_distributed or (tp_group and tp_group.size() > 1)
+        allowed = "must not compute a number from a whole weight, of which a rank has a shard: use "
+        allowed += "error_feedback, or neither use_distributed_optimizer nor tensor parallelism"
+        require(not (is_sharded and any(self._sizes.values())), "correction", name, allowed)
+
+    def _replace(self) -> None:
+        """Puts calls of its own in the place of the optimizer's."""
+        self.optimizer.step = partial(self._step, self.optimizer.step)
+        self.optimizer.register_load_state_dict_post_hook(lambda *_: self._make_room())
         init, sharded = self.inner.init_state_fn, self.inner.sharded_state_dict
 
         def init_all(optimizer: Any, config: Any = None) -> None:
             init(optimizer, config)
-            self._load()
+            self._make_room()
 
         def sharded_state_dict(*args: Any, **options: Any) -> Any:
             way = (options.get("metadata") or {}).get("distrib_optim_sharding_type")
             allowed = f"must be {' or '.join(KEEPS_ALL_STATE)}: else the correction's is not saved"
-            is_sharded = hasattr(self.inner, "gbuf_ranges") and bool(self._names)
-            is_met = not is_sharded or way in (None, *KEEPS_ALL_STATE)
-            require(is_met, "distrib_optim_sharding_type", way, allowed)
+            saves_moments = self._is_distributed and way not in (None, *KEEPS_ALL_STATE)
+            require(
+                not (saves_moments and self._names), "distrib_optim_sharding_type", way, allowed
+            )
             return sharded(*args, **options)
 
         self.inner.init_state_fn = init_all
         self.inner.sharded_state_dict = sharded_state_dict
 
     @torch.no_grad()
-    def begin(self) -> None:
-        """Before the inner step, at W(t)."""
+    def _step(self, step: Callable[..., object], *args: Any, **options: Any) -> None:
+        """In place of the inner optimizer's step, which it makes at W(t)."""
         self._restore()
-        if self.correction.needs_update:
-            self._previous = cloned(self.weights)
+        correction, delays = self.correction, self._delays
+        other: list[Any] = []
+        if self.hides_newest:  # afterwards both are W(t)
+            pairs = [
+                (s.get(OTHER_WEIGHTS), w) for s, w in zip(self._states, self.weights, strict=True)
+            ]
+            other = [weight.clone() if tensor is None else tensor for tensor, weight in pairs]
+            both = other, self.weights
+            copy_into(*(both if self.shows_newest else reversed(both)))
 
-    @torch.no_grad()
-    def end(self) -> None:
-        """After it, at W(t) − u_t."""
-        previous, self._previous = self._previous, ()
-        update = change(previous, self.weights, in_place=True) if previous else ()
-        self.correction.apply(self.weights, update, self._delays)
-        self.remember(self.correction.state())
+        def stepped() -> list[Any]:
+            step(*args, **options)
+            return [self.optimizer]
+
+        ahead = corrected_update(stepped, correction, self.weights, delays, old_weights=other)
+        self._remember(correction.state())
+        if self.hides_newest:
+            if correction.reads_ahead:
+                copy_into(other, ahead)
+            exchange(self.weights, other)
+            self._remember([{OTHER_WEIGHTS: tensor} for tensor in other])
+            self.shows_newest = False
 
     def correct_gradients(self, gradients: Sequence[Tensor]) -> None:
         """Corrects the raw gradients of batch t, in place, at W(t)."""
@@ -101,51 +139,80 @@ class CorrectedSteps:
             self._restore()
             self.correction.gradient_of_some(gradients, self.weights, self._delays)
 
+    @torch.no_grad()
+    def show(self, *, newest: bool) -> None:
+        """Gives the optimizer and the model the newest weights, or again what batches read."""
+        if newest == self.shows_newest or not self.hides_newest:
+            return
+        self.shows_newest = newest
+        self._restore()
+        stepped = [w for w, s in zip(self.weights, self._states, strict=True) if OTHER_WEIGHTS in s]
+        exchange(stepped, [self.optimizer.state[weight][OTHER_WEIGHTS] for weight in stepped])
+        if hasattr(self.inner, "_copy_main_params_to_model_params"):
+            self.inner._copy_main_params_to_model_params()
+        for chunk in getattr(self.inner, "model_chunks", []):
+            chunk.start_param_sync(force_sync=True)
+
+    @property
+    def _states(self) -> list[dict[str, Any]]:
+        """What the inner optimizer remembers of each weight; nothing before its first step."""
+        return [self.optimizer.state.get(weight, {}) for weight in self.weights]
+
     @property
     def _delays(self) -> list[int]:
-        return [self.delay()] * len(self.weights)
+        return [self._delay()] * len(self.weights)
 
-    def state(self, weight: Tensor) -> dict[str, Any]:
-        """What the inner optimizer remembers of a weight; nothing before its first step."""
-        return self.optimizer.state.get(weight, {})
+    def _remember(self, memory: Sequence[Any]) -> None:
+        """Adds tensors by name to the state of each weight that has one; a number becomes a tensor
+        of the weight's shape, as Megatron asks of all state."""
+        for weight, state, tensors in zip(self.weights, self._states, memory, strict=True):
+            for name, tensor in tensors.items() if state else ():  # an empty one was never stepped
+                size = self._sizes.get(name, 0)
+                parts = [x.expand(weight.shape) for x in tensor] if size else [tensor]
+                state.update(zip(_entries(name, size), parts, strict=True))
 
-    def remember(self, memory: Sequence[Any]) -> None:
-        """Adds tensors by name to the state of each weight that has one."""
-        for weight, tensors in zip(self.weights, memory, strict=True):
-            if self.state(weight):  # an empty one means to torch that it was never stepped
-                self.state(weight).update(tensors)
-
-    def _load(self) -> None:
-        """The inner optimizer has other state now, or makes room for what is about to be loaded."""
+    def _make_room(self) -> None:
+        """The inner optimizer has other state now, or is about to: Megatron loads what has an entry
+        by then. What the checkpoint does not have stays NaN."""
         self._has_loaded = True
-        for weight in self.weights:
-            if memory := self.state(weight):
-                for name in self._names:
-                    memory.setdefault(name, self.blank(name, weight))
-
-    def blank(self, name: str, weight: Tensor) -> Tensor:
-        """What is remembered where a checkpoint has nothing of that name: no earlier update."""
-        return torch.zeros_like(weight)
+        for weight, state in zip(self.weights, self._states, strict=True):
+            for name in self._names if state else ():
+                state.setdefault(name, torch.full_like(weight, torch.nan))
 
     def _restore(self) -> None:
-        if self._has_loaded:
-            memories = [self.state(weight) for weight in self.weights]
-            tensors = [{k: m[k] for k in self._names if k in m} for m in memories]
-            self.correction.restore(tensors)
-        self._has_loaded = False
+        if not self._has_loaded:
+            return
+        self._has_loaded, states = False, self._states
+        for state, name in product(states, self._names):
+            if name in state and state[name].isnan().any():  # of a run that had none
+                del state[name]
+        self.correction.restore([_joined(state, self._sizes) for state in states])
 
 
-def _names_of_memory(correction: NoCorrection) -> list[str]:
-    """The names of all tensors that a correction of one weight ever remembers, from two updates."""
+def _sizes_of_memory(correction: NoCorrection) -> dict[str, int]:
+    """The names of all that a correction of one weight ever remembers, from two updates; and how
+    many numbers it is of the whole weight, 0 for a tensor of its shape."""
     weight = torch.zeros(2, 3)
     for delay in (0, 1):
         correction.gradient([torch.zeros(2, 3)], [weight], [delay])
         correction.apply([weight], [torch.zeros(2, 3)], [delay])
     [memory] = correction.state()
-    for name, tensor in memory.items():
-        allowed = f"must remember tensors of a weight's shape, which Megatron shards: {name} is not"
-        require(tensor.shape == weight.shape, "correction", type(correction).__name__, allowed)
-    return [*memory]
+    return {k: 0 if v.shape == weight.shape else v.numel() for k, v in memory.items()}
+
+
+def _entries(name: str, size: int) -> list[str]:
+    """The entries of the inner optimizer's state that have what a correction calls `name`."""
+    return [f"{name}_{i}" for i in range(size)] if size else [name]
+
+
+def _joined(state: dict[str, Any], sizes: dict[str, int]) -> dict[str, Tensor]:
+    """What a correction remembers of a weight, from the state of its inner optimizer."""
+    tensors = {}
+    for name, size in sizes.items():
+        parts = [state[entry] for entry in _entries(name, size) if entry in state]
+        if parts:
+            tensors[name] = torch.stack([part.flatten()[0] for part in parts]) if size else parts[0]
+    return tensors
 
 
 class DelayedSteps:
@@ -153,9 +220,9 @@ class DelayedSteps:
 
     W(t+1) = W(t) − u_t − λ (u_t − u_{t−1}), u_t from the gradient of batch t at W(max(0, t − 1)):
     the update of `DelayedOptimizer`, in the optimizer that Megatron made, which it changes. Make it
-    before a checkpoint is loaded. Between steps the optimizer and the model have W(max(0, t − 1)),
-    and the optimizer's state has W(t) and u_{t−1} too, sharded as its masters are. Evaluate in
-    `with delayed.newest():`.
+    before a checkpoint of such a run is loaded. Between steps the optimizer and the model have
+    W(max(0, t − 1)), and the optimizer's state has W(t) and u_{t−1} too, sharded as its masters
+    are. Evaluate in `with delayed.newest():`.
 
     Raises BadInput, in one line that names the argument, for what cannot be used.
     """
@@ -174,59 +241,13 @@ class DelayedSteps:
             if getattr(optimizer.config, name, False):
                 raise BadInput(name, True, "must be False: its masters lie in the inner optimizer")
         steps = [inner for inner in chain(optimizer) if inner.optimizer is not None]
-        self._parts = [_DelayedPart(inner, node, num_updates) for inner in steps]
+        self._parts = [CorrectedSteps(inner, node, num_updates) for inner in steps]
 
     @contextmanager
     def newest(self) -> Iterator[None]:
         """Shows W(t) to the model, to be evaluated, and afterwards what the next batch reads."""
-        weights = [cloned(part.weights) for part in self._parts]
         for part in self._parts:
-            part.show(part.newest())
+            part.show(newest=True)
         yield
-        for part, values in zip(self._parts, weights, strict=True):
-            part.show(values)
-
-
-NEWEST = "newest"
-
-
-class _DelayedPart(CorrectedSteps):
-    """Of one optimizer. Its state has "newest", W(t)."""
-
-    def __init__(self, inner: Any, correction: Node, num_updates: int | None) -> None:
-        super().__init__(inner, correction, num_updates, lambda: int(self._is_late))
-        self._names.append(NEWEST)
-        self._is_late = False
-
-    def blank(self, name: str, weight: Tensor) -> Tensor:
-        return torch.full_like(weight, torch.nan if name == NEWEST else 0)
-
-    def begin(self) -> None:
-        for weight in self.weights if self._has_loaded else ():
-            memory = self.state(weight)
-            if NEWEST in memory and memory[NEWEST].isnan().any():  # of a run without a delay
-                del memory[NEWEST]
-        self._is_late = any(NEWEST in self.state(weight) for weight in self.weights)
-        copy_into(self.weights, self.newest())
-        self._read_next = cloned(self.weights)
-        super().begin()
-
-    @torch.no_grad()
-    def end(self) -> None:
-        super().end()
-        self.remember([{NEWEST: newest} for newest in cloned(self.weights)])
-        copy_into(self.weights, self._read_next)
-        self._read_next = ()
-
-    def newest(self) -> list[Tensor]:
-        """W(t): before the first step, the weights themselves."""
-        return [self.state(weight).get(NEWEST, weight) for weight in self.weights]
-
-    @torch.no_grad()
-    def show(self, values: Sequence[Tensor]) -> None:
-        """Gives these fp32 weights to the optimizer and to the model."""
-        copy_into(self.weights, values)
-        if hasattr(self.inner, "_copy_main_params_to_model_params"):
-            self.inner._copy_main_params_to_model_params()
-        for chunk in getattr(self.inner, "model_chunks", []):
-            chunk.start_param_sync(force_sync=True)
+        for part in self._parts:
+            part.show(newest=False)

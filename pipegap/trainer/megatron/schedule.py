@@ -1,14 +1,23 @@
-"""`Megatron2BW`: PipeDream-2BW without a flush, for pipelines of Megatron Core."""
+"""`Megatron2BW`: PipeDream-2BW without a flush, for Megatron Core; and `install`, for the training
+loops of Megatron-LM and Megatron-Bridge: see docs/megatron.md.
+
+The order of passes, the messages and the trace are those of `Schedule2BW` (its module draws them in
+time). What differs: gradients lie in the one buffer of Megatron's DDP. Backwards of a rank are in
+order, so when the last one of a batch is made, Megatron sums the gradient over replicas, and it is
+taken out of the buffer before the next backward, which is one of the next batch. Then `step` clips
+it, when all stages have theirs, and Megatron's own optimizer makes the update.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
+from functools import partial, wraps
 from inspect import signature
-from itertools import pairwise
+from itertools import product
 from math import isfinite
-from pathlib import Path
-from types import SimpleNamespace
+from operator import attrgetter
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import megatron.core
@@ -19,168 +28,106 @@ from megatron.core.optimizer import clip_grads
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.rerun_state_machine import RerunMode, get_rerun_state_machine
-from megatron.core.utils import (
-    get_attr_wrapped_model,
-    get_model_config,
-    get_model_type,
-    get_pg_size,
-)
+from megatron.core.utils import get_attr_wrapped_model, get_model_type, get_pg_size
 from torch import Tensor
 
-from pipegap.trainer.base.errors import BadInput, some
+from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.delayed.arm import correction_node, require_options
 from pipegap.trainer.executors.executor import Diverged
 from pipegap.trainer.megatron.optimizers import CorrectedSteps, chain
 from pipegap.trainer.megatron.stage import MegatronStage, TwoSets, WaitingGradient
-from pipegap.trainer.schedules.recipes import pipedream_2bw
 from pipegap.trainer.torch_pipelining.late_update import way_back
-from pipegap.trainer.torch_pipelining.passes import BACKWARD, FORWARD, Passes, of_every_rank
+from pipegap.trainer.torch_pipelining.passes import (
+    BACKWARD,
+    FORWARD,
+    Passes,
+    WithoutFlush,
+    of_every_rank,
+)
 from pipegap.trainer.torch_pipelining.refusals import require
 
-# What 2BW cannot do in Megatron, said in one line on every rank alike.
-
+TWO_SETS = "passes read two sets of weights in turn"
+TWO_BATCHES = "microbatches of two batches are in flight"
 OTHER_TIMES = "the stages would wait for each other where one of them ends a batch"
-OPTIONS = {
-    "virtual_pipeline_model_parallel_size": "2BW has no bubble that interleaving could fill",
-    "fp8": "its cache of cast weights is overwritten under backwards in flight",
-    "fp4": "its cache of cast weights is overwritten under backwards in flight",
-    "fp8_param_gather": "its weights are no tensors that could be exchanged",
-    "fp16": "its loss scale skips updates, and is another one a batch later: train in bf16",
-    "loss_scale": "the norm, which comes a batch later, knows none: train in bf16 without it",
-    "enable_cuda_graph": "passes read two sets of weights in turn",
-    "external_cuda_graph": "passes read two sets of weights in turn",
-    "cuda_graph_impl": "passes read two sets of weights in turn",
-    "calculate_per_token_loss": OTHER_TIMES,
-    "defer_embedding_wgrad_compute": "its activations are taken for those of one batch",
-    "delay_wgrad_compute": "a batch's gradient would not be whole with its last backward",
-    "variable_seq_lengths": "receives are posted before a length is known",
-    "moe_router_enable_expert_bias": "its counts would mix the tokens of two batches",
-    "mtp_num_layers": "its embedding has gradients on stages of other times",
-    "has_cond_embedder": OTHER_TIMES,
-    "hybrid_context_parallel": "its microbatches have other lengths",
-    "num_microbatches_with_partial_activation_checkpoints": "2BW recomputes all batches alike",
-    "fine_grained_activation_offloading": "its queues are of one batch",
-    "cpu_offloading": "its queues are of one batch",
-    "use_megatron_fsdp": "its weights are gathered by layer, so two sets would be two models",
-    "use_custom_fsdp": "its weights are gathered by layer, so two sets would be two models",
-    "nccl_ub": "the second set of weights is not registered with NCCL",
-    "num_distributed_optimizer_instances": "it is not tested",
-    "use_precision_aware_optimizer": "its masters lie in the inner optimizer",
-    "optimizer_cpu_offload": "it has no single inner optimizer",
-    "overlap_param_gather_with_optimizer_step": "weights are gathered before another set is read",
-    "log_num_zeros_in_grad": OTHER_TIMES,
-    "qk_clip": "it changes weights after the step",
+LATE_UPDATE = "the update comes a batch later, by an inner optimizer that has the fp32 weights"
+REFUSED = {
+    TWO_SETS: "fp8 fp4 fp8_param_gather enable_cuda_graph external_cuda_graph cuda_graph_impl "
+    "use_megatron_fsdp use_custom_fsdp nccl_ub overlap_param_gather_with_optimizer_step qk_clip",
+    TWO_BATCHES: "virtual_pipeline_model_parallel_size defer_embedding_wgrad_compute "
+    "delay_wgrad_compute variable_seq_lengths hybrid_context_parallel cpu_offloading "
+    "num_microbatches_with_partial_activation_checkpoints fine_grained_activation_offloading "
+    "moe_router_enable_expert_bias",
+    OTHER_TIMES: "calculate_per_token_loss has_cond_embedder log_num_zeros_in_grad mtp_num_layers",
+    LATE_UPDATE: "fp16 loss_scale use_precision_aware_optimizer optimizer_cpu_offload "
+    "num_distributed_optimizer_instances",
 }
-"""Option of a config of Megatron's that must have its default → why."""
-NAMES = {
-    "schedules": (
-        *("forward_step", "backward_step", "deallocate_output_tensor", "get_tensor_shapes"),
-        "get_forward_backward_func",
-    ),
-    "clip_grads": ("clip_grad_by_total_norm_fp32",),
-    "model": ("buffers", "bucket_groups", "expert_parallel_buffers", "pp_group", "ddp_config"),
-    "buffer": ("param_data", "param_index_map", "buckets"),
-    "group": (
-        *("param_gather_dispatched", "param_gather_handle", "cached_param_buffer_shard_list"),
-        "start_param_sync",
-    ),
-    "optimizer": (
-        *("prepare_grads", "get_main_grads_for_grad_norm", "get_grad_stats_parallel_group"),
-        *("step_with_ready_grads", "get_parameters", "init_state_fn", "zero_grad"),
-    ),
-}
-"""What 2BW rests on of Megatron that Megatron does not document."""
+"""Why → the options of Megatron's configs that must have their defaults."""
 TESTED = "0.16.1"
 STEPPED = "FP32Optimizer", "Float16OptimizerWithFloat16Params", "DistributedOptimizer"
 
 
-def require_usable(model: Any, optimizer: Any) -> None:
-    """Raises BadInput, on all ranks alike, for the first thing that one of them cannot do."""
+@contextmanager
+def refused_alike() -> Iterator[None]:
+    """A context whose refusal on any rank is raised on all of them, as BadInput. A name of
+    Megatron's that is not there is one: 2BW rests on some that Megatron does not document."""
     refusal: tuple[Any, ...] = ()
+    cause: Exception | None = None
     try:
-        _require_usable(model, optimizer)
+        yield
     except BadInput as error:
         refusal = error.args
+    except AttributeError as error:
+        holder = getattr(error.obj, "__name__", type(error.obj).__name__)
+        allowed = f"must be {TESTED}: in yours {holder}.{error.name} moved"
+        refusal, cause = ("megatron-core", megatron.core.__version__, allowed), error
     for arguments in of_every_rank(refusal):
         if arguments:
-            raise BadInput(*arguments)
+            raise BadInput(*arguments) from cause
 
 
-def _require_usable(model: Any, optimizer: Any) -> None:
-    allowed = "must be one chunk: 2BW has no bubble that interleaving could fill"
-    require(not isinstance(model, Sequence) or len(model) == 1, "model", "several chunks", allowed)
+def require_usable(model: Any, optimizer: Any) -> None:
+    """Raises BadInput or AttributeError for the first thing that this rank cannot do."""
+    is_single = not isinstance(model, Sequence) or len(model) == 1
+    require(is_single, "model", "several chunks", f"must be one chunk: {TWO_BATCHES}")
     [chunk] = model if isinstance(model, Sequence) else [model]
-    is_ddp = type(chunk) is DistributedDataParallel
-    require(is_ddp, "model", type(chunk).__name__, "must be wrapped in Megatron's own DDP")
-    config = get_model_config(chunk)
-    for options in (config, chunk.ddp_config, optimizer.config):
-        for option in fields(options):
-            value, reason = getattr(options, option.name), OPTIONS.get(option.name)
+    is_ddp, kind = type(chunk) is DistributedDataParallel, type(chunk).__name__
+    require(is_ddp, "model", kind, "must be wrapped in Megatron's own DDP")
+    reasons = {option: reason for reason, of in REFUSED.items() for option in of.split()}
+    for config in (chunk.config, chunk.ddp_config, optimizer.config):
+        for option in fields(config):
+            value, reason = getattr(config, option.name), reasons.get(option.name)
             is_off = reason is None or value in (option.default, None)
             require(is_off, option.name, value, f"must be {option.default}: {reason}")
-    balancing = str(getattr(config, "moe_router_load_balancing_type", ""))
-    is_global, name = "global_aux_loss" in balancing, "moe_router_load_balancing_type"
-    require(
-        not is_global,
-        name,
-        balancing,
-        f"must be another: {OPTIONS['moe_router_enable_expert_bias']}",
-    )
-    mode = get_rerun_state_machine().get_mode()
-    require(
-        mode == RerunMode.DISABLED,
-        "rerun_mode",
-        mode.value,
-        "must be disabled: it makes a batch twice",
-    )
-    positions = get_pg_size(parallel_state.get_position_embedding_group(check_initialized=False))
-    require(
-        positions <= 1,
-        "position_embedding_group",
-        positions,
-        "must be of one stage: " + OTHER_TIMES,
-    )
+    balancing = str(getattr(chunk.config, "moe_router_load_balancing_type", ""))
+    is_local, allowed = "global_aux_loss" not in balancing, f"must be another: {TWO_BATCHES}"
+    require(is_local, "moe_router_load_balancing_type", balancing, allowed)
+    mode, allowed = get_rerun_state_machine().get_mode(), "must be disabled: it makes a batch twice"
+    require(mode == RerunMode.DISABLED, "rerun_mode", mode.value, allowed)
+    num = get_pg_size(parallel_state.get_position_embedding_group(check_initialized=False))
+    require(num <= 1, "position_embedding_group", num, f"must be of one stage: {OTHER_TIMES}")
     for inner in chain(optimizer):
         allowed = f"must be one of {', '.join(STEPPED)}, or a ChainedOptimizer of them"
         require(type(inner).__name__ in STEPPED, "optimizer", type(inner).__name__, allowed)
         require(not getattr(inner, "grad_scaler", None), "loss_scale", "a scaler", "must be off")
-    _require_names(chunk, optimizer)
+        attrgetter("prepare_grads", "get_main_grads_for_grad_norm", "step_with_ready_grads")(inner)
+        attrgetter("get_grad_stats_parallel_group", "init_state_fn", "zero_grad")(inner)
+    attrgetter("forward_step", "backward_step", "deallocate_output_tensor")(schedules)
+    attrgetter("get_tensor_shapes", "get_forward_backward_func")(schedules)
+    attrgetter("clip_grad_by_total_norm_fp32")(clip_grads)
+    attrgetter("pp_group")(chunk)
+    for buffer in chunk.buffers + chunk.expert_parallel_buffers:
+        attrgetter("param_data", "param_index_map", "buckets")(buffer)
+    for group in chunk.bucket_groups + chunk.expert_parallel_bucket_groups:
+        attrgetter("param_gather_dispatched", "param_gather_handle", "start_param_sync")(group)
+        attrgetter("cached_param_buffer_shard_list")(group)
 
-
-def _require_names(chunk: Any, optimizer: Any) -> None:
-    holders = {
-        "schedules": [schedules],
-        "clip_grads": [clip_grads],
-        "model": [chunk],
-        "buffer": chunk.buffers + chunk.expert_parallel_buffers,
-        "group": chunk.bucket_groups + chunk.expert_parallel_bucket_groups,
-        "optimizer": chain(optimizer),
-    }
-    moved = [
-        f"{of}.{name}"
-        for of in NAMES
-        for name in NAMES[of]
-        if not all(hasattr(x, name) for x in holders[of])
-    ]
-    allowed = f"must be {TESTED}: in yours {some(moved)} moved"
-    require(not moved, "megatron-core", megatron.core.__version__, allowed)
-
-
-# `Megatron2BW`: PipeDream-2BW without a flush, for pipelines of Megatron Core.
-#
-# The order of passes, the messages and the trace are those of `Schedule2BW` (its module draws
-# them in time). What differs: gradients lie in the one buffer of Megatron's DDP. Backwards of a
-# rank are in order, so when the last one of a batch is made, Megatron sums the gradient over
-# replicas, and it is taken out of the buffer before the next backward, which is one of the next
-# batch. Then `step` clips it, when all stages have theirs, and Megatron's own optimizer makes the
-# update.
 
 STATE = "schedule_2bw"
 """The entry of the optimizer's state."""
 
 
-class Megatron2BW:
+class Megatron2BW(WithoutFlush):
     """Trains as Megatron's 1F1B does, but without its bubble: gradients are one update old.
 
     W(t+1) = W(t) − u_t − λ (u_t − u_{t−1}), where u_t is the whole change that `optimizer` makes of
@@ -195,7 +142,8 @@ class Megatron2BW:
 
     - `correction`, a class of `trainer.corrections` (or `functools.partial` of one and its options)
       with `num_updates`: in place of Error Feedback. It computes on fp32 weights as they are
-      sharded, so what it asks of a whole weight it asks of this rank's part.
+      sharded. One that computes a number from a whole weight, as AdaptiveErrorFeedback does, is
+      refused where ranks have shards: by `use_distributed_optimizer` and tensor parallelism.
     - `synchronous_start`: how many updates are made without a delay, at first.
     - `trace`: whether every pass is timed, for `write_trace`.
 
@@ -216,34 +164,37 @@ class Megatron2BW:
     ) -> None:
         require_options("weights", None, correction, num_updates)
         node = correction_node(error_feedback, correction)
-        require_usable(model, optimizer)
-        [self.model] = model if isinstance(model, Sequence) else [model]
-        self.optimizer, self.config = optimizer, get_model_config(self.model)
-        self.num_taken = 0  # batches that `forward_backward` took, so the number of the next one
-        self.num_made = 0  # updates
-        self._inner = chain(optimizer)
-        self._start, self._trace = synchronous_start, trace
-        self._weights: Any = TwoSets(self.model, self._inner, synchronous_start)
+        self._inner, self._synchronous_start, self._trace = (
+            chain(optimizer),
+            synchronous_start,
+            trace,
+        )
         is_late = lambda: self.num_made - self._weights.version(self.num_made)  # noqa: E731
-        self._corrected = [
-            None if inner.optimizer is None else CorrectedSteps(inner, node, num_updates, is_late)
-            for inner in self._inner
-        ]
+        with refused_alike():
+            require_usable(model, optimizer)
+            self._corrected = [
+                inner.optimizer and CorrectedSteps(inner, node, num_updates, is_late)
+                for inner in self._inner
+            ]
+        [self.model] = model if isinstance(model, Sequence) else [model]
+        self.optimizer, self.config = optimizer, self.model.config
+        self._predicts = any(corrected and corrected.hides_newest for corrected in self._corrected)
+        self._weights: Any = TwoSets(
+            self.model, self._inner, synchronous_start, reads_ahead=self._predicts
+        )
         self._stage: Any = MegatronStage(self.model)
-        self._passes: Any = None  # made with the first batch
         self._sizes: dict[str, Any] = {}  # of the first batch
         self._in_flight: deque[tuple[Tensor | None, Tensor]] = deque()
         # Of each batch whose gradient is whole, a gradient per inner optimizer.
         self._whole: deque[list[WaitingGradient]] = deque()
+        self._begun = -1  # the last batch whose norm
         self._norm: float | None = None  # of the last update
         self._is_reported = True  # whether `step` returned True for it
-        self._drains = [0]  # batches before which the pipeline was drained
-        self._failed = ""  # what stopped a batch halfway
         self._share_embeddings()
         self._extend_checkpoints()
         # A timer would wait for all ranks where one of them ends a batch, and so for ever.
         self.config.barrier_with_L1_time = optimizer.config.barrier_with_L1_time = False
-        self._zero_buffer, self.model.zero_grad_buffer = self.model.zero_grad_buffer, _nothing
+        self._zero_buffer, self.model.zero_grad_buffer = self.model.zero_grad_buffer, lambda: None
 
     def _share_embeddings(self) -> None:
         """Takes the sum over the copies of a tied weight out of Megatron's `finalize_model_grads`,
@@ -252,8 +203,8 @@ class Megatron2BW:
         module = get_attr_wrapped_model(self.model, "pre_process", return_model_obj=True)
         is_tied = module.share_embeddings_and_output_weights and stage.num_stages > 1
         is_end = stage.is_first or stage.is_last
-        self._tied = module.shared_embedding_or_output_weight() if is_tied and is_end else None
-        self._ends = parallel_state.get_embedding_group(check_initialized=False)
+        tied = module.shared_embedding_or_output_weight() if is_tied and is_end else None
+        self._tied = tied, parallel_state.get_embedding_group(check_initialized=False)
         self._groups = ProcessGroupCollection.use_mpu_process_groups()
         self._groups.embd = SimpleNamespace(size=lambda: 1)
         self._norm_at = max(stage.lead, way_back(stage.num_stages) if is_tied else 0)
@@ -261,13 +212,8 @@ class Megatron2BW:
     def forward_backward(
         self,
         *,
-        forward_step_func: Callable[..., Any],
-        data_iterator: Any,
-        model: Any = None,
         num_microbatches: int,
-        seq_length: int,
-        micro_batch_size: int,
-        decoder_seq_length: int | None = None,
+        model: Any = None,
         forward_only: bool = False,
         **options: Any,
     ) -> list[Any]:
@@ -278,78 +224,82 @@ class Megatron2BW:
         RuntimeError; after a refusal, a BadInput, nothing has happened.
         """
         self._require_whole()
-        step = {"forward_step_func": forward_step_func, "data_iterator": data_iterator}
-        sizes = {
-            "num_microbatches": num_microbatches,
-            "seq_length": seq_length,
-            "micro_batch_size": micro_batch_size,
-            "decoder_seq_length": decoder_seq_length,
-        }
+        every = {"model": self.model, "num_microbatches": num_microbatches}
         if forward_only:
             self._require_drained()
             run = schedules.get_forward_backward_func()
-            return run(**step, **sizes, model=self.model, forward_only=True, **options)
-        self._begin(sizes, options)
+            return run(**every, forward_only=True, **options)
+        every |= {name: options.pop(name) for name in ("forward_step_func", "data_iterator")}
+        self._begin(num_microbatches, options)
+        batch = self.num_taken
         logged: list[Any] = []
-        batch, size = self.num_taken, parallel_state.get_context_parallel_world_size()
+        every |= {"forward_data_store": logged, "config": self.config}
+        every |= {"cp_group_size": self._groups.cp.size(), "is_last_stage": self._stage.is_last}
 
         def forward(batch: int, i: int) -> None:
             if i == self._norm_at and self.num_made < batch:
                 self._begin_norm()
-            received = self._stage.take(FORWARD)
+            received, order = self._stage.take(FORWARD), {"current_microbatch": i}
             output, _ = schedules.forward_step(
-                **step,
-                model=self.model,
-                num_microbatches=num_microbatches,
-                input_tensor=received,
-                forward_data_store=logged,
-                config=self.config,
-                cp_group_size=size,
-                is_first_microbatch=i == 0,
-                current_microbatch=i,
-                is_last_stage=self._stage.is_last,
+                **every, **order, input_tensor=received, is_first_microbatch=i == 0
             )
             self._send(FORWARD, i, output)
             schedules.deallocate_output_tensor(output, self.config.deallocate_pipeline_outputs)
             self._in_flight.append((received, output))
 
         with self._noted():
+            self._show_what_is_read()
             self.num_taken += 1
             self._passes.run(self._drains[-1], self.num_taken, self._backward, forward)
-            if batch < self._start:
+            if batch < self._synchronous_start:
                 self._finish_batches()
             else:
                 self._post_next()
         return logged
 
-    def _begin(self, sizes: dict[str, Any], options: dict[str, Any]) -> None:
+    def _begin(self, num: int, options: dict[str, Any]) -> None:
         """Refuses what cannot be, and makes passes and messages with the first batch."""
-        collection = options.pop("pg_collection", None)
+        collection, stage = options.pop("pg_collection", None), self._stage
         allowed = "must have the groups with which the model was made"
-        is_own = collection is None or collection.pp is self._stage.group
+        is_own = collection is None or collection.pp is stage.group
         require(is_own, "pg_collection", collection, allowed)
         options.pop("p2p_communicator", None)  # messages are sent in groups of their own
+        names = "seq_length", "micro_batch_size", "decoder_seq_length"
+        shape = {name: options.pop(name, None) for name in names}
         for name, value in options.items():
             allowed = "is an option of Megatron's that 2BW does not have"
             require(value in (None, False), name, value, allowed)
-        if self.num_made < self.num_taken - 1 or self._is_synchronous_update():
+        if self._has_update():
             raise RuntimeError("call step() after each forward_backward(): an update is left")
+        sizes = {"num_microbatches": num, **shape}
         for name, first in self._sizes.items():
-            allowed = f"must stay {first}: microbatches of two batches are in flight"
-            require(sizes[name] == first, name, sizes[name], allowed)
-        if self._passes is not None:
+            require(sizes[name] == first, name, sizes[name], f"must stay {first}: {TWO_BATCHES}")
+        if self._sizes:
             return
         finalize, allowed = self.config.finalize_model_grads_func, "is required: it sums gradients"
         require(finalize is not None, "finalize_model_grads_func", None, allowed)
-        num, stage = sizes["num_microbatches"], self._stage
         allowed = f"must be at least {stage.num_stages - 1}, one for each later stage"
         require(num >= stage.num_stages - 1, "num_microbatches", num, allowed)
-        shape = {name: size for name, size in sizes.items() if name != "num_microbatches"}
         groups = {"tp_group": self._groups.tp, "cp_group": self._groups.cp}
         [shape] = schedules.get_tensor_shapes(**shape, config=self.config, **groups)
         stage.allocate(shape, self.config.pipeline_dtype)
         self._passes = Passes(stage, num, stage.lead, self._weights, self._trace)
         self._sizes = sizes
+
+    def _show_what_is_read(self) -> None:
+        """Before the first forward of a batch, of a correction that predicts weights."""
+        batch, start = self.num_taken, self._synchronous_start
+        if self._predicts and batch <= start:
+            self._show(newest=True)
+        if self._predicts and batch == start:
+            self._weights.copy_newest()
+        if self._predicts and batch >= start:
+            self._show(newest=False)
+
+    def _show(self, *, newest: bool) -> None:
+        self._weights.gather()
+        for corrected in filter(None, self._corrected):
+            corrected.show(newest=newest)
 
     def _backward(self, batch: int, i: int) -> None:
         is_last = i == self._sizes["num_microbatches"] - 1
@@ -381,15 +331,16 @@ class Megatron2BW:
         with self._weights.without_gathers():
             self.config.finalize_model_grads_func([self.model], None, self._groups)
         self.optimizer.prepare_grads()
-        tied = self._tied, self._ends
-        self._whole.append([WaitingGradient(inner, *tied) for inner in self._inner])
+        self._whole.append([WaitingGradient(inner, *self._tied) for inner in self._inner])
         self.optimizer.zero_grad()
         self._zero_buffer()
 
     def _begin_norm(self) -> None:
         """Starts to add up the norm of the oldest gradient, once, when the weights are its W(t)."""
-        for gradient, corrected in zip(self._whole[0], self._corrected, strict=True):
-            gradient.begin_norm(corrected)
+        if self._begun < self.num_made:
+            self._begun = self.num_made
+            for gradient, corrected in zip(self._whole[0], self._corrected, strict=True):
+                gradient.begin_norm(corrected)
 
     def step(self) -> tuple[bool, float | None, None]:
         """Makes the update of the batch before, and returns what Megatron's `optimizer.step` does:
@@ -401,14 +352,16 @@ class Megatron2BW:
         Raises Diverged, on every rank alike, if the gradient is not finite; its update is not made.
         """
         self._require_whole()
-        if self.num_made < self.num_taken - 1 or self._is_synchronous_update():
+        if self._has_update():
             with self._noted():
                 self._make_update()
         was_reported, self._is_reported = self._is_reported, True
         return (False, None, None) if was_reported else (True, self._norm, None)
 
-    def _is_synchronous_update(self) -> bool:
-        return self.num_made < self.num_taken <= self._start
+    def _has_update(self) -> bool:
+        """Whether `step` has an update to make."""
+        is_synchronous = self.num_made < self.num_taken <= self._synchronous_start
+        return self.num_made < self.num_taken - 1 or is_synchronous
 
     @torch.no_grad()
     def _make_update(self) -> None:
@@ -422,7 +375,7 @@ class Megatron2BW:
         self.num_made += 1
         self._is_reported = False
 
-    def _update(self, gradients: Sequence["WaitingGradient"]) -> None:
+    def _update(self, gradients: Sequence[WaitingGradient]) -> None:
         for gradient in gradients:
             gradient.give_back(self._norm)
         self._weights.gather()  # two updates in a row, before a drain
@@ -437,20 +390,21 @@ class Megatron2BW:
         It takes the time of a bubble and changes no number of the training.
         """
         self._require_whole()
-        if self.num_made < self.num_taken - 1 or self._is_synchronous_update():
+        if self._has_update():
             raise RuntimeError("call step() after forward_backward(), before a drain")
-        if self.num_made < self.num_taken:
-            with self._noted(), self._passes.between_drains():
-                self._finish_batches()
-                self._make_update()
-        self._weights.gather()
+        with self._noted():
+            if self.num_made < self.num_taken:
+                with self._passes.between_drains():
+                    self._finish_batches()
+                    self._make_update()
+            self._show(newest=True)
         yield self.model
 
     def _finish_batches(self) -> None:
         with torch.enable_grad():
             self._passes.run(self._drains[-1], self.num_taken, self._backward)
         self._passes.neighbours.flush()
-        self._drains.append(self.num_taken)
+        self._drains += (self.num_taken,)
 
     def _extend_checkpoints(self) -> None:
         """Adds what the next batches need to the optimizer's sharded state: the number of updates,
@@ -480,53 +434,62 @@ class Megatron2BW:
     def _load(self, late: dict[str, Any], num_updates: int, is_reported: bool) -> None:
         if self.num_taken:
             raise RuntimeError("load a checkpoint before the first batch")
-        # Copies: Megatron loads into the tensors that it finds, and they lie in one of the sets.
-        late = {k.removeprefix("late."): _copied(value) for k, value in late.items()}
         self.num_taken = self.num_made = num_updates
-        self._is_reported, self._drains = is_reported, [num_updates]
+        self._is_reported, self._drains = is_reported, (num_updates,)
         self._weights.gather()
-        if num_updates % 2:
-            self._weights.move(1, torch.float32, torch.bfloat16)
-        self._weights.older().module.load_state_dict(late)
+        self._weights.begin_with(num_updates)
+        # Megatron loaded `late` into the tensors that it found, which may be those of either set.
+        tensors = {k.removeprefix("late."): value for k, value in late.items()}
+        self._weights.older().module.load_state_dict(tensors)
         self._weights.release()
 
-    def write_trace(self, folder: Path) -> None:
-        """Writes, in `drained()`, trace.json for Perfetto and timeline.svg, as `Schedule2BW` does.
-        All ranks of the pipeline call it, and the first one writes. Raises BadInput without
-        `trace=True`."""
-        self._require_drained()
-        start = min(self._start, self.num_made)
-        shape = {
-            "num_stages": self._stage.num_stages,
-            "num_microbatches": self._sizes["num_microbatches"],
-        }
-        phases: dict[str, Any] = {"synchronous_start": start, "synchronous_cooldown": 0}
-        self._passes.write_trace(
-            folder, pipedream_2bw(self.num_made, **shape, **phases), [*pairwise(self._drains)]
-        )
 
-    @contextmanager
-    def _noted(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException as error:
-            self._failed = f"batch {self.num_taken - 1} stopped halfway, by {type(error).__name__}"
-            raise
+def install(*modules: ModuleType, **options: Any) -> None:
+    """Lets these modules, `megatron.training.training` of Megatron-LM, train by 2BW.
 
-    def _require_whole(self) -> None:
-        if self._failed:
-            mend = "make the model and the pipeline anew, from a checkpoint"
-            raise RuntimeError(f"{self._failed}, and other ranks may have gone on: {mend}")
+    Call it before `pretrain`. In Megatron-Bridge the modules are `train`, `optim`, `eval` and
+    `pretrain` of `megatron.bridge.training`. `options` are those of `Megatron2BW`.
 
-    def _require_drained(self) -> None:
-        self._require_whole()
-        if self.num_made < self.num_taken:
-            raise RuntimeError("evaluate, save and load inside `with pipeline.drained():`")
+    Names of theirs are replaced: the optimizer comes with the schedule and steps by it, forwards
+    and backwards are those of the schedule, evaluations and checkpoints begin drained, and `train`
+    ends so. Sums over all stages that each iteration waits for are left out, which would bring the
+    bubble back: success, norm and learning rate are one number on every stage.
+    """
+    pipelines: list[Megatron2BW] = []  # none before the loop makes its optimizer
 
+    def get_megatron_optimizer(make: Any, *args: Any, **kwargs: Any) -> Any:
+        optimizer = make(*args, **kwargs)
+        model = signature(make).bind(*args, **kwargs).arguments["model_chunks"]
+        pipelines[:] = [Megatron2BW(model, optimizer, **options)]
+        optimizer.step = pipelines[0].step
+        return optimizer
 
-def _nothing() -> None:
-    """In place of the model's `zero_grad_buffer`, which loops call where half of a gradient is."""
+    def get_forward_backward_func(get: Any, *args: Any, **kwargs: Any) -> Any:
+        return pipelines[0].forward_backward if pipelines else get(*args, **kwargs)
 
+    def drain() -> None:
+        for pipeline in pipelines:
+            with pipeline.drained():
+                pass
 
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
+    def drained(call: Any, *args: Any, **kwargs: Any) -> Any:
+        drain()
+        returned = call(*args, **kwargs)
+        drain()
+        return returned
+
+    def own(_: Any, value: Any, *__: Any, **___: Any) -> Any:
+        return value
+
+    replaced = {
+        "get_megatron_optimizer": get_megatron_optimizer,
+        "get_forward_backward_func": get_forward_backward_func,
+        **dict.fromkeys(
+            ("evaluate_and_print_results", "save_checkpoint_and_time", "train"), drained
+        ),
+        "logical_and_across_model_parallel_group": own,
+        "reduce_max_stat_across_model_parallel_group": own,
+    }
+    for module, (name, replacement) in product(modules, replaced.items()):
+        if call := getattr(module, name, None):
+            setattr(module, name, wraps(call)(partial(replacement, call)))

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.optimizer import clip_grads
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from pipegap.trainer.megatron.optimizers import CorrectedSteps
 from pipegap.trainer.torch_pipelining.passes import BACKWARD, FORWARD
@@ -18,40 +19,40 @@ from pipegap.trainer.torch_pipelining.passes import BACKWARD, FORWARD
 class TwoSets:
     """The two versions of the weights that passes read, in the buffers of Megatron's DDP.
 
-    Version v lies in set v % 2: update t writes W(t+1) over W(t−1), which nobody reads any more. A
-    pass has the module show the set of its batch, as `.data` of its parameters. Autograd saves the
-    parameters themselves, so a backward reads what is shown then; and where a layer saves a view of
-    its weight, as plain F.linear does, the set that it lies in is not written before its backward.
+    Versions lie in the two sets in turn: update t writes W(t+1) over W(t−1), which nobody reads any
+    more. A pass has the module show the set of its batch, as `.data` of its parameters. Autograd
+    saves the parameters themselves, so a backward reads what is shown then; and where a layer saves
+    a view of its weight, as plain F.linear does, the set that it lies in is not written before its
+    backward.
 
     Outside of a pass the model, its DDP and its optimizers have the newest weights. The first batch
-    whose weights are an update old comes after `start` updates.
+    whose weights are an update old comes after `start` updates. If a correction `reads_ahead`, the
+    last batch before it reads W(start) in the set that is not that of W(start), whose late reads
+    see a prediction.
     """
 
     are_leaves = False  # of `Passes`: nothing is undone after an exception
 
-    def __init__(self, model: Any, optimizers: Sequence[Any], start: int) -> None:
-        self._model, self._start = model, start
+    def __init__(
+        self, model: Any, optimizers: Sequence[Any], start: int, *, reads_ahead: bool
+    ) -> None:
+        self._model, self._start, self._reads_ahead = model, start, reads_ahead
         self._parameters = [*model.parameters()]
-        self.groups = model.bucket_groups + model.expert_parallel_bucket_groups
-        buffers = [
-            b for b in model.buffers + model.expert_parallel_buffers if b.param_data is not None
-        ]
+        self._groups = model.bucket_groups + model.expert_parallel_bucket_groups
         self._flat = [
-            (buffer, (buffer.param_data, buffer.param_data.clone())) for buffer in buffers
+            (buffer, (buffer.param_data, buffer.param_data.clone()))
+            for buffer in model.buffers + model.expert_parallel_buffers
+            if buffer.param_data is not None
         ]
         second = {
             weight: flat[1][begin:end].view(weight.shape)
             for buffer, flat in self._flat
             for weight, (begin, end, _) in buffer.param_index_map.items()
         }
-        self._sets = [[weight.data for weight in self._parameters], []]
-        for weight in self._parameters:
-            copy = (
-                weight.data.clone()
-                if weight.requires_grad and weight not in second
-                else weight.data
-            )
-            self._sets[1].append(second.get(weight, copy))
+        for weight in self._parameters:  # those in no buffer
+            if weight not in second:
+                second[weight] = weight.data.clone() if weight.requires_grad else weight.data
+        self._sets = [[w.data for w in self._parameters], [second[w] for w in self._parameters]]
         # fp32 weights of a DistributedOptimizer, whose shards it steps where they lie.
         self._shards = [
             (shard, [flat[i].as_strided(shard.shape, (1,), shard.storage_offset()) for i in (0, 1)])
@@ -60,7 +61,7 @@ class TwoSets:
             for _, flat in self._flat
             if shard.untyped_storage().data_ptr() == flat[0].untyped_storage().data_ptr()
         ]
-        self.newest = self._shown = 0
+        self._newest = self._shown = self._first = 0
 
     def version(self, batch: int) -> int:
         """The number of updates of the weights that a batch reads."""
@@ -68,44 +69,39 @@ class TwoSets:
 
     def module(self, batch: int) -> Any:
         """The model, with the weights that a batch reads."""
-        self._show(self.version(batch) % 2)
-        return self._model
+        is_beside = self._reads_ahead and batch == self._start
+        return self._show((self.version(batch) + is_beside + self._first) % 2)
 
     def older(self) -> Any:
         """The model, with the set that is not the newest: the next batch reads it if it is late."""
-        self._show(1 - self.newest)
-        return self._model
+        return self._show(1 - self._newest)
 
     def release(self) -> Any:
         """The model, with the newest weights."""
-        self._show(self.newest)
-        return self._model
+        return self._show(self._newest)
 
     def forget_gradients(self) -> None:
         """Nothing: gradients lie in Megatron's buffers."""
 
-    def _show(self, number: int) -> None:
+    def _show(self, number: int) -> Any:
         if number != self._shown:
             for weight, value in zip(self._parameters, self._sets[number], strict=True):
                 weight.data = value
             self._shown = number
+        return self._model
 
-    def move(self, number: int, *dtypes: torch.dtype) -> None:
-        """Set `number` becomes that of the newest weights. Those of `dtypes` are copied to it: what
-        an optimizer steps in place; Megatron copies an optimizer's fp32 weights over all others."""
+    def begin_with(self, version: int) -> None:
+        """The newest weights, in the first set, are those after so many updates."""
+        self._first = version % 2
+
+    def copy_newest(self) -> None:
+        """Both sets become the newest weights."""
+        self._copy(1 - self._newest)
+
+    def _copy(self, number: int, *dtypes: torch.dtype) -> None:
         for value, copy in zip(self._sets[1 - number], self._sets[number], strict=True):
-            if value.dtype in dtypes:
-                copy.copy_(value)
-        self.newest = number
-        self._show(number)
-        for buffer, flat in self._flat:
-            buffer.param_data = flat[number]
-            for bucket in buffer.buckets:
-                bucket.param_data = flat[number][bucket.offset :][: bucket.param_data.numel()]
-        for group in self.groups:
-            group.cached_param_buffer_shard_list = [None] * len(group.buckets)
-        for shard, views in self._shards:
-            shard.data = views[number]
+            if not dtypes or value.dtype in dtypes:
+                copy.data.copy_(value)
 
     @contextmanager
     def update(self, version: int) -> Iterator[None]:
@@ -115,29 +111,48 @@ class TwoSets:
         which read the other set.
         """
         with torch.autograd._unsafe_preserve_version_counter(tuple(self._parameters)):
-            self.move(version % 2, torch.float32)
+            self._move((version + self._first) % 2)
             yield
-        for group in self.groups:  # the next forward gathers the weights
+        for group in self._groups:  # the next forward gathers the weights
             group.param_gather_dispatched = False
+
+    def _move(self, number: int) -> None:
+        """Set `number` becomes that of the newest weights. Those in fp32, which an optimizer steps
+        in place, are copied to it; Megatron copies an optimizer's own over all others."""
+        self._copy(number, torch.float32)
+        self._newest = number
+        self._show(number)
+        for buffer, flat in self._flat:
+            buffer.param_data = flat[number]
+            for bucket in buffer.buckets:
+                bucket.param_data = flat[number][bucket.offset :][: bucket.param_data.numel()]
+        for group in self._groups:
+            group.cached_param_buffer_shard_list = [None] * len(group.buckets)
+        for shard, views in self._shards:
+            shard.data = views[number]
 
     @contextmanager
     def without_gathers(self) -> Iterator[None]:
         """A context for the sum of gradients, after which, with `overlap_param_gather`, Megatron
         gathers weights anew; here they change later, in `update`."""
-        dispatched = [group.param_gather_dispatched for group in self.groups]
+        dispatched = [group.param_gather_dispatched for group in self._groups]
         yield
-        for group, is_dispatched in zip(self.groups, dispatched, strict=True):
+        for group, is_dispatched in zip(self._groups, dispatched, strict=True):
             group.param_gather_dispatched = is_dispatched
 
     def gather(self) -> None:
         """Ends the gathers of the newest weights that a forward would begin or wait for."""
-        for group in self.groups if self._model.ddp_config.overlap_param_gather else ():
+        for group in self._groups if self._model.ddp_config.overlap_param_gather else ():
             if group.param_gather_handle or not group.param_gather_dispatched:
                 group.start_param_sync(force_sync=True)
 
 
 class WaitingGradient:
-    """The gradient of a batch for one inner optimizer, taken out of the buffers."""
+    """The gradient of a batch for one inner optimizer, taken out of the buffers.
+
+    Copies of the weight `tied`, on the first and on the last stage, get the sum over the group
+    `ends`.
+    """
 
     def __init__(self, inner: Any, tied: Any, ends: Any) -> None:
         self._inner = inner
@@ -151,21 +166,15 @@ class WaitingGradient:
             for weight, gradient in self._pairs
             if weight is summed
         ]
-        self._sum: Any = None
 
     def begin_norm(self, corrected: CorrectedSteps | None) -> None:
         """Starts the sum of squares over the stages, once."""
-        if self._sum is not None:
-            return
         for work in self._works:
             work.wait()
         if corrected is not None:
             corrected.correct_gradients([gradient for _, gradient in self._pairs])
-        norms = torch._foreach_norm(self._counted) or [
-            torch.zeros((), device=torch.cuda.current_device())
-        ]
-        self._square = torch.stack(norms).square().sum().reshape(1)
-        group = self._inner.get_grad_stats_parallel_group()
+        norm = get_total_norm(self._counted).to(torch.cuda.current_device())
+        self._square, group = norm.square(), self._inner.get_grad_stats_parallel_group()
         self._sum = dist.all_reduce(self._square, group=group, async_op=True)
 
     def square(self) -> float:

@@ -221,10 +221,8 @@ class LateUpdate:
         self._make = partial(build, correction, num_updates or MAX_COUNT)
         # One for a single weight, to see what the correction does before the weights have shapes.
         self._coefficient, correction_made = correction.get("coefficient"), self._make([1])
-        allowed = "must not look ahead: the module has weights to evaluate while it is drained"
-        refusals.require(
-            not correction_made.looks_ahead, "correction", type(correction_made).__name__, allowed
-        )
+        name = type(correction_made).__name__
+        refusals.require(not correction_made.looks_ahead, "correction", name, refusals.LOOKS_AHEAD)
         self.versions = TwoVersions(stage.submod, twins, reads_ahead=correction_made.reads_ahead)
         self.sums = LateSums(stage, tied)
         self._gathered = GatheredWeights()

@@ -16,6 +16,7 @@ from typing_extensions import override
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.executors.channel import POSTED_EARLY, own_stream
 from pipegap.trainer.schedules.operations import Op, Schedule, by_turns
+from pipegap.trainer.schedules.recipes import pipedream_2bw
 from pipegap.trainer.torch_pipelining.two_versions import TwoVersions
 from pipegap.trainer.tracing.trace import Clock
 
@@ -132,7 +133,8 @@ class Passes:
         versions: TwoVersions,
         trace: bool,
     ) -> None:
-        self._stage, self._num, self._lead, self._versions = stage, num_microbatches, lead, versions
+        self._stage, self._lead, self._versions = stage, lead, versions
+        self.num_microbatches = num_microbatches
         self.neighbours = Neighbours(stage)
         self._clock = Clock(stage.device, True) if trace else None
         self.are_known = False
@@ -148,7 +150,8 @@ class Passes:
         What a pass receives is posted up to two passes before (POSTED_EARLY). No buffer is in use
         by then: its backward came three passes before a forward, or earlier.
         """
-        stage, m, end = self._stage, self._num, (num_taken - first) * self._num
+        stage, m = self._stage, self.num_microbatches
+        end = (num_taken - first) * m
         steps = range(end, end + self._lead) if forward is None else range(end - m, end)
         numbered = by_turns(self._lead, end, steps)
         passes = [(kind, first + number // m, number % m) for kind, _, number in numbered]
@@ -217,6 +220,59 @@ class Passes:
             from pipegap.trainer.tracing.timeline import leave  # altair is slow to load
 
             leave(folder, spans, trial, runs)
+
+
+class WithoutFlush:
+    """What every schedule without a flush counts, and whether it can go on."""
+
+    num_taken = 0
+    """Batches that it took, so the number of the next one."""
+    num_made = 0
+    """Updates."""
+    _drains: tuple[int, ...] = (0,)  # batches before which the pipeline was drained
+    _failed = ""  # what stopped a batch halfway
+    _slack = False
+    _synchronous_start: int
+    _passes: Passes
+    _stage: Any
+
+    def write_trace(self, folder: Path) -> None:
+        """Writes, in `drained()`, trace.json for Perfetto and timeline.svg, as a trial does: what
+        each rank did when, beside its simulation. All ranks of the pipeline call it, and the first
+        one writes. Raises BadInput without `trace=True`.
+        """
+        self._require_drained()
+        trial = pipedream_2bw(
+            self.num_made,
+            num_stages=self._stage.num_stages,
+            num_microbatches=self._passes.num_microbatches,
+            slack=self._slack,
+            synchronous_start=min(self._synchronous_start, self.num_made),
+            synchronous_cooldown=0,
+        )
+        self._passes.write_trace(folder, trial, [*pairwise(self._drains)])
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        """A context whose exception stops a batch halfway."""
+        try:
+            yield
+        except BaseException as error:
+            self._note(error)
+            raise
+
+    def _note(self, error: BaseException) -> None:
+        self._failed = f"batch {self.num_taken - 1} stopped halfway, by {type(error).__name__}"
+
+    def _require_whole(self) -> None:
+        if self._failed:
+            mend = "make the schedule and its stage anew, from a checkpoint"
+            raise RuntimeError(f"{self._failed}, and other ranks may have gone on: {mend}")
+
+    def _require_drained(self) -> None:
+        self._require_whole()
+        if self.num_made < self.num_taken:
+            raise RuntimeError("evaluate, save and load inside `with schedule.drained():`")
 
 
 FORWARD, BACKWARD = "F", "B"

@@ -35,6 +35,7 @@ def require_usable(stage: Any, num_microbatches: int, loss_fn: object, per_stage
     require(loss_fn is not None, "loss_fn", None, "is required: Schedule2BW trains")
 
 
+LOOKS_AHEAD = "must not look ahead: the module has weights to evaluate while it is drained"
 OPTIONS = {"scale_grads", "args_chunk_spec", "kwargs_chunk_spec", "output_merge_spec"}
 """What Schedule1F1B takes at its construction, beside what is named here, that 2BW does too."""
 OF_STEP = {"target", "losses", "return_outputs", "loss_kwargs"}

@@ -21,8 +21,6 @@ A rank with more ranks behind it is more forwards ahead of its backwards, and ha
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from inspect import signature
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,15 +31,14 @@ from typing_extensions import override
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.delayed.arm import correction_node, require_options
 from pipegap.trainer.delayed.optimizer import untraced
-from pipegap.trainer.schedules.recipes import pipedream_2bw
 from pipegap.trainer.torch_pipelining import refusals
 from pipegap.trainer.torch_pipelining.late_update import LateUpdate, way_back
-from pipegap.trainer.torch_pipelining.passes import BACKWARD, FORWARD, Passes, Unseen
+from pipegap.trainer.torch_pipelining.passes import BACKWARD, FORWARD, Passes, Unseen, WithoutFlush
 
 TAKES_TARGET = "target" in signature(Schedule1F1B._initialize_stage).parameters  # not in 2.11
 
 
-class Schedule2BW(Schedule1F1B):
+class Schedule2BW(WithoutFlush, Schedule1F1B):
     """Trains as Schedule1F1B does, but without its bubble: gradients are one update old.
 
     W(t+1) = W(t) − u_t − λ (u_t − u_{t−1}), where u_t is the whole change that `update` makes of
@@ -92,8 +89,6 @@ class Schedule2BW(Schedule1F1B):
         refusals.require_options(Schedule1F1B.__init__, options, refusals.OPTIONS)
         super().__init__(stage, n_microbatches, loss_fn, **options)
         self.update, self.newest = update, stage.submod
-        self.num_taken = 0  # batches that `step` took, so the number of the next one
-        self.num_made = 0  # updates
         self._divisor = torch.tensor(float(n_microbatches), device=stage.device)
         self._slack, self._synchronous_start = slack, synchronous_start
         node = correction_node(error_feedback, correction)
@@ -103,9 +98,7 @@ class Schedule2BW(Schedule1F1B):
         self._passes = Passes(stage, n_microbatches, lead, self._late.versions, trace)
         # Before this forward of the next batch the gradient is whole, with those of tied copies.
         self._norm_at = max(lead, way_back(stage.num_stages)) if tied else lead
-        self._drains = [0]  # batches before which the pipeline was drained
         self._unseen = Unseen(calls_hooks=not self._late.versions.are_leaves)
-        self._failed = ""  # what stopped a batch halfway
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Clips, in `update`, by the norm over all stages, and returns the norm before.
@@ -143,18 +136,15 @@ class Schedule2BW(Schedule1F1B):
         It takes the time of a bubble and changes no number of the training.
         """
         self._require_whole()
-        try:
+        with self._noted():
             self._drain()
-        except BaseException as error:
-            self._note(error)
-            raise
         yield self.newest
 
     def _drain(self) -> None:
         with torch.enable_grad(), self._passes.between_drains():
             self._passes.run(self._drains[-1], self.num_taken, self._backward)
             if self.num_made < self.num_taken:
-                self._drains.append(self.num_taken)
+                self._drains += (self.num_taken,)
                 self._late.begin_norm(self.num_made)
                 self._make_update()
         self._passes.neighbours.flush()
@@ -174,20 +164,8 @@ class Schedule2BW(Schedule1F1B):
         """
         self._require_drained()
         self.num_taken = self.num_made = int(state_dict["num_updates"])
-        self._drains = [self.num_taken]
+        self._drains = (self.num_taken,)
         self._late.loaded = state_dict
-
-    def write_trace(self, folder: Path) -> None:
-        """Writes, in `drained()`, trace.json for Perfetto and timeline.svg, as a trial does: what
-        each rank did when, beside its simulation. All ranks of the pipeline call it, and the first
-        one writes. Raises BadInput without `trace=True`.
-        """
-        self._require_drained()
-        start = min(self._synchronous_start, self.num_made)
-        shape = {"num_stages": self._stage.num_stages, "num_microbatches": self._n_microbatches}
-        phases: dict[str, Any] = {"synchronous_start": start, "synchronous_cooldown": 0}
-        trial = pipedream_2bw(self.num_made, **shape, **phases, slack=self._slack)
-        self._passes.write_trace(folder, trial, [*pairwise(self._drains)])
 
     @override
     def _step_microbatches(
@@ -278,16 +256,3 @@ class Schedule2BW(Schedule1F1B):
         with torch.autocast(device, enabled=False) if is_within else nullcontext():
             timed("U", num_made, 0, self._late, num_made, norm, self.update)
         self.num_made += 1
-
-    def _note(self, error: BaseException) -> None:
-        self._failed = f"batch {self.num_taken - 1} stopped halfway, by {type(error).__name__}"
-
-    def _require_whole(self) -> None:
-        if self._failed:
-            mend = "make the schedule and its stage anew, from a checkpoint"
-            raise RuntimeError(f"{self._failed}, and other ranks may have gone on: {mend}")
-
-    def _require_drained(self) -> None:
-        self._require_whole()
-        if self.num_made < self.num_taken:
-            raise RuntimeError("evaluate, save and load inside `with schedule.drained():`")

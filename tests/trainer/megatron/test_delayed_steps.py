@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.corrections.compensation import WeightPrediction
+from pipegap.trainer.corrections.compensation import Taylor, WeightPrediction
 from pipegap.trainer.corrections.error_feedback import AdaptiveErrorFeedback
 from pipegap.trainer.megatron.optimizers import DelayedSteps
 
@@ -24,6 +24,7 @@ class Inner:
 
     def __init__(self, optimizer: torch.optim.Optimizer, **config: Any) -> None:
         self.optimizer, self.config = optimizer, SimpleNamespace(**config)
+        self.tp_group: Any = None
         self.init_state_fn = self.sharded_state_dict = lambda *_, **__: None
 
     def get_parameters(self) -> list[Any]:
@@ -97,11 +98,16 @@ def test_a_checkpoint_without_a_delay_begins_anew() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     optimizer = MAKES["adamw"](nn.Linear(4, 4).parameters())
-    prediction = partial(WeightPrediction, horizon=1.0)
-    with pytest.raises(BadInput, match="WeightPrediction: must compute on the weights"):
-        DelayedSteps(Inner(optimizer), correction=prediction, num_updates=6)
+    for correction in (
+        partial(WeightPrediction, horizon=1.0),
+        partial(Taylor, coefficient=1.0, decay=0.0),
+    ):
+        with pytest.raises(BadInput, match=f"{correction.func.__name__}: must act on steps alone"):
+            DelayedSteps(Inner(optimizer), correction=correction, num_updates=6)
+    sharded = Inner(optimizer)
+    sharded.tp_group = SimpleNamespace(size=lambda: 2)
     adaptive = partial(AdaptiveErrorFeedback, coefficient=1.0, decay=0.9)
-    with pytest.raises(BadInput, match="agreement is not"):
-        DelayedSteps(Inner(optimizer), correction=adaptive, num_updates=6)
+    with pytest.raises(BadInput, match="must not compute a number from a whole weight"):
+        DelayedSteps(sharded, correction=adaptive, num_updates=6)
     with pytest.raises(BadInput, match="optimizer_cpu_offload=True: must be False"):
         DelayedSteps(Inner(optimizer, optimizer_cpu_offload=True))

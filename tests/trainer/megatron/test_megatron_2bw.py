@@ -30,8 +30,11 @@ ON_TWO: Settings = [
     ("free+recompute+fused+drain+ef", 2),
     ("taylor", 2),
     ("gradients+drain", 2),
+    ("prediction+start+drain", 2),
+    ("adaptive+bf16+drain", 2),
 ]
-ALL = "overlap+gather+buckets+recompute+free+fused+drain+ef"
+MOST = "overlap+gather+buckets+recompute+free+fused+drain"
+ALL = f"{MOST}+ef"
 ON_FOUR: Settings = [
     ("bf16+drain+ef+control", 4),
     ("three+ef", 4),
@@ -39,11 +42,13 @@ ON_FOUR: Settings = [
     (f"bf16+dist+{ALL}+control", 2, 1, 2),
     (f"dist+{ALL}", 2, 1, 2),
     (f"experts+bf16+dist+{ALL}", 2, 1, 2),
+    (f"prediction+bf16+dist+{MOST}", 2, 1, 2),
     ("tied+bf16+dist+drain+ef+control", 2, 1, 2),
     ("dist+clip+drain+ef+control", 2, 2, 1),
     ("bf16+dist+overlap+gather+start+ef", 1, 1, 4),
 ]
 SAVED: Settings = [("ef", 2), ("bf16+ef", 2), ("bf16+dist+ef", 2)]
+SAVED_OTHERWISE: Settings = [("prediction+bf16+dist", 2), ("adaptive+bf16", 2)]
 SAVED_BY_REPLICAS: Settings = [(f"bf16+dist+{ALL}", 2, 1, 2)]
 NEAR = "clip", "tied", "tp 2"
 """Where Megatron's 1F1B is not the loop's to the bit either: it sums in another order."""
@@ -51,10 +56,10 @@ NEAR = "clip", "tied", "tp 2"
 
 PLANS: dict[int, dict[str, Settings]] = {
     2: {
-        "loops": [*ON_TWO, *ON_FOUR, *SAVED],
+        "loops": [*ON_TWO, *ON_FOUR, *SAVED, *SAVED_OTHERWISE],
         "numbers": ON_TWO,
         "mutated": [("bf16+dist+drain+ef", 2)],
-        "resumed": SAVED,
+        "resumed": SAVED + SAVED_OTHERWISE,
         "delayed": SAVED,
         "refused": [],
     },
@@ -125,7 +130,7 @@ def test_it_trains_by_the_equation(
 def test_a_checkpoint_of_megatrons_goes_on_to_the_bit(found: dict[int, Any]) -> None:
     """After an even and an odd number of updates: both sets of weights."""
     resumed = {**found[2]["resumed"], **found[4]["resumed"]}
-    assert len(resumed) == 8
+    assert len(resumed) == 2 * len(SAVED + SAVED_BY_REPLICAS) + len(SAVED_OTHERWISE)
     assert {(gaps["weights"], gaps["losses"]) for gaps in resumed.values()} == {(0, 0)}
 
 
@@ -149,7 +154,7 @@ def test_what_cannot_be_is_refused_in_one_line_on_every_rank(
     assert {name for name, kind in kinds.items() if kind == "RuntimeError"} == late
     assert kinds["not finite"] == "Diverged"
     assert {kinds[name] for name in kinds.keys() - late - {"not finite"}} == {"BadInput"}
-    assert "group.cached_param_buffer_shard_list moved" in refused["names"][0], "on one rank alone"
+    assert "Group.cached_param_buffer_shard_list moved" in refused["names"][0], "on one rank alone"
 
 
 def test_no_rank_waits(found: dict[int, Any]) -> None:
@@ -173,15 +178,49 @@ def test_delayed_steps_train_by_the_equation(found: dict[int, Any]) -> None:
     assert {(gaps["weights"], gaps["losses"]) for gaps in delayed.values()} == {(0, 0)}
 
 
-def losses(folder: Path, way: str, *options: str) -> Any:
-    """Of training and of validation, of pretrain_gpt.py."""
-    words = [interpreter(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    words += ["-m", "tests.support.megatron_lm", str(folder), way, *options]
+def run_on_two(module: str, *words: str) -> None:
+    """Runs a program on two ranks."""
+    command = [interpreter(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        [*command, "2", "-m", module, *words],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+
+
+def differences(program: str, package: str, folder: Path) -> Any:
+    """What a program found with a package of the environment."""
+    look = f"import importlib.util, sys; sys.exit(not importlib.util.find_spec('{package}'))"
+    if subprocess.run([interpreter(), "-c", look], check=False).returncode:
+        pytest.skip(f"no {package}: make megatron")
+    run_on_two(f"tests.support.{program}", str(folder))
+    return json.loads((folder / f"{program}.json").read_text())
+
+
+def test_the_train_step_of_megatron_bridge_trains_by_2bw(tmp_path: Path) -> None:
+    """To the bit of the plain loop; its checkpoints begin drained."""
+    gaps = differences("megatron_bridge", "megatron.bridge", tmp_path)
+    assert (gaps["weights"], gaps["losses"], gaps["num_losses"]) == (0, 0, 6)
+    assert gaps["is_saved"]
+    assert gaps["norms"] < 1e-6
+
+
+def test_the_pipeline_of_automodel_trains_by_2bw(tmp_path: Path) -> None:
+    """`Schedule2BW` on the stages that it makes of a Llama of transformers, in fp32."""
+    gaps = differences("automodel", "nemo_automodel", tmp_path)
+    assert gaps["losses"] < 2e-6
+    assert gaps["weights"] < 2e-5, "Adam divides roundings by small gradients"
+    assert gaps["num_weights"] == 11
+
+
+def losses(folder: Path, way: str, *options: str) -> Any:
+    """Of training and of validation, of pretrain_gpt.py."""
+    run_on_two("tests.support.megatron_lm", str(folder), way, *options)
     return json.loads((folder / f"{way}.json").read_text())
 
 
