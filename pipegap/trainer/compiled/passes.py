@@ -4,10 +4,10 @@ import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fcntl import LOCK_EX, LOCK_NB, flock
-from functools import cache
+from functools import cache, cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from pipegap.trainer.models.decoder import Recipe, Split
 from pipegap.trainer.models.layers import Output, cross_entropy
+from pipegap.trainer.stages.backward import JoinedGradients
 from pipegap.trainer.stages.versions import Versions, dtypes_of
 
 # Weights of one shape that lie side by side in memory, so that a graph reads them as one stack;
@@ -38,6 +39,9 @@ class Blocks:
             for block_key in dict.fromkeys(pairs)
         ]
         """For each block, the numbers of the tensors in it."""
+        end_to_end = torch.tensor([i for of in self.members for i in of])
+        self.places = end_to_end.argsort()
+        """For each tensor, its place in all blocks end to end."""
         self.shapes = [torch.Size([len(of), *shapes[of[0]]]) for of in self.members]
         """The shape of each block."""
         self._num_tensors = len(pairs)
@@ -58,12 +62,64 @@ class Blocks:
         return [torch.stack([tensors[i] for i in numbers]) for numbers in self.members]
 
 
-class StackedParts(list[Tensor]):
-    """One tensor per weight, the parts of `blocks`."""
+class StackedParts(JoinedGradients):
+    """Gradients, one tensor per weight: the parts of `blocks`, views that are made when asked for.
+
+    A `multiply` waits for who reads the parts, or for a graph that takes it with the blocks.
+    """
 
     def __init__(self, layout: Blocks, blocks: list[Tensor]) -> None:
-        super().__init__(layout.tensors(blocks))
         self.blocks = blocks
+        self._layout = layout
+        self._factor: Tensor | None = None
+
+    @override
+    def __len__(self) -> int:
+        return sum(map(len, self._layout.members))
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Tensor]: ...
+    @override
+    def __getitem__(self, index: int | slice) -> Tensor | Sequence[Tensor]:
+        return self._parts[index]
+
+    @override
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self._parts)
+
+    @property
+    def _parts(self) -> list[Tensor]:
+        self._multiply_now()
+        return self._views
+
+    @cached_property
+    def _views(self) -> list[Tensor]:
+        return self._layout.tensors(self.blocks)
+
+    @override
+    def multiply(self, factor: Tensor) -> None:
+        self._multiply_now()
+        self._factor = factor
+
+    def take_factor(self) -> Tensor:
+        """The scalar by which the blocks have not been multiplied yet: the caller has to do it."""
+        factor, self._factor = self._factor, None
+        return torch.ones(()) if factor is None else factor
+
+    @override
+    def norms(self) -> Tensor:
+        self._multiply_now()
+        # A kernel call per block instead of one per part.
+        rows = [
+            torch.linalg.vector_norm(block.view(len(block), -1), dim=1) for block in self.blocks
+        ]
+        return torch.cat(rows).index_select(0, self._layout.places)
+
+    def _multiply_now(self) -> None:
+        if self._factor is not None:
+            torch._foreach_mul_(self.blocks, self.take_factor())
 
 
 class StackedVersions(Versions):
@@ -89,6 +145,7 @@ class StackedVersions(Versions):
         for i, ring in enumerate(self._rings):
             for slot, leaf in enumerate(ring):
                 leaf.data = parts[slot][i]
+        self._data = [[leaf.data for leaf in ring] for ring in self._rings]
         self._lay_masters(0)
 
     def read(self, versions: Sequence[int]) -> list[Tensor]:
@@ -146,9 +203,9 @@ class StackedVersions(Versions):
 
     def _lay_masters(self, version: int) -> None:
         """Lays the master where this version lies."""
-        for master, ring in zip(self.master, self._rings, strict=True):
-            if master.data_ptr() != ring[version % len(ring)].data_ptr():
-                master.data = ring[version % len(ring)].data
+        for master, slots in zip(self.master, self._data, strict=True):
+            if len(slots) > 1 or version == 0:  # else it lies there for good
+                master.data = slots[version % len(slots)]
 
 
 # Forward and backward of a whole stage, and of the loss behind the last one, as graphs of torch's

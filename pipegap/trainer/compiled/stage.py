@@ -58,12 +58,14 @@ class _Ruled(NamedTuple):
 
 class _Held(NamedTuple):
     """What updates work on between two releases; `earlier` is u_{t−1} of each block, if a graph
-    makes Error Feedback; `spare` is where a block with one version is stepped to."""
+    makes Error Feedback; `spare` is where a block with one version is stepped to; `steps` are those
+    that the optimizer has made of each block."""
 
     blocks: list[_Ruled]
     earlier: list[Tensor]
     spare: list[Tensor | None]
     graph: Graph
+    steps: list[int]
 
 
 class Step:
@@ -86,6 +88,7 @@ class Step:
         self._layout, self._num_threads = layout, num_threads
         self._feedback = feedback(correction)
         self._held: _Held | None = None
+        self._last_factors: tuple[tuple[int, ...], Tensor] | None = None
 
     def is_ready(self) -> bool:
         """Whether the next update can be made by the graph; the first one cannot."""
@@ -103,18 +106,19 @@ class Step:
         self._held = None
 
     @torch.no_grad()
-    def __call__(self, delays: Sequence[int], gradients: Sequence[Tensor]) -> None:
-        """Makes the next version from one block of clipped gradients per block of weights."""
+    def __call__(self, delays: Sequence[int], gradients: StackedParts) -> None:
+        """Makes the next version."""
         assert self._held is not None
-        # Read before the graph, which counts some of these steps itself.
-        steps = [block.rule.done(block.group, block.state) + 1 for block in self._held.blocks]
+        steps = self._held.steps
+        steps[:] = [step + 1 for step in steps]
         pairs = self._versions.step()  # names version t + 1 the newest, whose values follow here
         olds = [old for old, _ in pairs]
         news = [
             new if spare is None else spare
             for (_, new), spare in zip(pairs, self._held.spare, strict=True)
         ]
-        self._held.graph(self._numbers(steps), *self._tensors(olds, news, gradients))
+        tensors = self._tensors(olds, news, gradients.blocks)
+        self._held.graph(self._numbers(steps), gradients.take_factor(), *tensors)
         for group in self._optimizer.param_groups:
             if "step" in group:  # else the graph counts, in the state
                 group["step"] += 1
@@ -123,7 +127,7 @@ class Step:
         updates: list[Tensor] = []
         if self._feedback is not None:
             graph = feedback_graph(tuple(self._layout.shapes), self._num_threads)
-            factors = self._factors(self._feedback, delays)
+            factors = self._factors(tuple(delays))
             self._held.earlier[:] = graph(factors, *olds, *news, *self._held.earlier)
         elif self._correction.moves_weights:
             updates = list(torch._foreach_sub(olds, news))
@@ -150,7 +154,9 @@ class Step:
         nums = zip(self._layout.shapes, self._versions.num_slots, strict=True)
         # A graph reads W(t) and writes W(t + 1), which may not lie in one block.
         spare = [torch.empty(shape) if num == 1 else None for shape, num in nums]
-        return _Held(blocks, earlier, spare, update_graph(self._kind(blocks), self._num_threads))
+        graph = update_graph(self._kind(blocks), self._num_threads)
+        steps = [block.rule.done(block.group, block.state) for block in blocks]
+        return _Held(blocks, earlier, spare, graph, steps)
 
     def _ruled(self, b: int) -> _Ruled:
         weights = [self._versions.master[i] for i in self._layout.members[b]]
@@ -182,16 +188,22 @@ class Step:
 
     def _numbers(self, steps: Sequence[int]) -> Tensor:
         assert self._held is not None
-        pairs = zip(self._held.blocks, steps, strict=True)
-        numbers = [
-            n for (group, rule, _), step in pairs for n in rule.numbers(group, step).values()
-        ]
+        numbers: list[float] = []
+        by_group: dict[tuple[int, int], list[float]] = {}  # a group has one rule
+        for (group, rule, _), step in zip(self._held.blocks, steps, strict=True):
+            key = id(group), step
+            if key not in by_group:
+                by_group[key] = [*rule.numbers(group, step).values()]
+            numbers += by_group[key]
         return torch.tensor(numbers, dtype=torch.float32)
 
-    def _factors(self, feedback: Callable[[int], float], delays: Sequence[int]) -> Tensor:
+    def _factors(self, delays: tuple[int, ...]) -> Tensor:
         """λ of each member of each block."""
-        factors = [feedback(delays[i]) for of in self._layout.members for i in of]
-        return torch.tensor(factors, dtype=torch.float32)
+        if self._last_factors is None or self._last_factors[0] != delays:
+            assert self._feedback is not None
+            factors = [self._feedback(delays[i]) for of in self._layout.members for i in of]
+            self._last_factors = delays, torch.tensor(factors, dtype=torch.float32)
+        return self._last_factors[1]
 
     def _tensors(
         self, olds: Sequence[Tensor], news: Sequence[Tensor], gradients: Sequence[Tensor]
@@ -205,24 +217,24 @@ class Step:
 
 @cache
 def update_graph(blocks: tuple[Block, ...], num_threads: int) -> Graph:
-    """(numbers, *tensors) → nothing.
+    """(numbers, factor, *tensors) → nothing.
 
-    `numbers` are those of each block's rule. The tensors are, block by block, the old version, the
-    new one, which lies elsewhere, the gradients and the tensors of the rule. The new version and
-    the tensors of the rule are changed in place.
+    `numbers` are those of each block's rule; gradients are multiplied by `factor`, a scalar. The
+    tensors are, block by block, the old version, the new one, which lies elsewhere, the gradients
+    and the tensors of the rule. The new version and the tensors of the rule are changed in place.
     """
 
-    def function(numbers: Tensor, *tensors: Tensor) -> None:
+    def function(numbers: Tensor, factor: Tensor, *tensors: Tensor) -> None:
         remaining, at = iter(tensors), 0
         for block in blocks:
-            old, new, gradients = next(remaining), next(remaining), next(remaining)
+            old, new, gradients = next(remaining), next(remaining), next(remaining) * factor
             state = [next(remaining) for _ in block.state]
             values = numbers[at : at + len(block.numbers)].unbind()
             at += len(block.numbers)
             numbers_of_block = dict(zip(block.numbers, values, strict=True))
             new.copy_(block.rule.stepped(old, gradients, state, numbers_of_block))
 
-    examples = [torch.zeros(sum(len(block.numbers) for block in blocks))]
+    examples = [torch.zeros(sum(len(block.numbers) for block in blocks)), torch.zeros(())]
     for block in blocks:
         examples += [torch.zeros(block.shape) for _ in range(3)]
         examples += [torch.zeros(shape) for shape in block.state]
@@ -277,10 +289,10 @@ class CompiledStage(Stage):
     """A `Stage` on a CPU that makes its gradients and its updates by graphs.
 
     Forward, backward and loss are one graph on the last stage; before it, the backward's graph
-    computes the forward again. An update is one graph with the clipped gradients as input, except
-    the first one, which the optimizer makes itself: many begin otherwise, and their state begins
-    there. Evaluations are a graph for batches of the first one's shape, if the newest weights are
-    evaluated as they are; else they, and probes, are a plain stage's.
+    computes the forward again. An update is one graph with the gradients and the factor of their
+    clip as input, except the first one, which the optimizer makes itself: many begin otherwise, and
+    their state begins there. Evaluations are a graph for batches of the first one's shape, if the
+    newest weights are evaluated as they are; else they, and probes, are a plain stage's.
     """
 
     def __init__(
@@ -300,6 +312,7 @@ class CompiledStage(Stage):
         self._step = Step(self.optimizer, self._correction, self._stacks, self._layout, num_threads)
         self._passed: dict[tuple[int, int, int], _Passed] = {}
         self._sum_of: dict[int, list[Tensor]] = {}
+        self._graphs: dict[tuple[Passes, torch.Size, torch.dtype, torch.dtype], Graph] = {}
         self._evaluated: torch.Size | None = None
 
     @override
@@ -340,9 +353,12 @@ class CompiledStage(Stage):
         return loss
 
     def _graph(self, kind: Passes, x: Tensor, dtype: torch.dtype) -> Graph:
-        members = tuple(tuple(numbers) for numbers in self._layout.members)
-        signature = Signature(members, x.shape, x.dtype, dtype, self._num_threads)
-        return graph_of_stage(self._place, signature, kind)
+        key = kind, x.shape, x.dtype, dtype
+        if key not in self._graphs:  # to hash a signature takes longer than to look here
+            members = tuple(tuple(numbers) for numbers in self._layout.members)
+            signature = Signature(members, x.shape, x.dtype, dtype, self._num_threads)
+            self._graphs[key] = graph_of_stage(self._place, signature, kind)
+        return self._graphs[key]
 
     @override
     def backward_input(self, op: Op, gradient: Tensor | None, replica: int = 0) -> Tensor | None:
@@ -365,7 +381,7 @@ class CompiledStage(Stage):
             self._sum_of[replica] = blocks
 
     @override
-    def take_gradients(self) -> list[Tensor]:
+    def take_gradients(self) -> Sequence[Tensor]:
         replicas, self._sum_of = self._sum_of, {}
         total = replicas.pop(0)
         for replica in sorted(replicas):
@@ -373,12 +389,19 @@ class CompiledStage(Stage):
         return StackedParts(self._layout, total)
 
     @override
+    def correct(self, batch: int, gradients: Sequence[Tensor]) -> None:
+        # Who reads the gradients one by one pays for a view of each.
+        if type(self._correction).gradient is not NoCorrection.gradient:
+            super().correct(batch, gradients)
+
+    @override
     def update(self, batch: int, gradients: Sequence[Tensor]) -> None:
-        if not isinstance(gradients, StackedParts) or not self._step.is_ready():
-            super().update(batch, gradients)
-        else:
-            self._step(self._start_update(batch), gradients.blocks)
+        if isinstance(gradients, StackedParts) and self._step.is_ready():
+            self._step(self._start_update(batch), gradients)
             self._look_ahead(batch)
+        else:
+            self._step.release()  # another step follows, which the stacks would not know of
+            super().update(batch, gradients)
 
     @override
     @torch.no_grad()

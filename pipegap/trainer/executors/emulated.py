@@ -15,6 +15,7 @@ from pipegap.trainer.executors.executor import (
     Loss,
     OnUpdate,
     Update,
+    against,
     slots,
 )
 from pipegap.trainer.schedules.operations import Op, Schedule, completes
@@ -81,7 +82,7 @@ class Emulated(Executor):
     @override
     def _forward(self, op: Op) -> None:
         for replica in range(self._num_replicas):
-            inputs, _ = self._microbatch(op, replica)
+            inputs, targets = self._microbatch(op, replica)
             # Nobody sends to stage 0, which reads the tokens.
             x = self._sent.pop(("F", op.stage, op.batch, op.microbatch, replica), inputs)
             stage = self._stages[op.stage]
@@ -89,7 +90,7 @@ class Emulated(Executor):
                 output = stage.forward(op, x, None, replica)
                 self._sent["F", op.stage + 1, op.batch, op.microbatch, replica] = output
             else:
-                loss = stage.forward(op, x, self._loss_of(op, replica), replica)
+                loss = stage.forward(op, x, against(targets, self._loss), replica)
                 self._losses.setdefault((op.batch, replica), []).append(loss)
 
     @override
@@ -133,7 +134,8 @@ class Emulated(Executor):
         if self._num_parts > 1:  # else the sum is the mean
             for of_stage in gradients:
                 torch._foreach_div_(list(of_stage), self._num_parts)
-        _add_tied(self._stages, gradients)
+        if len(gradients) > 1:  # one stage holds a tied weight once
+            _add_tied(self._stages, gradients)
         if not self._probes:
             for stage, of_stage in zip(self._stages, gradients, strict=True):
                 stage.correct(batch, of_stage)
@@ -144,10 +146,14 @@ class Emulated(Executor):
             self._clip.stage(stage, of_stage, lambda: norm)
         replicas = range(self._num_replicas)
         # A mean per replica, then their mean: the order, and so the rounding, of a true pipeline.
-        losses = [torch.stack(self._losses.pop((batch, replica))).mean() for replica in replicas]
-        loss = sum(losses[1:], losses[0]) / self._num_replicas
+        of_replicas = [self._losses.pop((batch, replica)) for replica in replicas]
+        if self._num_parts > 1:
+            losses = [torch.stack(of_replica).mean() for of_replica in of_replicas]
+            loss = sum(losses[1:], losses[0]) / self._num_replicas
+        else:
+            [[loss]] = of_replicas
         # One copy to the host for both: the only wait for the device in a batch.
-        values = torch.stack([loss, norm]).double().tolist()
+        values = torch.stack([loss, norm]).tolist()
         if not all(isfinite(value) for value in values):
             raise Diverged(batch)
         return values[0], values[1]

@@ -14,6 +14,7 @@ from torch.nn.utils import get_total_norm
 from pipegap.trainer.base.flat import chosen, local_parts
 from pipegap.trainer.models.layers import Output
 from pipegap.trainer.schedules.operations import Op, Schedule
+from pipegap.trainer.stages.backward import JoinedGradients
 from pipegap.trainer.stages.probe import Comparison
 from pipegap.trainer.stages.stage import Stage
 
@@ -59,10 +60,15 @@ class Slots:
 
         The sum of these vectors over all ranks holds the norms of the whole model.
         """
-        owned = [g for g, is_owned in zip(gradients, self.owned, strict=True) if is_owned]
-        norms = torch.stack(torch._foreach_norm(owned)) if owned else gradients[0].new_empty(0)
+        if isinstance(gradients, JoinedGradients):
+            norms = gradients.norms()
+            norms = norms if all(self.owned) else norms[torch.tensor(self.owned)]
+        else:
+            owned = [g for g, is_owned in zip(gradients, self.owned, strict=True) if is_owned]
+            norms = torch.stack(torch._foreach_norm(owned)) if owned else gradients[0].new_empty(0)
         # [owned] → [size]: the slots of a stage are consecutive.
-        return F.pad(norms, (self.start, self.size - self.start - len(owned)))
+        padding = self.start, self.size - self.start - len(norms)
+        return F.pad(norms, padding) if any(padding) else norms
 
 
 def slots(names: Sequence[Sequence[str | None]]) -> list[Slots]:
@@ -112,7 +118,10 @@ class Clip:
         """Clips gradients of this norm in place."""
         # 1e-6 as in torch. A tensor all along: a number would wait for the device.
         scale = (self.norm / (norm + 1e-6)).clamp(max=1.0)
-        torch._foreach_mul_(local_parts(gradients), scale)
+        if isinstance(gradients, JoinedGradients):
+            gradients.multiply(scale)  # in the graph of the step, which reads them anyway
+        else:
+            torch._foreach_mul_(local_parts(gradients), scale)
 
 
 # Which operations are executed, in which pass over a batch.

@@ -2,6 +2,7 @@
 of these over microbatches and replicas, in the dtype of the master.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -219,6 +220,18 @@ def microbatches_of(
 def _sum_of(leaf: nn.Parameter, *halves: Tensor | None) -> Tensor:
     gradients = [half for half in halves if half is not None]
     return sum(gradients[1:], gradients[0]) if gradients else torch.zeros_like(leaf)
+
+
+class JoinedGradients(Sequence[Tensor]):
+    """Gradients, one tensor per weight, that lie together, and so are faster taken together."""
+
+    @abstractmethod
+    def norms(self) -> Tensor:
+        """The norm of each of them [gradients], to the bit what torch makes of one alone."""
+
+    @abstractmethod
+    def multiply(self, factor: Tensor) -> None:
+        """Multiplies all of them by this scalar, before anybody reads them."""
 
 
 class Sums:

@@ -58,7 +58,12 @@ class Stage:
         self._correction = correction_in_parts(make_correction, self.lags, self._kinds, shapes)
         self.versions = self._make_versions(module, dtype)
         self.optimizer = make_optimizer(list(zip(self._kinds, self.versions.master, strict=True)))
-        self._peak_lrs = [group["lr"] for group in self.optimizer.param_groups]
+        groups, places = (
+            self.optimizer.param_groups,
+            {w: i for i, w in enumerate(self.versions.master)},
+        )
+        self._peak_lrs = [group["lr"] for group in groups]
+        self._members = [[places[weight] for weight in group["params"]] for group in groups]
         self.dtype, self.eval_dtype = dtype, eval_dtype or self.versions.master[0].dtype
         self._lr_factor, self._module, self._run = lr_factor, module, run(module)
         self._probe = NoProbe()
@@ -168,11 +173,10 @@ class Stage:
         delays = self._delays(batch)
         del self._read[batch]
         # A group has one learning rate, so it counts as late as its latest weight.
-        late = dict(zip(self.versions.master, delays, strict=True))
-        for group, peak in zip(self.optimizer.param_groups, self._peak_lrs, strict=True):
-            delay = max(late[weight] for weight in group["params"])
-            factor = self._correction.lr_factor(batch, delay)
-            group["lr"] = peak * self._lr_factor(batch) * factor
+        scheduled, groups = self._lr_factor(batch), self.optimizer.param_groups
+        for group, peak, members in zip(groups, self._peak_lrs, self._members, strict=True):
+            factor = self._correction.lr_factor(batch, max(delays[i] for i in members))
+            group["lr"] = peak * scheduled * factor
         return delays
 
     def _versions_of(self, op: Op) -> list[int]:

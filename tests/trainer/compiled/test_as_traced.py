@@ -21,12 +21,12 @@ from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.places import CONF
 from pipegap.trainer.base.resources import reproducible
 from pipegap.trainer.compiled import passes, stage
-from pipegap.trainer.compiled.passes import StackedVersions, _alone
+from pipegap.trainer.compiled.passes import Blocks, StackedParts, StackedVersions, _alone
 from pipegap.trainer.compiled.rules import RULES, feedback, orthogonal, require_graphs, rules
 from pipegap.trainer.compiled.stage import CompiledStage
 from pipegap.trainer.corrections.error_feedback import ErrorFeedback
 from pipegap.trainer.executors.emulated import Emulated
-from pipegap.trainer.executors.executor import Update
+from pipegap.trainer.executors.executor import Diverged, Update
 from pipegap.trainer.optimizers import entrywise
 from pipegap.trainer.optimizers.routing import Chained, Parameters, moved_by
 from tests.support import every_correction
@@ -123,6 +123,79 @@ def test_every_way_to_train(words: tuple[str, ...], graphs: list[Any]) -> None:
     plain, compiled = trained(*words), trained(*words, "compile=update")
     start = trained(*words, updates=0)
     assert distance(compiled, plain, start) < 2e-5
+
+
+def stacked_gradients() -> tuple[StackedParts, list[Tensor]]:
+    """Gradients in blocks, and a copy of each."""
+    shapes = [torch.Size(shape) for shape in ((5,), (7, 33), (129, 3), (5,), (7, 33), (1,))]
+    drawn = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(shape, generator=drawn) for shape in shapes]
+    layout = Blocks(shapes, [0] * len(shapes))
+    return StackedParts(layout, layout.stacked(tensors)), tensors
+
+
+def test_norms_of_stacked_gradients_are_those_of_each_to_the_bit() -> None:
+    gradients, tensors = stacked_gradients()
+    assert torch.equal(gradients.norms(), torch.stack(torch._foreach_norm(tensors)))
+
+
+def test_a_clip_reaches_whoever_reads_gradients_and_is_made_once() -> None:
+    gradients, tensors = stacked_gradients()
+    factor = torch.tensor(0.3)
+    gradients.multiply(factor)
+    pairs = zip(gradients, tensors, strict=True)
+    assert all(torch.equal(gradient, tensor * factor) for gradient, tensor in pairs)
+    assert gradients.take_factor() == 1
+    gradients.multiply(factor)
+    assert gradients.take_factor() == factor  # the caller's now: the blocks stay
+    assert torch.equal(gradients[3], tensors[3] * factor)
+    for _ in range(2):
+        gradients.multiply(factor)
+    assert torch.equal(gradients[3], tensors[3] * factor * factor * factor)
+
+
+def test_a_strong_clip_is_part_of_the_step(graphs: list[Any]) -> None:
+    """With this eps the size of a gradient counts: a step without the clip would be another one."""
+    words = (*DELAYED, "clip_norm=0.01", "optimizer.eps=0.1")
+    plain, compiled = trained(*words), trained(*words, "compile=update")
+    assert distance(compiled, plain, trained(*words, updates=0)) < 2e-5
+
+
+def test_an_update_without_a_graph_in_between_is_seen_by_the_next_graph(graphs: list[Any]) -> None:
+    plain, compiled = trainer(*DELAYED), trainer(*DELAYED, "compile=update")
+    start = deepcopy(compiled.weights())
+    [stage_of_graphs] = compiled.stages
+    make_update = stage_of_graphs.update
+
+    def as_a_list(batch: int, gradients: Any) -> None:
+        make_update(batch, [*gradients] if batch == 4 else gradients)
+
+    stage_of_graphs.update = as_a_list  # type: ignore[method-assign]
+    with reproducible(0, 1):
+        for run in (plain, compiled):
+            run.run(0, 8, lambda update: None)
+    assert distance(compiled.weights(), plain.weights(), start) < 2e-5
+
+
+def test_a_gradient_that_is_not_finite_is_not_applied(graphs: list[Any]) -> None:
+    compiled = trainer(*DELAYED, "compile=update")
+    with reproducible(0, 1):
+        compiled.run(0, 4, lambda update: None)
+        before = deepcopy(compiled.weights())
+        # The loss stays finite, its gradient does not.
+        take, [only_stage] = compiled.stages[0].take_gradients, compiled.stages
+
+        def spoilt() -> Any:
+            gradients = take()
+            assert isinstance(gradients, StackedParts)
+            gradients.blocks[-1].view(-1)[0] = torch.inf
+            return gradients
+
+        only_stage.take_gradients = spoilt  # type: ignore[method-assign]
+        with pytest.raises(Diverged) as raised:
+            compiled.run(4, 8, lambda update: None)
+    assert raised.value.batch == 4
+    assert all(torch.equal(compiled.weights()[name], weight) for name, weight in before.items())
 
 
 def test_a_matrix_that_has_not_moved_yet_is_not_corrected(graphs: list[Any]) -> None:
