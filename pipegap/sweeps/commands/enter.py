@@ -19,6 +19,7 @@ from pipegap.trainer.store.opened import pulled
 from pipegap.trainer.store.snapshot import Snapshot
 
 KEYS = """\
+entry:      (required) its folder, the first word: entries/NAME
 results=    the store in which `pipegap sweep sweep=entry` has run its trials (default: results)
 data.path=  where their data lies, if not in data/wiki
 KEY=        any other word of that sweep, for trials by other rules than the track's: scale=micro"""

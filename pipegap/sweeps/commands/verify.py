@@ -36,6 +36,7 @@ from pipegap.trainer.store.snapshot import Snapshot
 from pipegap.trainer.store.store import Stored
 
 KEYS = """\
+entry:      (required) its folder, the first word: entries/NAME
 salt=       text that the draw depends on too: authors who know none of it cannot choose what is
             drawn
 results=    a folder for the trials that are run here, which goes on where it was stopped; it must
