@@ -160,7 +160,7 @@ def test_the_page_runs_word_for_word(
         with as_in_a_new_process():
             assert main([*line, *words]) == 0, capsys.readouterr()
     said = capsys.readouterr().out
-    assert "\nentries/sign_descent stands: " in said
+    assert "\nentries/sign_step stands: " in said
     assert "(by other rules: scale=micro " in said
 
 
