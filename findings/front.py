@@ -103,9 +103,9 @@ def _cells(answers: Sequence[Advice], rival: Rival) -> Iterator[str]:
     """The difference in the time of a rival, and the verdict."""
     for advice in answers:
         of_rival = advice.rivals[rival.name]
-        at, word = of_rival.same_time, of_rival.decision.word
+        at, decision = of_rival.same_time, of_rival.decision
         difference = _mean(at.gap, *at.interval) if at else ""
-        yield f"{difference} **{'open' if word == UNDECIDED else SHORT[word]}**"
+        yield f"{difference} **{'open' if decision.short == SHORT[UNDECIDED] else decision.short}**"
 
 
 def _mean(mean: float, low: float, high: float) -> str:
@@ -141,8 +141,9 @@ def _print() -> str:
     losses = gaps(trials)
     sync = trials[trials["arm"] == "sync"]
     text = (
-        f"Nats per byte [95 %], n = {losses['n'].max()}; go: shown to end lower; open: not enough "
-        f"data. {sync['num_updates'].max():,} updates of sync on 5 MB of Wikipedia; time simulated "
+        f"Nats per byte [95 %], n = {losses['n'].max()}; go: shown to end lower; must be measured: "
+        f"not shown against a schedule that only a simulation makes so fast. "
+        f"{sync['num_updates'].max():,} updates of sync on 5 MB of Wikipedia; time simulated "
         f"for {STAGES} stages and {MICROBATCHES} microbatches; 2BW with Error Feedback takes two "
         f"more sets of weights. The look-ahead is EMA-Nesterov, by 0.3. On another kind of "
         f"processor no loss is the same to the bit: single trials differ by up to 1e-7 (Muon), "
