@@ -129,6 +129,10 @@ def test_a_sweeps_own_report_is_of_its_trials(tmp_path: Path) -> None:
     assert len(pd.read_csv(tmp_path / "out" / "trials.csv")) == 6
     assert {"final_losses.csv", "gaps.csv"} <= {p.name for p in (tmp_path / "out").iterdir()}
     assert "main-tiny: chosen" in text
+    without_claims = "No claim of the paper is about the sweeps here."
+    assert without_claims not in text
+    record(store, "mine", "tiny", named)
+    assert without_claims in page(store, tmp_path / "out", "mine-tiny")
     with pytest.raises(BadInput, match=r"label=other.*main-tiny"):
         report(store, tmp_path / "out", "other")
 
