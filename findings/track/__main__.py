@@ -209,7 +209,7 @@ def _charts(data: pd.DataFrame) -> list[alt.LayerChart]:
     dots = base.mark_point(filled=True).encode(color=alt.Color("arm:N", title=None))
     labels = base.mark_text(dx=5, align="left", fontSize=9).encode(text="name:N")
     ends = pd.DataFrame({"sync": [low, high], "loss": [low, high]})
-    equal = alt.Chart(ends).mark_line(strokeDash=[4, 4], opacity=0.4).encode(x="sync:Q", y="loss:Q")
+    equal = alt.Chart(ends).mark_line(strokeDash=[4, 4], opacity=0.4).encode(x=x, y=y)
     return [equal + dots + labels]
 
 
