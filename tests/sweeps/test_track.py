@@ -145,7 +145,7 @@ def test_an_entry_stands(entry: Path, words: list[str]) -> None:
     assert cost["state_per_parameter"] == 0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_page_runs_word_for_word(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
