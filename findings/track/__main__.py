@@ -131,13 +131,13 @@ def _table(
     if not len(scores):
         return f"No entry has been run yet. {not_run}"
     newest = max(entry.trials["finished_at"].max() for entry in entered)
-    kept = sum(_as_predicted(entry, scores) for entry in entered)
+    num_as_predicted = sum(_as_predicted(entry, scores) for entry in entered)
     parts = [
         f"{len(entered)} of {len(says)} entries, the newest trial of {newest:%d %B %Y}; "
         f"[sortable]({SORTABLE}). {not_run}",
         markdown([[*row] for row in rows]),
-        f"Of {len(entered)} predictions of a sign {kept} came true: the 95 % interval lies on the "
-        "side that was named, or holds 0 where 0 was.",
+        f"Of {len(entered)} predictions of a sign {num_as_predicted} came true: the 95 % interval "
+        "lies on the side that was named, or holds 0 where 0 was.",
         f"![Loss under delay against loss without]({PICTURE})",
     ]
     return names.minus("\n\n".join(parts))
@@ -145,14 +145,16 @@ def _table(
 
 def _as_predicted(entry: track.Entered, scores: pd.DataFrame) -> bool:
     """Whether the sign that the entry predicts came true with each of its optimizers."""
-    wanted, signs = entry.says["predicted"], []
+    predicted_sign, signs = entry.says["predicted"], []
     for table in track.losses(entry.trials).values():
         arms = [arm for arm in table.columns if arm != "sync"]
-        after, before = ("delay", "sync") if entry.says["optimizer"] else (arms[-1], "delay")
-        difference = (table[after] - table[before]).replace(np.inf, np.nan).dropna().to_numpy()
+        judged_arm, base_arm = ("delay", "sync") if entry.says["optimizer"] else (arms[-1], "delay")
+        difference = (
+            (table[judged_arm] - table[base_arm]).replace(np.inf, np.nan).dropna().to_numpy()
+        )
         low, high = track.mean_interval(difference)
         signs.append("+" if low > 0 else "-" if high < 0 else "0")
-    return all(sign == wanted for sign in signs)
+    return all(sign == predicted_sign for sign in signs)
 
 
 SORTED = Template("""\
@@ -193,8 +195,8 @@ def _cell(text: str) -> str:
 
 def _drawn_rows(scores: pd.DataFrame) -> pd.DataFrame:
     best = scores["sync"].min()
-    shown = scores[scores["sync"] < best + WORST]
-    return shown.assign(name=shown["entry"])[["name", "arm", "sync", "loss", "n"]]
+    near_best = scores[scores["sync"] < best + WORST]
+    return near_best.assign(name=near_best["entry"])[["name", "arm", "sync", "loss", "n"]]
 
 
 WORST = 0.5

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from pipegap.analysis.statistics.pairs import Values, mean_interval, shared_confidence
+from pipegap.analysis.statistics.pairs import Values, mean_interval
 from pipegap.analysis.table.load import load
 from pipegap.trainer.base.errors import Status
 
@@ -190,11 +190,3 @@ def scores(entries: Sequence[Entered]) -> pd.DataFrame:
 
 def _mean(values: Values) -> float:
     return float(np.mean(values)) if len(values) else np.nan
-
-
-def differs(first: pd.Series, second: pd.Series, num_pairs: int = 1) -> bool:
-    """Whether two arms differ: whether the interval of the difference of their losses, paired by
-    seed, does not hold 0. `num_pairs`: of how many such pairs none is to err in 95 %."""
-    difference = (first - second).dropna().to_numpy()
-    low, high = mean_interval(difference, shared_confidence(num_pairs))
-    return bool(low > 0 or high < 0)

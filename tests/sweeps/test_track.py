@@ -182,6 +182,26 @@ def better_seed(entry: Path) -> None:
     change(entry, lambda row: row["arm"] == "delay" and row["seed"] == "2", seed=7)
 
 
+def relabel(entry: Path, column: str, labels: dict[str, str]) -> None:
+    """Change the labels of a column in all rows."""
+    path = entry / "trials.csv"
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*rows[0]])
+        writer.writeheader()
+        writer.writerows({**row, column: labels.get(row[column], row[column])} for row in rows)
+
+
+def swapped_arms(entry: Path) -> None:
+    """All trials of an arm are said to be those of the other one, which ends lower."""
+    relabel(entry, "arm", {"delay": "delay_ef", "delay_ef": "delay"})
+
+
+def other_optimizer(entry: Path) -> None:
+    relabel(entry, "optimizer", {"descent": "adamw"})
+
+
 def without_a_seed(entry: Path) -> None:
     path = entry / "trials.csv"
     lines = path.read_text().splitlines(keepends=True)
@@ -217,6 +237,8 @@ def other_length(entry: Path) -> None:
     [
         (last_digit, "on the same kind of processor"),
         (better_seed, "seed=7: must be 2 of trial"),
+        (swapped_arms, "arm=delay(_ef)?: must be delay(_ef)? of trial"),
+        (other_optimizer, "optimizer=adamw: must be descent of trial"),
         (without_a_seed, "lacks 1 trials that the rules ask for, such as descent"),
         (other_rate, "lacks 9 trials that the rules ask for"),
         (other_code, "lacks .* trials that the rules ask for"),
@@ -403,8 +425,6 @@ def test_a_score_is_the_loss_beside_the_best_synchronous_entry(entered: Path) ->
         assert row.gap == pytest.approx(gap.mean())
         assert row.score == pytest.approx(gap.mean() + shift)
         assert row.n == 3
-    assert track.differs(by_arm["sync"], by_arm["sync"] + [1, 1.1, 1.2])
-    assert not track.differs(by_arm["sync"], by_arm["sync"] + [1, -1, 0.1])
 
 
 def test_table_picture_and_sortable_page_are_made_from_the_entries(

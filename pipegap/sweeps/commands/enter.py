@@ -41,8 +41,8 @@ def folder_and_values(
 ) -> tuple[Path, Given]:
     """Return the folder of the entry, which is the first word, and key → value of the others."""
     first = words[0] if words and "=" not in words[0] and words[0][:1] != "-" else None
-    others = words if first is None else words[1:]
-    values = parse(others, f"pipegap {command}", does, keys)
+    option_words = words if first is None else words[1:]
+    values = parse(option_words, f"pipegap {command}", does, keys)
     if first is None:
         raise BadInput("entry", "", f"must be named: pipegap {command} entries/NAME")
     if not (folder := Path(first)).is_dir():
@@ -118,13 +118,13 @@ def state_per_parameter(config: Mapping[str, Any]) -> float:
 
     executor, num_parameters = _executor(config)
     executor.run(0, BURN_IN, lambda update: None)
-    kept = [(weight["optimizer"], weight["correction"]) for weight in executor.state().values()]
-    leaves = [leaf for leaf in tree_leaves(kept) if isinstance(leaf, Tensor) and leaf.dim()]
+    states = [(weight["optimizer"], weight["correction"]) for weight in executor.state().values()]
+    leaves = [leaf for leaf in tree_leaves(states) if isinstance(leaf, Tensor) and leaf.dim()]
     return round(sum(leaf.numel() for leaf in leaves) / num_parameters, 2)
 
 
-def _time_ratio(config: Mapping[str, Any], other: Mapping[str, Any]) -> float:
-    executors = [_executor(c)[0] for c in (config, other)]
+def _time_ratio(config: Mapping[str, Any], base_config: Mapping[str, Any]) -> float:
+    executors = [_executor(c)[0] for c in (config, base_config)]
     seconds: list[list[float]] = [[], []]
     for executor in executors:
         executor.run(0, BURN_IN, lambda update: None)

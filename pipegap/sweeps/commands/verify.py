@@ -122,20 +122,21 @@ def verify(
     todo = unique([*drawn, *(trial for trials in hidden.values() for trial in trials)])
     say(f"{len(drawn)} of {len(rows)} trials and {len(todo) - len(drawn)} at hidden seeds run here")
     results = run_here(todo, copy)
+    check_arms(plan, rows, [trial for trials in hidden.values() for trial in trials], results)
     num_equal = compare(drawn, rows, results, plan)
     by_arm = {name: _by_arm(choice.arms, rows) for name, choice in choices.items()}
-    here = {name: _by_arm(trials, results) for name, trials in hidden.items()}
+    hidden_losses = {name: _by_arm(trials, results) for name, trials in hidden.items()}
     for name, arms in by_arm.items():
         for arm, losses in arms.items():
-            if diverges_more(losses, here[name][arm]):
+            if diverges_more(losses, hidden_losses[name][arm]):
                 raise Refused(f"{name} {arm} diverges at another share of the hidden seeds")
-    compared = comparisons(by_arm, here)
+    compared = comparisons(by_arm, hidden_losses)
     if wrong := [comparison for comparison in compared if not comparison.agrees]:
         raise Refused(f"{wrong[0].text}; once in 100 of entries that are right")
-    shown = next(c for c in compared if "loss of delay" in c.what)
+    delay_comparison = next(c for c in compared if "loss of delay" in c.what)
     return (
         f"{folder} stands: {len(drawn)} of {len(rows)} trials run again, {num_equal} to the same "
-        f"bits; {shown.text}, and {len(compared) - 1} more agree"
+        f"bits; {delay_comparison.text}, and {len(compared) - 1} more agree"
     )
 
 
@@ -151,41 +152,62 @@ def check_table(plan: SweepPlan, table: Iterable[Row]) -> dict[str, Row]:
     rules ask for, by the losses of the table itself, or say something else of a trial."""
     planned = {trial.trial_id: trial for trial in plan.planned}
     rows = {str(row["trial_id"]): row for row in table}
-    ended = {i for i, row in rows.items() if row["status"] in ("completed", "diverged")}
-    if missing := [trial for i, trial in planned.items() if i not in ended]:
+    ended_ids = {i for i, row in rows.items() if row["status"] in ("completed", "diverged")}
+    if missing := [trial for i, trial in planned.items() if i not in ended_ids]:
         allowed = f"lacks {len(missing)} trials that the rules ask for, such as {missing[0].name}"
         raise BadInput("table", TRIALS, f"{allowed}: a file, a rate or a seed was changed")
-    if others := sorted({*rows} - {*planned}):
-        row = rows[others[0]]
+    if surplus_ids := sorted({*rows} - {*planned}):
+        row = rows[surplus_ids[0]]
         name = f"{row['optimizer']} {row['arm']} {TUNED}={row[TUNED]} seed {row['seed']}"
-        allowed = f"has {len(others)} trials that the rules do not ask for, such as {name}"
+        allowed = f"has {len(surplus_ids)} trials that the rules do not ask for, such as {name}"
         raise BadInput("table", TRIALS, allowed)
-    arms: dict[str, str] = {}
     for trial_id, trial in planned.items():
-        row, config = rows[trial_id], trial.config
-        said = {
-            "seed": row["seed"],
-            TUNED: row[TUNED],
-            "arm": arms.setdefault(trial.arm, row["arm"]),
+        config = trial.config
+        expected = {
+            "seed": config["seed"],
+            TUNED: value_of(config, TUNED),
+            "optimizer": _optimizer(config),
         }
-        holds = {"seed": config["seed"], TUNED: value_of(config, TUNED), "arm": row["arm"]}
-        for key, value in said.items():
-            if value != holds[key]:
-                allowed = f"must be {holds[key]} of trial {trial_id}"
-                raise BadInput(f"{TRIALS}: {key}", value, allowed)
+        for key, value in expected.items():
+            _require_value(rows[trial_id], key, value)
     return rows
+
+
+def check_arms(
+    plan: SweepPlan, rows: Mapping[str, Row], trials: Iterable[Trial], results: Mapping[str, Row]
+) -> None:
+    """Raise BadInput if a row of the table names another arm than the results of `trials`, which
+    were run here in every arm, do.
+
+    An arm's name is made of what a trial counted, so the plan alone does not know it. Digests of
+    code are not compared: the ids of trials hold them.
+    """
+    from pipegap.analysis.table.rows import arm_columns
+
+    names = {
+        trial.arm: arm_columns(trial.config, results[trial.trial_id])["arm"].partition("~")[0]
+        for trial in trials
+    }
+    for trial in plan.planned:
+        row = rows[trial.trial_id]
+        _require_value({**row, "arm": row["arm"].partition("~")[0]}, "arm", names[trial.arm])
+
+
+def _require_value(row: Row, key: str, value: object) -> None:
+    if row[key] != value:
+        raise BadInput(f"{TRIALS}: {key}", row[key], f"must be {value} of trial {row['trial_id']}")
 
 
 def check_cost(folder: Path, entry: Entry, plan: SweepPlan) -> None:
     """Raise BadInput for a cost.json with another state than the entry has. Its time is not looked
     at: it is another one on each machine."""
     try:
-        said = json.loads((folder / COST).read_text("utf-8"))["state_per_parameter"]
+        stated_state = json.loads((folder / COST).read_text("utf-8"))["state_per_parameter"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise BadInput("entry", folder / COST, f"must be as enter writes it ({error})") from None
     measured = state_per_parameter(entered_config(entry, plan))
-    if said != measured:
-        raise BadInput(f"{COST}: state_per_parameter", said, f"must be {measured}")
+    if stated_state != measured:
+        raise BadInput(f"{COST}: state_per_parameter", stated_state, f"must be {measured}")
 
 
 # What is drawn, by a hash of the table.
@@ -206,13 +228,13 @@ def drawn_trials(plan: SweepPlan, draw: random.Random, number: int) -> list[Tria
     for point in plan.points:
         tried, best = point.choice.tried, point.choice.best_of_arms["sync"]
         place = [setting.values for setting in tried].index(best.values)
-        near = tried[max(0, place - 1) : place + 2]
-        deciding += [trial for setting in near for trial in setting.trials]
+        nearest_settings = tried[max(0, place - 1) : place + 2]
+        deciding += [trial for setting in nearest_settings for trial in setting.trials]
     ids = {trial.trial_id for trial in deciding}
-    others = sorted(
+    remaining_trials = sorted(
         (t for t in unique(plan.planned) if t.trial_id not in ids), key=lambda t: t.trial_id
     )
-    return unique([*deciding, *draw.sample(others, min(number, len(others)))])
+    return unique([*deciding, *draw.sample(remaining_trials, min(number, len(remaining_trials)))])
 
 
 # Trials that are run here, in processes of their own.
@@ -277,28 +299,27 @@ def compare(
 
     num_equal = 0
     for trial in drawn:
-        row, here = rows[trial.trial_id], results[trial.trial_id]
-        before, after = _loss(row), _loss(here)
-        if before == after:
+        row, result = rows[trial.trial_id], results[trial.trial_id]
+        table_loss, new_loss = _loss(row), _loss(result)
+        if table_loss == new_loss:
             num_equal += 1
             continue
-        same_kind = _kind(here["processor"], here["versions"]["torch"]) == _kind(
+        same_kind = _kind(result["processor"], result["versions"]["torch"]) == _kind(
             row["processor"], row.get("versions.torch")
         )
-        text = (
-            f"trial {trial.trial_id} ({trial.name}) ends at {after!r} here, {before!r} in the table"
-        )
+        ends = f"ends at {new_loss!r} here, {table_loss!r} in the table"
+        text = f"trial {trial.trial_id} ({trial.name}) {ends}"
         if same_kind:
             raise Refused(f"{text}, on the same kind of processor")
         arm, optimizer = trial.arm, _optimizer(trial.config)
         of_arm = [
-            _loss(rows[other.trial_id])
+            _loss(rows[seed_trial.trial_id])
             for point in plan.points
-            for other in point.arms
-            if (other.arm, _optimizer(other.config)) == (arm, optimizer)
+            for seed_trial in point.arms
+            if (seed_trial.arm, _optimizer(seed_trial.config)) == (arm, optimizer)
         ]
         band = noise_band(of_arm)
-        if not abs(after - before) <= band:
+        if not abs(new_loss - table_loss) <= band:
             raise Refused(f"{text}, {band:.4f} apart at most on another kind of processor")
     return num_equal
 

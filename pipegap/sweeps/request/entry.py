@@ -179,8 +179,8 @@ def yaml_of(kind: str, name: str, folder: Path | None) -> dict[str, Any]:
         if path.is_file():
             content = parse(kind, name, path.read_text("utf-8"))
             return content if isinstance(content, dict) else {}
-    own = [] if folder is None else (folder / kind).glob("*.yaml")
-    raise one_of(kind, name, sorted(path.stem for path in [*yamls(kind), *own]))
+    own_yamls = [] if folder is None else (folder / kind).glob("*.yaml")
+    raise one_of(kind, name, sorted(path.stem for path in [*yamls(kind), *own_yamls]))
 
 
 def entered(
@@ -194,17 +194,19 @@ def entered(
     """
     folder = Path(values["code"]) if "code" in values else None
     levels = values.pop("levels", None)
-    named = {kind: values.pop(kind) for kind in KINDS if kind in values}
-    if len(named) > 1:
-        raise BadInput("correction", named["correction"], "is an entry of its own: no optimizer=")
+    choice_names = {kind: values.pop(kind) for kind in KINDS if kind in values}
+    if len(choice_names) > 1:
+        raise BadInput(
+            "correction", choice_names["correction"], "is an entry of its own: no optimizer="
+        )
     settings: Mapping[str, Any] = {}
-    if folder is not None and not named:
+    if folder is not None and not choice_names:
         entry = read_entry(folder)
-        named, settings = {entry.kind: entry.name}, entry.settings
+        choice_names, settings = {entry.kind: entry.name}, entry.settings
         if code_of(folder) is None:
             del values["code"]
             folder = None
-    [(kind, name)] = named.items() or [("optimizer", "adamw")]
+    [(kind, name)] = choice_names.items() or [("optimizer", "adamw")]
     choice = yaml_of(kind, name, folder)
     own_words = [f"{key}={_text(value)}" for key, value in settings.items()]
     if kind == "optimizer":
