@@ -72,11 +72,11 @@ def train(delay: int, link: float, updates: int, *, at_once: bool = False) -> Ru
     """One run on this rank's rows; `at_once` waits for each sum before `step` instead of in it."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
-    own = torch.optim.AdamW(model.parameters(), lr=0.002)
+    adamw = torch.optim.AdamW(model.parameters(), lr=0.002)
     sums = Sums([*model.parameters()], link)
     if not at_once:
-        own.register_step_pre_hook(sums.take)
-    optimizer = DelayedOptimizer(own, delay, keep="gradients", num_updates=updates)
+        adamw.register_step_pre_hook(sums.take)
+    optimizer = DelayedOptimizer(adamw, delay, keep="gradients", num_updates=updates)
     losses, began = [], time.monotonic()
     for number in range(updates):
         generator = torch.Generator().manual_seed(number * RANKS + dist.get_rank())
@@ -120,5 +120,5 @@ if __name__ == "__main__":
     )
     parser.add_argument("--updates", type=int, default=40)
     with tempfile.TemporaryDirectory() as folder:
-        given = f"file://{folder}/meeting", parser.parse_args()
-        torch.multiprocessing.spawn(compare, given, nprocs=RANKS)
+        arguments = f"file://{folder}/meeting", parser.parse_args()
+        torch.multiprocessing.spawn(compare, arguments, nprocs=RANKS)

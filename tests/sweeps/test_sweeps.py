@@ -142,14 +142,18 @@ def test_a_snapshot_stays_and_the_next_one_opens_what_changed(
 # A report is made again if, and only if, something that it is made of has changed.
 
 
-def _done(folder: Path) -> list[str]:
-    """The words of a sweep whose trials are all done."""
-    file = folder / "mine.yaml"
+@pytest.fixture
+def words_of_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_figures: None
+) -> list[str]:
+    """The words of a sweep whose trials are all done, by version 1 of the code."""
+    monkeypatch.setattr(sweep_record, "code_version", lambda: "1")
+    file = tmp_path / "mine.yaml"
     file.write_text(
         "grid: {optimizer: [sgd]}\nseeds: [0]\n"
         "arms: {sync: [pipeline=sync], delay: [pipeline=pipedream_2bw]}\n"
     )
-    words = [f"sweep={file}", *small_sweep.overrides(folder)]
+    words = [f"sweep={file}", *small_sweep.overrides(tmp_path)]
     for trial in all_planned(plan_sweeps(parse_request(words))):
         trial.folder.mkdir(parents=True)
         (trial.folder / "config.json").write_text(json.dumps(trial.config))
@@ -159,28 +163,26 @@ def _done(folder: Path) -> list[str]:
 
 
 def test_a_sweep_that_is_done_makes_its_report_once(
+    words_of_done: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    without_figures: None,
 ) -> None:
     """It has no verdict and asks no question; a second command prints what the first one did."""
-    monkeypatch.setattr(sweep_record, "code_version", lambda: "1")
-    words = _done(tmp_path)
-    assert main(words) == 0
+    assert main(words_of_done) == 0
     first = capsys.readouterr().out
     assert "rule for the verdict" not in first
     lines = first.splitlines(keepends=True)
     page = tmp_path / "results/reports/mine-few_updates/index.html"
     made = page.stat().st_mtime_ns
-    assert main(words) == 0
+    assert main(words_of_done) == 0
     unchanged = "nothing has changed since this report was made\n"
     assert capsys.readouterr().out.splitlines(keepends=True) == [*lines, unchanged]
     assert page.stat().st_mtime_ns == made
 
     def is_made_anew() -> bool:
         nonlocal made
-        before, code = made, main(words)
+        before, code = made, main(words_of_done)
         made = page.stat().st_mtime_ns
         return code == 0 and made != before
 
@@ -196,18 +198,17 @@ def test_a_sweep_that_is_done_makes_its_report_once(
 
 
 def test_a_second_command_prints_for_the_terminal_at_hand(
+    words_of_done: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    without_figures: None,
 ) -> None:
     """What a log, a wide and a narrow terminal get is kept for each."""
-    monkeypatch.setattr(sweep_record, "code_version", lambda: "1")
-    words, told = _done(tmp_path), dict[int | None, str]()
+    told = dict[int | None, str]()
     for width in (None, 60, None, 60):
         for name in ("pipegap.analysis.table.text", "pipegap.analysis.report.report"):
             monkeypatch.setattr(f"{name}.terminal_width", lambda width=width: width)
-        assert main(words) == 0
+        assert main(words_of_done) == 0
         text = capsys.readouterr().out.partition("mine-few_updates: ")[2]
         text = text.removesuffix("nothing has changed since this report was made\n")
         assert text == told.setdefault(width, text)
@@ -217,9 +218,11 @@ def test_a_second_command_prints_for_the_terminal_at_hand(
     assert narrow.split() == in_a_log.split()
 
 
-def test_the_locale_and_forced_colours_change_no_file_and_end_nothing(tmp_path: Path) -> None:
+def test_the_locale_and_forced_colours_change_no_file_and_end_nothing(
+    words_of_done: list[str], tmp_path: Path
+) -> None:
     c_locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "FORCE_COLOR": "1"}
-    command = [sys.executable, "-m", "pipegap", "sweep", *_done(tmp_path)]
+    command = [sys.executable, "-m", "pipegap", "sweep", *words_of_done]
     done = subprocess.run(command, env=os.environ | c_locale, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.isascii()

@@ -261,7 +261,7 @@ def _by_scale(request: Request, sweep: SweepPlan) -> Iterator[str]:
         of_file += [name] if name not in of_file else []
     optimizers.pop("", None)
     if optimizers:
-        of_files = [f"{', '.join(named)} {words_of}" for words_of, named in optimizers.items()]
+        of_files = [f"{', '.join(owners)} {words_of}" for words_of, owners in optimizers.items()]
         rates_of_last, last_optimizers = [*optimizers.items()][-1]
         rates_of_scale = ", ".join(words[key] for key in of_scale if key in differing_keys)
         yield (

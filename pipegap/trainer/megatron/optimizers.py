@@ -111,26 +111,28 @@ class CorrectedSteps:
         """In place of the inner optimizer's step, which it makes at W(t)."""
         self._restore()
         correction, delays = self.correction, self._delays
-        other: list[Any] = []
+        other_set: list[Any] = []
         if self.hides_newest:  # afterwards both are W(t)
             pairs = [
                 (s.get(OTHER_WEIGHTS), w) for s, w in zip(self._states, self.weights, strict=True)
             ]
-            other = [weight.clone() if tensor is None else tensor for tensor, weight in pairs]
-            both = other, self.weights
-            copy_into(*(both if self.shows_newest else reversed(both)))
+            other_set = [weight.clone() if tensor is None else tensor for tensor, weight in pairs]
+            both_sets = other_set, self.weights
+            copy_into(*(both_sets if self.shows_newest else reversed(both_sets)))
 
         def stepped() -> list[Any]:
             step(*args, **options)
             return [self.optimizer]
 
-        ahead = corrected_update(stepped, correction, self.weights, delays, old_weights=other)
+        predicted = corrected_update(
+            stepped, correction, self.weights, delays, old_weights=other_set
+        )
         self._remember(correction.state())
         if self.hides_newest:
             if correction.reads_ahead:
-                copy_into(other, ahead)
-            exchange(self.weights, other)
-            self._remember([{OTHER_WEIGHTS: tensor} for tensor in other])
+                copy_into(other_set, predicted)
+            exchange(self.weights, other_set)
+            self._remember([{OTHER_WEIGHTS: tensor} for tensor in other_set])
             self.shows_newest = False
 
     def correct_gradients(self, gradients: Sequence[Tensor]) -> None:
