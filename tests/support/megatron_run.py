@@ -437,8 +437,8 @@ def zeroes_the_buffer(loop: Loop) -> None:
 
 
 def halves_the_feedback(loop: Loop) -> None:
-    for corrected in loop.pipeline._corrected:
-        corrected.correction.inner.coefficient /= 2
+    for steps in loop.pipeline._steps:
+        steps.correction.inner.coefficient /= 2
 
 
 def steps_the_scheduler_early(loop: Loop) -> None:
