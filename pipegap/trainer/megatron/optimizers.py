@@ -18,12 +18,12 @@ from torch.nn.functional import pad
 
 from pipegap.trainer.base.build import build
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.flat import by_device, copy_into, exchange
+from pipegap.trainer.base.flat import copy_into, exchange
 from pipegap.trainer.base.ranges import MAX_COUNT
 from pipegap.trainer.corrections.none import NoCorrection
-from pipegap.trainer.delayed.arm import Node, correction_node, require_options
-from pipegap.trainer.stages.in_parts import CorrectionInParts
+from pipegap.trainer.delayed.arm import MakeCorrection, Node, correction_node, require_options
 from pipegap.trainer.stages.update import corrected_update
+from pipegap.trainer.torch_pipelining.late_update import blank_memory, correction_of
 from pipegap.trainer.torch_pipelining.refusals import LOOKS_AHEAD, require
 
 KEEPS_ALL_STATE = "dp_reshardable", "fully_sharded_model_space"
@@ -60,7 +60,9 @@ class CorrectedSteps:
         self.weights: list[Any] = inner.get_parameters()
         make = partial(build, correction, num_updates or MAX_COUNT)
         sample = make([1])
-        self._sizes = _sizes_of_memory(sample)
+        # Of the memory of a weight: 0 for a tensor of its shape, else how many numbers.
+        [memory] = blank_memory(sample, [torch.zeros(2, 3)])
+        self._sizes = {k: 0 if v.shape == (2, 3) else v.numel() for k, v in memory.items()}
         self._is_distributed = hasattr(inner, "gbuf_ranges")
         self.shows_newest = delay is not None
         self._require_usable(sample, is_delayed=delay is None)
@@ -69,9 +71,7 @@ class CorrectedSteps:
             self._sizes[OTHER_WEIGHTS] = 0
         delay = delay or (lambda: int(any(OTHER_WEIGHTS in state for state in self._states)))
         self._delays = lambda: [delay()] * len(self.weights)
-        make = make if self.weights else partial(NoCorrection, MAX_COUNT)
-        lags, groups = [1] * len(self.weights), by_device(self.weights)
-        self.correction = CorrectionInParts(make, lags, groups)
+        self.correction = correction_of(make, self.weights)
         self._has_loaded = False
         if self.optimizer is not None:  # else nothing of this rank is trained by it
             self._replace()
@@ -185,17 +185,6 @@ class CorrectedSteps:
         )
 
 
-def _sizes_of_memory(correction: NoCorrection) -> dict[str, int]:
-    """The names of all that a correction of one weight ever remembers, from two updates; and how
-    many numbers it is of the whole weight, 0 for a tensor of its shape."""
-    weight = torch.zeros(2, 3)
-    for delay in (0, 1):
-        correction.gradient([torch.zeros(2, 3)], [weight], [delay])
-        correction.apply([weight], [torch.zeros(2, 3)], [delay])
-    [memory] = correction.state()
-    return {k: 0 if v.shape == weight.shape else v.numel() for k, v in memory.items()}
-
-
 class DelayedSteps:
     """Trains to the loss of 2BW with any schedule of Megatron's, its bubble included.
 
@@ -213,7 +202,7 @@ class DelayedSteps:
         optimizer: Any,
         error_feedback: float = 1.0,
         *,
-        correction: Callable[..., NoCorrection] | None = None,
+        correction: MakeCorrection | None = None,
         num_updates: int | None = None,
     ) -> None:
         require_options("weights", None, correction, num_updates)

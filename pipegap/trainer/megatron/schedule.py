@@ -9,7 +9,7 @@ it, when all stages have theirs, and Megatron's own optimizer makes the update.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from functools import partial, wraps
@@ -32,8 +32,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.corrections.none import NoCorrection
-from pipegap.trainer.delayed.arm import correction_node, require_options
+from pipegap.trainer.delayed.arm import MakeCorrection, correction_node, require_options
 from pipegap.trainer.executors.executor import Diverged
 from pipegap.trainer.megatron.optimizers import CorrectedSteps, inner_of
 from pipegap.trainer.megatron.stage import MegatronStage, TwoSets, WaitingGradient
@@ -60,15 +59,6 @@ REFUSED = {
 """Why → the options of Megatron's configs that must have their defaults."""
 TESTED = "0.16.1"
 STEPPED = "FP32Optimizer", "Float16OptimizerWithFloat16Params", "DistributedOptimizer"
-USED_OF_MODULES = (
-    "forward_step backward_step deallocate_output_tensor get_tensor_shapes",
-    "clip_grad_by_total_norm_fp32",
-    "prepare_grads get_main_grads_for_grad_norm step_with_ready_grads "
-    "get_grad_stats_parallel_group",
-    "param_gather_dispatched param_gather_handle start_param_sync cached_param_buffer_shard_list",
-)
-"""Names of Megatron's that are used after the construction, of its schedules and clip, of inner
-optimizers and of groups of buckets."""
 
 
 @contextmanager
@@ -88,14 +78,12 @@ def refused_alike() -> Iterator[None]:
         raise refusal_there
 
 
-def require_usable(model: Any, optimizer: Any) -> None:
+def require_usable(chunk: Any, optimizer: Any) -> None:
     """Raises BadInput or AttributeError for the first thing that this rank cannot do."""
-    is_single = not isinstance(model, Sequence) or len(model) == 1
-    require(is_single, "model", "several chunks", f"must be one chunk: {TWO_BATCHES}")
-    [chunk] = model if isinstance(model, Sequence) else [model]
     is_ddp, kind = type(chunk) is DistributedDataParallel, type(chunk).__name__
-    require(is_ddp, "model", kind, "must be wrapped in Megatron's own DDP")
+    require(is_ddp, "model", kind, f"must be one chunk, in Megatron's own DDP: {TWO_BATCHES}")
     configs, inners = (chunk.config, chunk.ddp_config, optimizer.config), inner_of(optimizer)
+    groups = chunk.bucket_groups + chunk.expert_parallel_bucket_groups
     for (reason, options), config in product(REFUSED.items(), configs):
         for option in fields(config):
             value = getattr(config, option.name)
@@ -109,9 +97,15 @@ def require_usable(model: Any, optimizer: Any) -> None:
     for kind in (type(inner).__name__ for inner in inners):
         allowed = f"must be one of {', '.join(STEPPED)}, or a ChainedOptimizer of them"
         require(kind in STEPPED, "optimizer", kind, allowed)
-    groups = chunk.bucket_groups + chunk.expert_parallel_bucket_groups
-    of_modules = zip(USED_OF_MODULES, ([schedules], [clip_grads], inners, groups), strict=True)
-    for names, holders in of_modules:
+    used_later = {  # than the construction, which finds other names
+        "forward_step backward_step deallocate_output_tensor get_tensor_shapes": [schedules],
+        "clip_grad_by_total_norm_fp32": [clip_grads],
+        "prepare_grads get_main_grads_for_grad_norm step_with_ready_grads": inners,
+        "get_grad_stats_parallel_group": inners,
+        "param_gather_dispatched param_gather_handle start_param_sync": groups,
+        "cached_param_buffer_shard_list": groups,
+    }
+    for names, holders in used_later.items():
         for holder in holders:
             attrgetter(*names.split())(holder)
 
@@ -150,7 +144,7 @@ class Megatron2BW(passes.WithoutFlush):
         optimizer: Any,
         error_feedback: float = 1.0,
         *,
-        correction: Callable[..., NoCorrection] | None = None,
+        correction: MakeCorrection | None = None,
         num_updates: int | None = None,
         synchronous_start: int = 0,
         trace: bool = False,
@@ -160,13 +154,12 @@ class Megatron2BW(passes.WithoutFlush):
         self.optimizer, self._synchronous_start, self._trace = optimizer, synchronous_start, trace
         is_late = lambda: self.num_made - self._weights.version(self.num_made)  # noqa: E731
         with refused_alike():
-            require_usable(model, optimizer)
-            [self.newest] = model if isinstance(model, Sequence) else [model]
+            is_list = isinstance(model, Sequence) and len(model) == 1
+            self.newest = model[0] if is_list else model
+            require_usable(self.newest, optimizer)
             inners = inner_of(optimizer)
             self._steps = [CorrectedSteps(inner, node, num_updates, is_late) for inner in inners]
-            self._predicts = any(steps.hides_newest for steps in self._steps)
-            parts = self.newest, self._steps, synchronous_start
-            self._weights: Any = TwoSets(*parts, reads_ahead=self._predicts)
+            self._weights: Any = TwoSets(self.newest, self._steps, synchronous_start)
             self._stage: Any = MegatronStage(self.newest)
         self.config = self.newest.config
         self._sizes: dict[str, Any] = {}  # of the first batch
@@ -176,23 +169,18 @@ class Megatron2BW(passes.WithoutFlush):
         self._begun = -1  # the last batch whose norm
         self._norm: float | None = None  # of the last update
         self._is_reported = True  # whether `step` returned True for it
-        self._share_embeddings()
+        # Megatron's `finalize_model_grads` must not sum the copies of a tied weight, where the last
+        # stage would wait for the first one's gradient. Stages in between have none.
+        module = get_attr_wrapped_model(self.newest, "pre_process", return_model_obj=True)
+        num_stages = self._stage.num_stages if module.share_embeddings_and_output_weights else 1
+        self._norm_at = max(self._stage.lead, way_back(num_stages))
+        self._groups = ProcessGroupCollection.use_mpu_process_groups()
+        tied = module.shared_embedding_or_output_weight() if num_stages > 1 else None
+        self._tied, self._groups.embd = (tied, self._groups.embd), SimpleNamespace(size=lambda: 1)
         self._extend_checkpoints()
         # A timer would wait for all ranks where one of them ends a batch, and so for ever.
         self.config.barrier_with_L1_time = optimizer.config.barrier_with_L1_time = False
         self._zero_buffer, self.newest.zero_grad_buffer = self.newest.zero_grad_buffer, lambda: None
-
-    def _share_embeddings(self) -> None:
-        """Takes the sum over the copies of a tied weight out of Megatron's `finalize_model_grads`,
-        where the last stage would wait for the first one's gradient."""
-        module = get_attr_wrapped_model(self.newest, "pre_process", return_model_obj=True)
-        num = self._stage.num_stages if module.share_embeddings_and_output_weights else 1
-        self._norm_at = max(self._stage.lead, way_back(num))
-        self._groups = ProcessGroupCollection.use_mpu_process_groups()
-        # On stages in between there is no copy; with one stage it is one weight.
-        tied = module.shared_embedding_or_output_weight() if num > 1 else None
-        self._tied = tied, self._groups.embd
-        self._groups.embd = SimpleNamespace(size=lambda: 1)
 
     def forward_backward(
         self, *, num_microbatches: int, forward_only: bool = False, **options: Any
@@ -220,20 +208,19 @@ class Megatron2BW(passes.WithoutFlush):
         def forward(batch: int, i: int) -> None:
             if i == self._norm_at and self.num_made < batch:
                 self._begin_norm()
-            received, order = self._stage.take(FORWARD), {"current_microbatch": i}
-            output, _ = schedules.forward_step(
-                **every, **order, input_tensor=received, is_first_microbatch=i == 0
-            )
+            received = self._stage.take(FORWARD)
+            order = {"current_microbatch": i, "is_first_microbatch": i == 0}
+            output, _ = schedules.forward_step(**every, **order, input_tensor=received)
             self._send(FORWARD, i, output)
             schedules.deallocate_output_tensor(output, self.config.deallocate_pipeline_outputs)
             self._in_flight.append((received, output))
 
         with self._noted():
-            if self._predicts and batch <= start:
+            if self._weights.reads_ahead and batch <= start:
                 self._show(newest=True)
-            if self._predicts and batch == start:
+            if self._weights.reads_ahead and batch == start:
                 self._weights.copy_newest()
-            if self._predicts and batch >= start:
+            if self._weights.reads_ahead and batch >= start:
                 self._show(newest=False)
             self.num_taken += 1
             self._passes.run(self._drains[-1], self.num_taken, self._backward, forward)
@@ -444,14 +431,11 @@ def install(*modules: ModuleType, **options: Any) -> None:
         drain()
         return result
 
-    def value_here(_: Any, value: Any, *__: Any, **___: Any) -> Any:
-        return value
-
     replacements = {
         get_megatron_optimizer: "get_megatron_optimizer",
         get_forward_backward_func: "get_forward_backward_func",
         drained: "evaluate_and_print_results save_checkpoint_and_time train",
-        value_here: "logical_and_across_model_parallel_group "
+        (lambda _, value, *__, **___: value): "logical_and_across_model_parallel_group "
         "reduce_max_stat_across_model_parallel_group",
     }
     for module, (replacement, names) in product(modules, replacements.items()):

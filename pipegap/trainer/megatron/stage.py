@@ -34,10 +34,9 @@ class TwoSets:
 
     are_leaves = False  # of `Passes`: nothing is undone after an exception
 
-    def __init__(
-        self, model: Any, optimizers: Sequence[CorrectedSteps], start: int, *, reads_ahead: bool
-    ) -> None:
-        self._model, self._start, self._reads_ahead = model, start, reads_ahead
+    def __init__(self, model: Any, optimizers: Sequence[CorrectedSteps], start: int) -> None:
+        self._model, self._start = model, start
+        self.reads_ahead = any(steps.hides_newest for steps in optimizers)
         self._parameters = [*model.parameters()]
         self._groups = model.bucket_groups + model.expert_parallel_bucket_groups
         self._flat = [
@@ -71,7 +70,7 @@ class TwoSets:
 
     def module(self, batch: int) -> Any:
         """The model, with the weights that a batch reads."""
-        is_beside = self._reads_ahead and batch == self._start
+        is_beside = self.reads_ahead and batch == self._start
         return self._show((self.version(batch) + is_beside + self.first) % 2)
 
     def older(self) -> Any:
