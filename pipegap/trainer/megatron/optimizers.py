@@ -161,8 +161,8 @@ class CorrectedSteps:
         the weight's shape, which Megatron asks of all state."""
         for weight, state, tensors in zip(self.weights, self._states, memory, strict=True):
             for name, tensor in tensors.items() if state else ():  # an empty one was never stepped
-                rest = (0, weight.numel() - self._sizes[name])
-                state[name] = pad(tensor, rest).view_as(weight) if self._sizes[name] else tensor
+                padding = (0, weight.numel() - self._sizes[name])
+                state[name] = pad(tensor, padding).view_as(weight) if self._sizes[name] else tensor
 
     def _make_room(self) -> None:
         """The inner optimizer has other state now, or is about to: Megatron loads what has an entry
