@@ -60,7 +60,9 @@ def _command() -> int:
 
 def fill(results: str, only: list[str]) -> int:
     """Trains the entries without a table, each with its table afterwards, then makes the page. What
-    was stopped goes on. Returns 0."""
+    was stopped goes on. Returns 0.
+
+    The page comes last: a changed page would mark the commit of all later trials as dirty."""
     for folder in [ENTRIES / name for name in only] or _folders(ENTRIES):
         if (folder / TRIALS).is_file():
             continue
@@ -68,7 +70,7 @@ def fill(results: str, only: list[str]) -> int:
             print(f"{folder.name}: {len(todo)} trials", flush=True)
             run_here(todo, folder)
         print(enter(folder, results, []), flush=True)
-        write(ENTRIES, FOLDER)
+    write(ENTRIES, FOLDER)
     return DONE
 
 
