@@ -419,7 +419,10 @@ def _equal(trials: pd.DataFrame, measure: str) -> Sequence[Comparison]:
 
 
 def _part(scores: TaskScores, measure: str) -> Comparison:
-    by_question = [_above_a_guess(scores, measure), scores.difference(measure)]
+    sync = scores.of_sync
+    # Of accuracy what lies above a guess; of another measure the score itself. [seeds, questions]
+    above_guess = sync[ACCURACY] - sync[CHANCE] if measure == ACCURACY else sync[measure]
+    by_question = [above_guess, scores.difference(measure)]
     rows = [
         Row(name, pd.Series(values.mean(axis=1), index=[*scores.seeds]), is_shown=False)
         for name, values in zip(("above a guess", "difference"), by_question, strict=True)
@@ -431,13 +434,6 @@ def _part(scores: TaskScores, measure: str) -> Comparison:
         Equal(MARGINS[measure], (above, difference)),
         scores.optimizer in PAPER,
     )
-
-
-def _above_a_guess(scores: TaskScores, measure: str) -> Values:
-    """What sync scores above a guess, [seeds, questions]: its accuracy minus that of a guess. Of
-    another measure it is the score itself."""
-    sync = scores.sync
-    return sync[ACCURACY] - sync[CHANCE] if measure == ACCURACY else sync[measure]
 
 
 def _rule(measure: str, quantity: str, unless: str = "") -> str:
