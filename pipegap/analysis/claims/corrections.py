@@ -57,8 +57,6 @@ from pipegap.trainer.base.errors import Status
 # Claims about what is done about a delay: Error Feedback, Taylor compensation, feedback on
 # gradients, and runs that are synchronous at the start or at the end.
 
-HALF = 0.5
-
 
 @dataclass(frozen=True)
 class NoHelp(ClaimRule):
@@ -125,8 +123,8 @@ class Diverges(ClaimRule):
         """Whether more than half diverge, or fewer."""
         total, count = values.shape[-2] * values.shape[-1], values.sum(axis=(-2, -1))
         # sf(count − 1) is the probability of `count` or more.
-        more = stats.binom.sf(count - 1, total, HALF) <= (1 - CONFIDENCE) / 2
-        fewer = stats.binom.cdf(count, total, HALF) <= (1 - confidence) / 2
+        more = stats.binom.sf(count - 1, total, 0.5) <= (1 - CONFIDENCE) / 2
+        fewer = stats.binom.cdf(count, total, 0.5) <= (1 - confidence) / 2
         return codes_of(more, fewer)
 
     def why(self, values: Values) -> str:
@@ -135,7 +133,7 @@ class Diverges(ClaimRule):
 
     def placebo(self, means: Means) -> Means:
         """Half of the trials diverge."""
-        return np.full_like(means, HALF)
+        return np.full_like(means, 0.5)
 
     def draw(self, means: Means, values: Values, shape: tuple[int, int], rng: Generator) -> Values:
         """Trials that diverge or not, each by itself."""
@@ -173,10 +171,6 @@ def _near_one(trials: pd.DataFrame) -> list[Comparison]:
         for comparison in _by_coefficient(trials, "error_feedback", rule)
         if len(comparison.rows) > 2  # beside the plain delay, two coefficients or more
     ]
-
-
-def _taylor(trials: pd.DataFrame) -> list[Comparison]:
-    return _by_coefficient(trials, "taylor", lambda values: NoHelp(tuple(values)))
 
 
 def _diverges(trials: pd.DataFrame) -> list[Comparison]:
@@ -304,7 +298,7 @@ OF_LOSSES = (
         "changes the loss (the interval of its change does not hold 0, or trials diverge); "
         "contradicted where the interval of the share that one removes lies above 0 and its "
         "neighbours remove a positive share too.",
-        _taylor,
+        partial(_by_coefficient, method="taylor", rule=lambda values: NoHelp(tuple(values))),
     ),
     Claim(
         "gradient_feedback",

@@ -79,22 +79,19 @@ class Above(ClaimRule):
         if self.needed is not None and not _is_positive(self.needed, values):
             return f"{self.needed.name} may be 0"
         ends = {contrast.name: mean_intervals(contrast.of(values)) for contrast in self.contrasts}
-        below = [name for name, (_, high) in ends.items() if high < 0]
-        if below:
-            return (
-                f"{' and '.join(below)}: below 0 by 95 %, which is too little among so many parts"
-            )
-        either = [name for name, (low, _) in ends.items() if not low > 0]  # `not`: NaN too
-        return f"{' and '.join(either)}: may lie on either side of 0"
+        if below := " and ".join(name for name, (_, high) in ends.items() if high < 0):
+            return f"{below}: below 0 by 95 %, which is too little among so many parts"
+        # `not`: NaN too.
+        either = " and ".join(name for name, (low, _) in ends.items() if not low > 0)
+        return f"{either}: may lie on either side of 0"
 
     def numbers(self, values: Values) -> list[Estimate]:
         """Each contrast of several rows; that of one row is shown already."""
-        several = [
-            one_contrast
-            for one_contrast in self.contrasts
-            if np.count_nonzero(one_contrast.weights) > 1
+        return [
+            estimate(contrast.name, contrast.of(values))
+            for contrast in self.contrasts
+            if np.count_nonzero(contrast.weights) > 1
         ]
-        return [estimate(contrast.name, contrast.of(values)) for contrast in several]
 
 
 def _is_positive(contrast: Contrast | None, values: Values) -> Mask | bool:

@@ -405,7 +405,7 @@ def claims_table(chapters: Sequence[Chapter]) -> pd.DataFrame:
 def _parts_of(verdict: Verdict) -> Iterator[dict[str, object]]:
     claim = verdict.claim
     of_claim = {"claim": claim.statement, "place": claim.place, "rule": claim.rule}
-    for counts, parts in ((True, verdict.parts), (False, verdict.others)):
+    for counts, parts in ((True, verdict.parts), (False, verdict.other_parts)):
         for part in parts:
             numbers = "; ".join(map(str, part.numbers))
             of_part = {"part": part.what, "counts": counts, "says": part.outcome, "why": part.why}
