@@ -27,8 +27,6 @@ from pipegap.analysis.report.report import report
 from pipegap.trainer.base.errors import ENDED, Status
 from tests.support.synthetic_store import ARMS, config, record, result, write_in
 
-PATIENT = 300
-"""Seconds until there must be a picture."""
 SWEEPS = ("learning_rate", "optimizers")
 OPTIMIZERS = ("adamw", "muon", "soap", "adan", "lion")
 LEARNING_RATES = 100
@@ -93,8 +91,8 @@ def first_picture(page: Path) -> float | None:
     try:
         browser.get(page.as_uri())
         marked = "return performance.getEntriesByName('first picture')[0]?.startTime"
-        milliseconds: float = WebDriverWait(browser, PATIENT).until(
-            lambda window: window.execute_script(marked)
+        milliseconds: float = WebDriverWait(browser, 300).until(
+            lambda window: window.execute_script(marked)  # script.js marks the first picture
         )
     finally:
         browser.quit()

@@ -84,8 +84,8 @@ def prepare(make: Callable[[], Call], device: torch.device) -> ReadyCall:
 
 
 def warmed(step: Call, device: torch.device, bytes_before: int = 0) -> ReadyCall:
-    """Calls a step three times; `before` are the bytes that were in use before it was made."""
-    first = seconds_of(step, device)
+    """Calls a step three times; `bytes_before` were in use before it was made."""
+    first = seconds_of(step, device)  # with compilation
     peak, busy, launches = 0, 0.0, 0
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -99,6 +99,7 @@ def warmed(step: Call, device: torch.device, bytes_before: int = 0) -> ReadyCall
 
 def _on_device(step: Call, device: torch.device) -> tuple[float, int]:
     """Seconds and number of the GPU's kernels and copies in a call of a step."""
+    # Not in a call that is timed: the profiler slows the host down.
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         step()
         synchronize(device)
