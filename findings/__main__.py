@@ -123,8 +123,8 @@ def _check(trials: pd.DataFrame, path: Path) -> None:
     hashes = pd.concat([trials, published_before]).groupby("data")["data_hash"].nunique()
     if (hashes > 1).any():
         raise BadInput("results", path.name, "must be trials of the data of those published before")
-    if lost := len({*published_before["trial_id"]} - {*trials["trial_id"]}):
-        allowed = f"has {lost} published trials that the store lacks: choose another table="
+    if num_lost := len({*published_before["trial_id"]} - {*trials["trial_id"]}):
+        allowed = f"has {num_lost} published trials that the store lacks: choose another table="
         raise BadInput("table", path.name, allowed)
 
 

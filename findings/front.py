@@ -39,10 +39,8 @@ README, NOTEBOOK = ROOT / "README.md", ROOT / "docs" / "gaps.ipynb"
 JOB, PICTURE = FINDINGS / "main" / "job.csv", FINDINGS / "main" / "final_losses.svg"
 LOOK_AHEAD = FINDINGS / "look_ahead_time"
 """The study of runs that look ahead, with the lengths and seeds of the job."""
-SYNC_LOOK, DELAY_LOOK = (
-    "sync_ema_nesterov(look_ahead=0.3)",
-    "delay_ema_nesterov(look_ahead=0.3,1)",
-)
+SYNC_LOOK = "sync_ema_nesterov(look_ahead=0.3)"
+DELAY_LOOK = "delay_ema_nesterov(look_ahead=0.3,1)"
 AT_SIZE = (
     "At your size: not known yet; [a study of growth](findings/growth/README.md) goes up to 2 "
     "million."

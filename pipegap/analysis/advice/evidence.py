@@ -406,10 +406,8 @@ def compared(evidence: Evidence, arm: str, speed_ups: Iterable[float]) -> list[i
     lengths = {evidence.updates}
     lengths_there = {length for losses in evidence.finals[arm].values() for length in losses}
     for updates in (evidence.updates * speed_up for speed_up in speed_ups):
-        lengths |= {
-            *no_lower(lengths_there, updates).weights,
-            *no_higher(lengths_there, updates).weights,
-        }
+        for choose in (no_lower, no_higher):
+            lengths |= {*choose(lengths_there, updates).weights}
     return sorted(lengths)
 
 

@@ -226,16 +226,12 @@ class Timing:
         )
         whose = "a step" if self.costs.step_of in ("", SLOWEST) else "a simulated step"
         yield f"{whose} of {SLOWEST} is {shares_text}"
-        largest = {
-            name: at.value if self.own_times else at.high for name, at in self.ratios.items()
-        }
-        wins = {name: 1 - 1 / at for name, at in largest.items() if at > 1}
+        gains = {name: at.value if self.own_times else at.high for name, at in self.ratios.items()}
+        wins = {name: 1 - 1 / gain for name, gain in gains.items() if gain > 1}
         least = {name: "" if isfinite(at.high) else "at least " for name, at in self.ratios.items()}
-        shares_text = ", ".join(
-            f"{least[k]}{share:.1%} of a step of {k}" for k, share in wins.items()
-        )
+        words = ", ".join(f"{least[k]}{share:.1%} of a step of {k}" for k, share in wins.items())
         how = "wins, as measured," if self.own_times else "can win at most"
-        yield f"2BW {how} {shares_text or 'nothing'}"
+        yield f"2BW {how} {words or 'nothing'}"
         if wins and max(wins.values()) < LITTLE:
             yield "  that is little: the bubble is not the bottleneck of this pipeline"
         elif little := [name for name, share in wins.items() if share < LITTLE]:

@@ -5,6 +5,7 @@ advice in words.
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import ceil, floor, isfinite, isinf, isnan, nan
 from typing import Any
 
@@ -287,10 +288,8 @@ def must_be_measured(rivals: Mapping[str, Rival], plain: Collection[str]) -> dic
 
 def _unmeasured(rival: Rival) -> Decision:
     word = shlex.quote(f"rival.{rival.name}=TIME")
-    why = f"only a simulation makes it so fast, so it must be measured, {word}"
-    return replace(
-        rival.decision, why=f"{why}; if it is: {rival.decision.why}", must_be_measured=True
-    )
+    why = f"only a simulation makes it so fast, so it must be measured, {word}; if it is: "
+    return replace(rival.decision, why=why + rival.decision.why, must_be_measured=True)
 
 
 def against(rivals: Sequence[Rival]) -> str:
@@ -472,10 +471,8 @@ def heading(answers: Sequence[Advice]) -> Iterator[str]:
     for advice in answers:
         if advice.evidence and (mixed := advice.evidence.mixed):
             yield f"{names.optimizer(advice.optimizer)}: {mixed}: they round otherwise"
-    other_tasks = dict.fromkeys(
-        o for answer in answers if answer.evidence for o in answer.evidence.others
-    )
-    if other_tasks:
+    tasks = (advice.evidence.others for advice in answers if advice.evidence)
+    if other_tasks := dict.fromkeys(chain.from_iterable(tasks)):
         yield f"not for the other tasks here: {'; '.join(other_tasks)}"
 
 

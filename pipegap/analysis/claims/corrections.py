@@ -1,7 +1,7 @@
 """Claims about what is done about a delay, and about downstream tasks."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -41,7 +41,6 @@ from pipegap.analysis.claims.rule import (
 from pipegap.analysis.statistics.diagnostics import (
     WINDOW,
     Noise,
-    TaskScores,
     intervals,
     noise,
     safe_intervals,
@@ -407,27 +406,23 @@ class Equal(ClaimRule):
         return intervals(values[..., row, :], self.noises[row])
 
 
-def _equal(trials: pd.DataFrame, measure: str) -> Sequence[Comparison]:
+def _equal(trials: pd.DataFrame, measure: str) -> list[Comparison]:
     """One part per optimizer, point and task."""
-    return [_part(scores, measure) for scores in task_scores(trials) if scores.arm == "delay_ef"]
-
-
-def _part(scores: TaskScores, measure: str) -> Comparison:
-    sync = scores.of_sync
-    # Of accuracy what lies above a guess; of another measure the score itself. [seeds, questions]
-    above_guess = sync[ACCURACY] - sync[CHANCE] if measure == ACCURACY else sync[measure]
-    by_question = [above_guess, scores.difference(measure)]
-    rows = [
-        Row(name, pd.Series(values.mean(axis=1), index=[*scores.seeds]), is_shown=False)
-        for name, values in zip(("above a guess", "difference"), by_question, strict=True)
-    ]
-    above, difference = map(noise, by_question)
-    return Comparison(
-        words(names.optimizer(scores.optimizer), scores.task),
-        rows,
-        Equal(MARGINS[measure], (above, difference)),
-        scores.optimizer in PAPER,
-    )
+    comparisons = []
+    for scores in (scores for scores in task_scores(trials) if scores.arm == "delay_ef"):
+        sync = scores.of_sync  # [seeds, questions]
+        # Of accuracy what lies above a guess, of another measure the score itself.
+        above_guess = sync[ACCURACY] - sync[CHANCE] if measure == ACCURACY else sync[measure]
+        by_question = {"above a guess": above_guess, "difference": scores.difference(measure)}
+        rows = [
+            Row(name, pd.Series(values.mean(axis=1), index=[*scores.seeds]), is_shown=False)
+            for name, values in by_question.items()
+        ]
+        above, difference = map(noise, by_question.values())
+        name = words(names.optimizer(scores.optimizer), scores.task)
+        rule = Equal(MARGINS[measure], (above, difference))
+        comparisons.append(Comparison(name, rows, rule, scores.optimizer in PAPER))
+    return comparisons
 
 
 def _rule(measure: str, quantity: str, unless: str = "") -> str:

@@ -207,9 +207,8 @@ def measured(trials: pd.DataFrame) -> pd.DataFrame:
     value = rows["gap"].astype(float).mask(rows["status"] == Status.DIVERGED, np.inf)
     rows = rows.assign(value=value, setting=rows["point"].map(settings(trials)))
     arms = trials.drop_duplicates("arm")[["arm", *(c for c in OF_ARM if c != "base_arm")]]
-    return in_order(rows[value.notna()], ["optimizer", *VARIANT, "seed"], trials).merge(
-        arms, on="arm"
-    )
+    rows = in_order(rows[value.notna()], ["optimizer", *VARIANT, "seed"], trials)
+    return rows.merge(arms, on="arm")
 
 
 def with_key(trials: pd.DataFrame, rows: pd.DataFrame, key: str) -> pd.DataFrame:
@@ -324,14 +323,12 @@ class AtBest(Above):
         """Shape (..., columns, seeds that did not choose)."""
         num_choosing = _num_choosing(values.shape[-1])
         columns, start = [], 0
-        for num_points in self.points:
-            sync, gaps = (
-                values[..., at : at + num_points, :] for at in (start, start + num_points)
-            )
+        for num in self.points:
+            sync, gaps = (values[..., at : at + num, :] for at in (start, start + num))
             # [..., points, seeds] → [...] → [..., 1, 1], with which the gaps are indexed.
             best_index = sync[..., :num_choosing].mean(axis=-1).argmin(axis=-1)[..., None, None]
             columns.append(np.take_along_axis(gaps, best_index, axis=-2)[..., 0, num_choosing:])
-            start += 2 * num_points
+            start += 2 * num
         return np.stack(columns, axis=-2)
 
     def placebo(self, means: Means) -> Means:

@@ -392,10 +392,8 @@ def audited(verdict: Verdict) -> Verdict:
     if not parts:
         return verdict
     # crc32, not `hash`, which differs from process to process.
-    audit_of_claim = audit(parts, against(comparisons), seed=crc32(verdict.claim.name.encode()))
-    return verdict._replace(
-        audit=audit_of_claim._replace(num_left_out=len(comparisons) - len(parts))
-    )
+    rates = audit(parts, against(comparisons), seed=crc32(verdict.claim.name.encode()))
+    return verdict._replace(audit=rates._replace(num_left_out=len(comparisons) - len(parts)))
 
 
 def not_run(claim: Claim, command: str) -> Verdict:

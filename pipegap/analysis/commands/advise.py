@@ -178,9 +178,8 @@ def _measured(
     if keys_of_times and not is_tied:
         key = keys_of_times[0]
         raise BadInput(key, values[key], "must stand beside step_time, in the same unit")
-    measured = {
-        name: _above_0(values, key) for name, key in rivals.items() if name not in two_steps
-    }
+    names = (name for name in rivals if name not in two_steps)
+    measured = {name: _above_0(values, rivals[name]) for name in names}
     return measured, _above_0(values, "time_2bw"), two_steps
 
 

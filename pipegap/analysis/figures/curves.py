@@ -401,10 +401,8 @@ def around_switch(data: pd.DataFrame, name: str) -> list[Chart]:
     panels: list[Chart] = []
     for panel in panels_of(data, looks):
         panels.append(mean_panel(panel, y, x, looks))
-        if len(rows_of_panel := panel.rows[panel.rows.index.isin(rows_near.index)]):
-            panels.append(
-                mean_panel(panel.of(rows_of_panel, ", at the switch"), y, at_switch, looks)
-            )
+        if len(rows := panel.rows[panel.rows.index.isin(rows_near.index)]):
+            panels.append(mean_panel(panel.of(rows, ", at the switch"), y, at_switch, looks))
     return panels
 
 

@@ -334,9 +334,8 @@ def log_axis(column: str, title: str, values: pd.Series) -> alt.Y:
     low, high = _ends(powers)
     decades = [10.0**power for power in range(int(np.ceil(low)), int(np.floor(high)) + 1)]
     scale = alt.Scale(type="log", domain=domain, nice=False)
-    return alt.Y(
-        f"{column}:Q", title=title, scale=scale, axis=alt.Axis(values=decades, labelExpr=NUMBER)
-    )
+    axis = alt.Axis(values=decades, labelExpr=NUMBER)
+    return alt.Y(f"{column}:Q", title=title, scale=scale, axis=axis)
 
 
 def _logarithmic(values: pd.Series, above: float = MARGIN) -> alt.Scale:

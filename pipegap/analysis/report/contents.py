@@ -79,15 +79,11 @@ def gallery(
     """
     exhibits = []
     for name in PAPER:
-        entry_places = places(name)
+        entry = places(name)
         # One that could be drawn: it says what the paper shows here, and which sweep draws it.
-        first = next(exhibit for exhibit in EXHIBITS if places(exhibit.source) & entry_places)
-        drawn_here = [
-            thumbnail for source, thumbnail in thumbnails if places(source) & entry_places
-        ]
-        stated = tally(
-            [verdict for verdict in verdicts if places(verdict.claim.place) & entry_places]
-        )
+        first = next(exhibit for exhibit in EXHIBITS if places(exhibit.source) & entry)
+        drawn_here = [thumbnail for source, thumbnail in thumbnails if places(source) & entry]
+        stated = tally([verdict for verdict in verdicts if places(verdict.claim.place) & entry])
         outcomes = [(outcome, count) for outcome, count in stated if count]
         lacks = ("", "") if drawn_here else _lacks(first, sweeps, scale, store)
         was_run = bool(drawn_here) or lacks[0] == UNFINISHED

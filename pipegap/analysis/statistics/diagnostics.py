@@ -33,7 +33,7 @@ from pipegap.analysis.table.metrics import (
     was_asked,
 )
 from pipegap.analysis.table.points import settings, updates_asked
-from pipegap.analysis.table.schema import DOWNSTREAM
+from pipegap.analysis.table.schema import DOWNSTREAM, table_of
 from pipegap.trainer.base.errors import FINAL, Status
 
 # The spike of the training loss where a synchronous start ends and the delay is switched on
@@ -318,12 +318,12 @@ def task_scores(trials: pd.DataFrame) -> list[TaskScores]:
         name: answered(folders[name])
         for name in {*completed_pairs["trial_id"], *completed_pairs["trial_id_sync"]}
     }
-    return [
+    scores = []
+    for key, rows in completed_pairs.groupby(SAME_ARM, sort=False):
         # Python's own numbers, not numpy's, which the key of a group has.
-        TaskScores(*(v.item() if isinstance(v, np.generic) else v for v in key), *of_task)
-        for key, rows in completed_pairs.groupby(SAME_ARM, sort=False)
-        for of_task in _tasks(rows, answers_by_trial)
-    ]
+        of_arm: list[Any] = [v.item() if isinstance(v, np.generic) else v for v in key]
+        scores += [TaskScores(*of_arm, *of_task) for of_task in _tasks(rows, answers_by_trial)]
+    return scores
 
 
 def _tasks(
@@ -358,8 +358,7 @@ def downstream(trials: pd.DataFrame) -> pd.DataFrame:
         for scores in task_scores(trials)
         for of_measure in _measures(scores)
     ]
-    table = pd.DataFrame(rows, columns=[*DOWNSTREAM])
-    return table.astype({name: dtype for name, (dtype, _) in DOWNSTREAM.items()})
+    return table_of(rows, DOWNSTREAM)
 
 
 def _measures(scores: TaskScores) -> Iterator[dict[str, Any]]:

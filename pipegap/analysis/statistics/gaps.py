@@ -34,7 +34,7 @@ from pipegap.analysis.table.points import (
     settings,
     tasks,
 )
-from pipegap.analysis.table.schema import BEST, GAP, OF_ARM
+from pipegap.analysis.table.schema import BEST, GAP, OF_ARM, table_of
 from pipegap.trainer.base.errors import Status
 
 # The gap of every arm at every point: its mean, interval and counts; what it spreads by.
@@ -103,10 +103,8 @@ def gaps(df: pd.DataFrame) -> pd.DataFrame:
 
 
 def _table(rows: list[dict[str, Any]], trials: pd.DataFrame) -> pd.DataFrame:
-    table = pd.DataFrame(rows, columns=[*GAP])
-    table = table.astype({name: dtype for name, (dtype, _) in GAP.items()})
     keys = ["optimizer", "setting", "point", "arm", *VARIANT]
-    return in_order(table, keys, trials).reset_index(drop=True)
+    return in_order(table_of(rows, GAP), keys, trials).reset_index(drop=True)
 
 
 def _with_plain_gap(paired: pd.DataFrame) -> pd.DataFrame:
@@ -321,9 +319,7 @@ def _paired(df: pd.DataFrame) -> pd.DataFrame:
 
 
 def _best_table(rows: list[dict[str, Any]], trials: pd.DataFrame) -> pd.DataFrame:
-    table = pd.DataFrame(rows, columns=[*BEST])
-    table = table.astype({name: dtype for name, (dtype, _) in BEST.items()})
-    return in_order(table, ROW, trials).reset_index(drop=True)
+    return in_order(table_of(rows, BEST), ROW, trials).reset_index(drop=True)
 
 
 def _best_row(grid: "Grid", words: dict[str, str]) -> dict[str, Any]:

@@ -383,7 +383,7 @@ def side_by_side(trials: pd.DataFrame) -> pd.Series:
 
 def _refuse_mixed_data(trials: pd.DataFrame) -> None:
     hashes_of_data = trials.groupby(["settings_key", "data.path"])["data_hash"].unique()
-    for (_, path), hashes in hashes_of_data.items():
+    for path, hashes in hashes_of_data.droplevel("settings_key").items():
         short_hashes = sorted(value[:8] for value in hashes if pd.notna(value))
         if len(short_hashes) > 1:
             allowed = (

@@ -133,9 +133,7 @@ def crossing(
     share, (low, high) = float(way.mean() / whole.mean()), ratio_interval(way, whole, confidence)
     if len(way) > 1 and np.isnan(low):
         return Crossing(np.nan, np.nan, np.nan)
-    straight = [
-        _along(coordinate, lengths, end) for coordinate in COORDINATES for end in (low, high)
-    ]
+    straight = [_along(form, lengths, end) for form in COORDINATES for end in (low, high)]
     return Crossing(_along(COORDINATES[1], lengths, share), min(straight), max(straight))
 
 

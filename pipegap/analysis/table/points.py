@@ -153,9 +153,8 @@ def with_one_name(trials: pd.DataFrame) -> pd.DataFrame:
     Two names of the same values are the same setting: the name of most trials of the point counts,
     the first by alphabet if several have as many. Else such trials could not be compared.
     """
-    return trials.assign(
-        **{group: trials["point"].map(_usual(trials, group)) for group in SHARED_GROUPS}
-    )
+    names = {group: trials["point"].map(_usual(trials, group)) for group in SHARED_GROUPS}
+    return trials.assign(**names)
 
 
 def _usual(trials: pd.DataFrame, group: str) -> pd.Series:

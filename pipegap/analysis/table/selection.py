@@ -90,14 +90,11 @@ def _why_empty(trials: pd.DataFrame, conditions: Mapping[str, str]) -> str:
         return "no trial in the store"
     values_there = []
     for key in conditions:
-        other_conditions = {
-            other_key: value for other_key, value in conditions.items() if other_key != key
-        }
+        other_conditions = {k: value for k, value in conditions.items() if k != key}
         remaining = fulfilling(trials, other_conditions)  # may be empty too
         where = f" where {_said(other_conditions)}" if other_conditions and len(remaining) else ""
-        values_there.append(
-            f"{key} is {_values(trials if remaining.empty else remaining, key)}{where}"
-        )
+        table = trials if remaining.empty else remaining
+        values_there.append(f"{key} is {_values(table, key)}{where}")
     return f"no trial with {_said(conditions)}: {'; '.join(values_there)}"
 
 
@@ -263,6 +260,5 @@ def _warn_of_other_results(same: pd.DataFrame) -> None:
             differ += [key for key in (*MACHINE, "git") if str(first[key]) != str(row[key])]
             differences = "; ".join(f"{key} {first[key]} and {row[key]}" for key in differ)
             where = f"{first['store']} (shown) and {row['store']}"
-            warnings.warn(
-                f"trial {first['trial_id']} differs in {where}: {differences}", stacklevel=3
-            )
+            message = f"trial {first['trial_id']} differs in {where}: {differences}"
+            warnings.warn(message, stacklevel=3)
