@@ -352,7 +352,7 @@ def paper_losses() -> Mapping[str, Mapping[str, float]]:
     return {
         str(optimizer): {
             "sync": table["loss_sync"].iloc[0],
-            **table.set_index("arm")["loss"].to_dict(),
+            **dict(zip(table["arm"], table["loss"], strict=True)),
         }
         for optimizer, table in rows.groupby("optimizer", sort=False)
     }
