@@ -247,9 +247,6 @@ def _made_by() -> bytes:
 
 # The table itself, from those rows or from a CSV that a report published.
 
-MAY_LACK = ("folder", "num_active_parameters")
-"""Columns of the table that a published CSV may lack: `folder` is a place on one machine, and older
-reports do not have the other one."""
 PATH = "data.path"
 ARMS = ("arm", "base_arm", "family", "arm_without_cooldown")
 """Columns that hold keys of arms."""

@@ -9,15 +9,10 @@ from textwrap import fill
 COMMAND = ": pipegap "
 
 
-def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]] = ()) -> str:
-    """Return a Markdown table; without rows, the head to which `markdown_row` adds rows."""
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table, each cell `in_markdown`."""
     lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(map(markdown_row, lines))
-
-
-def markdown_row(cells: Sequence[str]) -> str:
-    """Return one row of a Markdown table, each cell `in_markdown`."""
-    return f"| {' | '.join(map(in_markdown, cells))} |"
+    return "\n".join(f"| {' | '.join(map(in_markdown, cells))} |" for cells in lines)
 
 
 def in_markdown(text: str) -> str:
