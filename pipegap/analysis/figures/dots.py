@@ -420,8 +420,7 @@ def _panel(rows: pd.DataFrame, title: alt.TitleParams, scale: alt.Scale) -> Char
         y=alt.Y("batch:O", title=names.key(DOWN), sort=batches),
         tooltip=tooltips(["series", "quantity", "batch", "rate", *MEAN]),
     )
-    look = {"orient": "right", "gradientLength": height - 30, "tickCount": 4}
-    bar = alt.Legend(title=BARS[quantity], **look)
+    bar = alt.Legend(title=BARS[quantity], orient="right", gradientLength=height - 30, tickCount=4)
     color = alt.Color(f"{COLUMN[quantity]}:Q", scale=scale, legend=bar)
     best, words = chart.transform_filter("datum.best"), chart.encode(text=alt.Text("words:N"))
     return alt.layer(

@@ -10,9 +10,13 @@ COMMAND = ": pipegap "
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table, each cell `in_markdown`."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(map(in_markdown, cells))} |" for cells in lines)
+    """Return a Markdown table."""
+    return "\n".join(map(markdown_row, [heads, ["---"] * len(heads), *rows]))
+
+
+def markdown_row(cells: Sequence[str]) -> str:
+    """Return one row of a Markdown table, each cell `in_markdown`."""
+    return f"| {' | '.join(map(in_markdown, cells))} |"
 
 
 def in_markdown(text: str) -> str:
