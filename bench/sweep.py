@@ -60,7 +60,7 @@ def planning(folder: Path, words: Sequence[str]) -> None:
     command = (*COMMAND, f"sweep={path}", f"results={folder}/results", "dry_run=true")
     run = partial(subprocess.run, command, check=True, stdout=subprocess.DEVNULL)
     seconds = [seconds_of(run) for _ in range(rounds)]
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)  # of all rounds together
     cpu = (used.ru_utime + used.ru_stime) / rounds
     times = ", ".join(f"{of_round:.1f}" for of_round in seconds)
     print(f"{median(seconds):.1f} s by the clock (median of {times}), {cpu:.1f} s of CPU (mean)")

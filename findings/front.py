@@ -70,6 +70,7 @@ def answer() -> str:
     # The speed-ups are of the pipeline, and so the same for each optimizer.
     fastest, *_, slowest = sorted(answers[0].rivals.values(), key=lambda rival: rival.speed_up)
     heads = [names.optimizer(advice.optimizer) for advice in answers]
+    # Another study trained the same lengths and seeds with a look-ahead.
     trials = load(LOOK_AHEAD / "trials_tiny.csv")
     by_optimizer = {advice.optimizer: advice for advice in advices(as_plain(trials), **SHAPE)}
     looking = [by_optimizer[advice.optimizer] for advice in answers]
@@ -191,7 +192,7 @@ def executed() -> nbformat.NotebookNode:
     # `timeout`: seconds of a cell. Times would make each run another file.
     client = NotebookClient(notebook, timeout=300, record_timing=False, resources=place)
     environment = {"PYTHONPATH": str(ROOT), "PIPEGAP_RESULTS": str(JOB)}
-    client.execute(env={**os.environ, **environment})
+    client.execute(env={**os.environ, **environment})  # on the job, whatever `results` is here
     notebook.metadata.pop("language_info", None)  # the version of this machine's Python
     return notebook
 

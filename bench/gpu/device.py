@@ -75,7 +75,7 @@ class ReadyCall:
 def prepare(make: Callable[[], Call], device: torch.device) -> ReadyCall:
     """Makes a step and calls it three times. What was made before is freed, if nobody holds it."""
     gc.collect()
-    counters.clear()
+    counters.clear()  # so that graphs and breaks are those of this step alone
     bytes_before = 0
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -122,7 +122,7 @@ def ceilings(setting: GPUSetting) -> Iterator[Row]:
     seconds = median(timed(ready.step, 3 * setting.rounds, device))
     yield {
         "name": "a product of matrices in bf16, and a copy",
-        "flops_per_second": 10 * 2 * width**3 / seconds,
+        "flops_per_second": 10 * 2 * width**3 / seconds,  # ten products, 2 n³ operations each
         "bytes_per_second": copied_per_second(device),
     }
 
@@ -187,7 +187,7 @@ def beside_fake(setting: GPUSetting) -> Iterator[Row]:
     yield {
         "name": f"{what}, delay + EF, eager, two microbatches",
         "peak": ready.peak,
-        "fake_peak": peak and 1e9 * peak,
+        "fake_peak": peak and 1e9 * peak,  # PEAKS are in GB
     }
 
 

@@ -122,6 +122,7 @@ def _trial(out: Path, words: list[str]) -> dict[str, Any]:
         # The first rows have what is compiled and allocated once.
         "later_tokens_per_second": float(np.median([r["tokens_per_second"] for r in rows[3:]])),
         "peak_bytes": result["peak_memory_bytes"],
+        # Records, checkpoints, evaluations: seconds beyond those that the updates took.
         "beside_updates": result["wall_seconds"] - result["tokens"] / result["tokens_per_second"],
         "final_val_loss": result["final_val_loss"],
         "bubble": result["bubble"],
@@ -136,6 +137,7 @@ def _tokens(folder: Path, config: dict[str, Any]) -> Path:
     data.mkdir()
     for split, number in windows.items():
         tokens = draw.integers(0, size, number * config["seq_len"] + 1)
+        # The layout of llm.c: a magic number, a version, the number of tokens, then the tokens.
         header = np.zeros(HEADER_BYTES // 4, dtype="<i4")
         header[:3] = (*MAGIC, len(tokens))
         with (data / f"{split}.bin").open("wb") as file:

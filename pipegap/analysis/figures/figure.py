@@ -258,7 +258,7 @@ def _mean(row: Mapping[Any, Any]) -> str:
 # SVG embeds the letters that it uses.
 
 
-def from_cache(make: Callable[[], bytes], *made_of: str) -> bytes:
+def kept(make: Callable[[], bytes], *made_of: str) -> bytes:
     """Return what `make` makes, or what another process made before of the same `made_of`.
 
     It lies in `~/.cache/pipegap/kept` (or below XDG_CACHE_HOME), after its digest: a damaged file
@@ -326,7 +326,7 @@ def _usual(weight: int) -> bytes:
     """Return the font with the usual letters alone."""
     path = FOLDER / FACES[weight]
     made_of = str(weight), str(path.stat().st_size), fontTools.version, "".join(sorted(USUAL))
-    return from_cache(lambda: _cut(path, USUAL), "letters", *made_of)
+    return kept(lambda: _cut(path, USUAL), "letters", *made_of)
 
 
 def _cut(source: Path | io.BytesIO, letters: frozenset[str], flavor: str | None = None) -> bytes:

@@ -72,6 +72,7 @@ MOST_GAPS = 200
 """Rows of gaps.md: gaps.csv has all."""
 MANY = 50
 """Trials whose pictures and files take longer to make than a process takes to start."""
+TRIALS = "Each opens: config, losses over training, log. What made it stands in the CSV."
 LEGEND = (
     "Gap: final validation loss of an arm minus that of sync, same point and seed, nats per token; "
     "mean over n pairs that both completed, 95 % interval (Student's t). Diverged: pairs in which "
@@ -206,7 +207,6 @@ def _write(
     worker.do(_write_tables, tables, contents.remarks, out)
     lead, other_figures = with_lead(chapters)
     trials = _trials(contents.trials, provenance_rows)
-    note = "Each opens: config, losses over training, log. What made it stands in the CSV."
     arms = names.arms(contents.trials)
     specs = [spec for chapter in chapters for drawn in chapter.figures for spec in drawn.specs]
     return Page(
@@ -228,7 +228,7 @@ def _write(
         missing=listed("Missing", for_people(sweeps_left), "", "missing.csv"),
         cost=cost(sweeps_left),
         makers=listed("Code, machines, data and packages", tables["makers"], "", "makers.csv"),
-        trials=listed("Trials", trials, note, "provenance.csv", arms=arms, most=10_000),
+        trials=listed("Trials", trials, TRIALS, "provenance.csv", arms=arms, most=10_000),
         configs=settings_by_trial(contents.view.trials, specs),
     )
 

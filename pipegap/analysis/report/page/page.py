@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from pipegap.analysis.claims import ALL_PARTS, Outcome, Verdict
 from pipegap.analysis.claims.rule import MOST_SEEDS
 from pipegap.analysis.figures import Figure, Plot, panels
-from pipegap.analysis.figures.figure import from_cache, usual_faces
+from pipegap.analysis.figures.figure import kept, usual_faces
 from pipegap.analysis.figures.style import CONFIG, PAPER, colors_of, on_dark
 from pipegap.analysis.report.answer import MICROBATCHES, STAGES, StoreAnswer
 from pipegap.analysis.report.facts import Overview, TrialNow
@@ -438,7 +438,7 @@ def _vega() -> str:
     """Vega, Vega-Lite and vega-embed."""
     code = "window.vegaEmbed = vegaEmbed;"
     made_of = ("bundle", version("vl-convert-python"), code)
-    return from_cache(lambda: vl_convert.javascript_bundle(code).encode(), *made_of).decode()
+    return kept(lambda: vl_convert.javascript_bundle(code).encode(), *made_of).decode()
 
 
 @cache
