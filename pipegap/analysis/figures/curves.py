@@ -293,7 +293,8 @@ def with_gaps(data: pd.DataFrame) -> list[Chart]:
         for panel in all_panels
         if len(paired := panel.rows.dropna(subset="gap"))
     ]
-    if len(charts) == 2 * len(all_panels) <= 2 * 4:  # each gap stands below its loss
+    # Up to four panels stand beside each other, and each gap below its loss.
+    if len(charts) == 2 * len(all_panels) <= 8:
         charts[0] = charts[0].properties(usermeta={"columns": len(all_panels)})
     return charts
 
