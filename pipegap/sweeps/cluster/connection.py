@@ -131,7 +131,13 @@ def cluster() -> Iterator[tuple[Path, Callable[[], bool]]]:
                 start = partial(
                     ray.init,
                     address=address,
-                    job_config=_imports_as_here(),
+                    # Workers look for modules where this process does, in the same order. Ray
+                    # itself lets them look in the working folder first, but in a job of its client:
+                    # there a `torch.py` of the user's would end every trial. Reversed: a worker
+                    # puts each path before those it has.
+                    job_config=JobConfig(
+                        _client_job=True, _py_driver_sys_path=[*reversed(sys.path)]
+                    ),
                     log_to_driver=False,
                     logging_level=logging.CRITICAL,  # our lines say what failed, and what to do
                 )
@@ -170,15 +176,6 @@ def _end_processes_of(folder: Path) -> None:
         with suppress(OSError):
             if str(folder).encode() in command.read_bytes():
                 os.kill(int(command.parent.name), signal.SIGKILL)
-
-
-def _imports_as_here() -> JobConfig:
-    """Make workers look for modules where this process does, in the same order.
-
-    Ray itself lets them look in the working folder first, but in a job of its client: there a
-    `torch.py` of the user's would end every trial. A worker puts each path before those it has.
-    """
-    return JobConfig(_client_job=True, _py_driver_sys_path=[*reversed(sys.path)])
 
 
 def _token(folder: Path) -> Mapping[str, str]:

@@ -203,10 +203,7 @@ RETRIES = 2
 
 
 def run_trials(
-    session: Session,
-    work: WorkList,
-    planned: Sequence[Trial],
-    expected: Expected | None = None,
+    session: Session, work: WorkList, planned: Sequence[Trial], expected: Expected | None = None
 ) -> None:
     """Run those trials that nobody else runs; each that ends leaves a result in the store.
 
@@ -224,18 +221,13 @@ def _run_on_tune(session: Session, work: WorkList, display: Display) -> None:
     needed = {trial.trial_id: bundles(trial, session.gpus_per_trial) for trial in trials}
     for bundle in needed.values():
         require_room(bundle, ray.cluster_resources())
-    smallest = min(
-        needed.values(),
-        key=lambda bundles_of_trial: sum(sum(bundle.values()) for bundle in bundles_of_trial),
-    )
+    smallest = min(needed.values(), key=lambda needs: sum(sum(b.values()) for b in needs))
     stop = StopWhenAsked(session.asked_to_stop, display.running)
     # In Ray's object store, once, in place of a copy in each trial's payload.
     shared = {"flag": stop.flag, "tracking": session.tracking, "store": session.store}
     train = tune.with_parameters(_train, **shared)
     tuner = Tuner(
-        tune.with_resources(
-            train, lambda payload: PlacementGroupFactory(payload["trial"]["bundles"])
-        ),
+        tune.with_resources(train, lambda p: PlacementGroupFactory(p["trial"]["bundles"])),
         tune_config=TuneConfig(
             search_alg=Offers(
                 work,
@@ -279,7 +271,7 @@ def _record_deaths(
                 record_failure(running.config, why)
 
 
-def _payload(trial: Trial, needed: Bundles) -> Row:
+def _payload(trial: Trial, needed: Bundles) -> Payload:
     """Return what Tune hands to a worker for one trial."""
     return {
         "id": trial.trial_id,
@@ -296,7 +288,7 @@ def _name(trial: Any) -> str:
     return trial.config["trial"]["id"]
 
 
-def _train(payload: Mapping[str, Any], flag: Any, tracking: Tracking, store: SweepStore) -> None:
+def _train(payload: Payload, flag: Any, tracking: Tracking, store: SweepStore) -> None:
     """Runs one trial in a worker, by the same function as `pipegap trial`.
 
     After an error Tune calls it again, in a new process, and the trial resumes. A trial that

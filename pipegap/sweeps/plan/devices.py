@@ -416,9 +416,11 @@ def expected(
     # First of all: the new rates price what is counted below.
     if to_count and ratios and not 1 / OFF < median(ratios) < OFF:
         measure_again()
-    seconds_counted = {
-        trial.trial_id: _seconds_of_work(trial, gpus_per_trial) for trial in to_count
-    }
+    seconds_counted = dict[str, float]()
+    for trial in to_count:  # on all the cores or GPUs that it occupies
+        per_process = occupied(trial, gpus_per_trial) / trial.plan.num_processes
+        work_seconds = counted_seconds(trial.config, trial.plan) / per_process
+        seconds_counted[trial.trial_id] = ASSUMED_START + work_seconds
     by_pace = {t.trial_id: _seconds(t, paces) for t in trials if t.trial_id not in seconds_counted}
     return Expected({**by_pace, **seconds_counted}, compiler_seconds(todo), by_pace.keys())
 
@@ -479,12 +481,6 @@ def _seconds(trial: Trial, paces: Paces) -> float:
     pace = Pace(*map(median, zip(*same_kind, strict=True)))
     training = trial.plan.tokens / pace.tokens_per_second
     return training + trial.plan.num_evaluations * pace.seconds_per_evaluation
-
-
-def _seconds_of_work(trial: Trial, gpus_per_trial: float) -> float:
-    """Return the seconds of the counted work of a trial, on the cores or GPUs that it occupies."""
-    per_process = occupied(trial, gpus_per_trial) / trial.plan.num_processes
-    return ASSUMED_START + counted_seconds(trial.config, trial.plan) / per_process
 
 
 def shape(config: Config) -> str:

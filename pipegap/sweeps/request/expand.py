@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 
 SIZES = ("batch_size", "seq_len")
 """Keys of the size of a batch: a point trains on the same number of tokens with any."""
-PLACES = ("path", "shards")
-NAMES: Mapping[str, Callable[[str], bool]] = {
+IS_PATH: Mapping[str, Callable[[str], bool]] = {
+    "path": lambda word: True,
+    "shards": lambda word: True,
     "name": os.path.isdir,
     "tokenizer": lambda word: word not in ENCODERS and os.path.exists(word),
 }
-"""Keys of data that are paths, and those that may be one or a name."""
+"""Key of data → whether a word is a path there, and not a name."""
 OF_ARMS = {
     *("pipeline", "correction", "choices", "runner", "device", "num_threads", "diagnostics"),
     *("num_updates", "tokens_per_parameter"),
@@ -190,7 +191,10 @@ def _check_repeats(points: Iterable[GridPoint]) -> None:
 
 def placed(config: Config, results: Path) -> Config:
     """Return the config with absolute paths: a trial may run in another folder."""
-    data = {key: _absolute(key, value) for key, value in config["data"].items()}
+    data = {
+        key: str(Path(value).absolute()) if key in IS_PATH and IS_PATH[key](value) else value
+        for key, value in config["data"].items()
+    }
     paths = {key: _if_there(config.get(key)) for key in ("code", "from_pretrained")}
     return {**config, "results": str(results.absolute()), "data": data, **paths}
 
@@ -198,12 +202,6 @@ def placed(config: Config, results: Path) -> Config:
 def _if_there(word: str | None) -> str | None:
     """Return the absolute path of a folder; another word, such as a name on a hub, as it is."""
     return str(Path(word).absolute()) if word is not None and os.path.isdir(word) else word
-
-
-def _absolute(key: str, value: Any) -> Any:
-    if key in PLACES or (key in NAMES and NAMES[key](value)):
-        return str(Path(value).absolute())
-    return value
 
 
 def unique(trials: Iterable[Trial]) -> list[Trial]:
