@@ -227,25 +227,20 @@ class Machine(NamedTuple):
 
 def look(device: torch.device, store: Path) -> Machine:
     """Looks at this machine and at one of its devices."""
-    is_gpu = device.type == "cuda"
-    free, total = _memory(device)
+    if device.type == "cuda":
+        name, (free, total) = torch.cuda.get_device_name(device), torch.cuda.mem_get_info(device)
+    else:
+        name, page = "the host's cores", os.sysconf("SC_PAGE_SIZE")
+        free, total = (os.sysconf(f"SC_{which}_PAGES") * page for which in ("AVPHYS", "PHYS"))
     return Machine(
         host=socket.gethostname(),
         torch=torch.__version__,
         cuda=torch.version.cuda,
-        device=torch.cuda.get_device_name(device) if is_gpu else "the host's cores",
+        device=name,
         free=free,
         total=total,
         disk=shutil.disk_usage(store).free,
     )
-
-
-def _memory(device: torch.device) -> tuple[int, int]:
-    """Free and all bytes of the device's memory."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)
-    page = os.sysconf("SC_PAGE_SIZE")
-    return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
 
 
 def synchronize(device: torch.device) -> None:

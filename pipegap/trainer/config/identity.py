@@ -204,14 +204,12 @@ def _closest(node: Node, candidates: Sequence[tuple[str, Node]]) -> str | None:
     for name, values in candidates:
         if values == node:  # the common case, and a cheap test
             return name
-    ranked = sorted((*_unlikeness(node, values), name) for name, values in candidates)
-    return next((name for unshared, _, name in ranked if unshared < len(node)), None)
-
-
-def _unlikeness(node: Node, values: Node) -> tuple[int, int]:
-    """How many values of `node` are not in `values`, and how many keys of the two differ in all."""
-    shared = sum(key in values and values[key] == value for key, value in node.items())
-    return len(node) - shared, len(node.keys() | values.keys()) - shared
+    # By the values of `node` that a candidate lacks, then by the keys in which the two differ.
+    ranked = []
+    for name, values in candidates:
+        shared = sum(key in values and values[key] == value for key, value in node.items())
+        ranked.append((len(node) - shared, len(node.keys() | values.keys()) - shared, name))
+    return next((name for unshared, _, name in sorted(ranked) if unshared < len(node)), None)
 
 
 @cache
@@ -278,9 +276,7 @@ def without_younger(config: Mapping[str, Any]) -> dict[str, Any]:
         if key in older and older[key] == usual:
             del older[key]
         elif isinstance(node, Mapping) and name in node and node[name] == usual:
-            older[group] = {
-                other_key: value for other_key, value in node.items() if other_key != name
-            }
+            older[group] = {k: value for k, value in node.items() if k != name}
     return older
 
 
@@ -453,18 +449,13 @@ def made_by(device_name: str) -> dict[str, Any]:
     """
     from pipegap.trainer.base.resources import processor_name  # torch is slow
 
+    versions = {name: version(name) for name in ("torch", "numpy", "pytorch_optimizer")}
     return {
         "git": _code(),
-        "versions": {**_versions()},
+        "versions": {"python": platform.python_version(), **versions},
         "device_name": device_name,
         "processor": processor_name(),
     }
-
-
-@cache
-def _versions() -> Mapping[str, str]:
-    packages = ("torch", "numpy", "pytorch_optimizer")
-    return {"python": platform.python_version()} | {name: version(name) for name in packages}
 
 
 def code_version() -> str | None:
@@ -485,13 +476,11 @@ def _commit() -> str | None:
     tracks = ["git", "ls-files", "--error-unmatch", source_file.name]
     describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        run(tracks, cwd=source_file.parent, check=True, capture_output=True)
-        result = run(
-            describe, cwd=source_file.parent, check=True, capture_output=True, encoding="utf-8"
-        )
+        for command in (tracks, describe):
+            result = run(command, cwd=source_file.parent, check=True, capture_output=True)
     except (CalledProcessError, FileNotFoundError):  # not tracked; no git
         return None
-    return result.stdout.strip()
+    return result.stdout.decode().strip()
 
 
 def _release() -> str | None:
@@ -501,10 +490,8 @@ def _release() -> str | None:
     """
     source_file = Path(__file__)
     for package in distributions(name="pipegap"):
-        if (
-            Path(str(package.locate_file(source_file.relative_to(CODE_ROOT)))).resolve()
-            == source_file.resolve()
-        ):
+        installed_file = Path(str(package.locate_file(source_file.relative_to(CODE_ROOT))))
+        if installed_file.resolve() == source_file.resolve():
             return f"pipegap {package.version}"
     return None
 

@@ -8,8 +8,6 @@ from itertools import pairwise
 from math import ceil
 from typing import Any, Protocol
 
-import torch
-
 from pipegap.trainer.base.build import label, locate, made, use_code
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.ranges import MAX_COUNT
@@ -23,6 +21,7 @@ from pipegap.trainer.config.schema import (
 from pipegap.trainer.config.work import (
     FP32,
     by_rank,
+    itemsize_of,
     largest_rank,
     loss_bytes,
     num_entries,
@@ -205,15 +204,15 @@ def _checkpoint_bytes(
 
     In fp32 the newest version is the master itself. The estimate takes all stages as equally large.
     """
-    dtype: torch.dtype = getattr(torch, config["dtype"])
+    itemsize = itemsize_of(config)
     whole = weights_of(config["model"], 1, config["seq_len"])
     [weights], [states] = whole, states_of(locate(config["optimizer"]["_target_"]), whole)
     lags = schedule.lags
     # Means over stages: 1 newest version and `lag` older ones, each a set of leaves.
     leaves = 1 + sum(lag + correction.num_leaves_ahead(lag) for lag in lags) / len(lags)
     buffers = sum(map(correction.num_buffers, lags)) / len(lags)
-    master = 0 if dtype == torch.float32 else FP32
-    of_weights = num_entries(weights) * (master + leaves * dtype.itemsize + buffers * FP32)
+    master = 0 if itemsize == FP32 else FP32
+    of_weights = num_entries(weights) * (master + leaves * itemsize + buffers * FP32)
     return round(of_weights + FP32 * states)
 
 

@@ -373,7 +373,10 @@ def work(
     last, of_head = works[-1], model.hidden_size * model.vocab_size
     of_logit = LOSS_TOUCHES * itemsize + LOSS_COPIES[bool(config["compile"])]
     in_loss = tokens * model.vocab_size * of_logit
-    in_loss += _sums_of_head(config, tokens, num_backwards) * of_head * bytes_per_sum
+    if (chunk := config["model"].get("loss_chunk")) is not None:
+        # A loss that is fused with the head adds to the head's gradient at each chunk.
+        num_sums = num_backwards * ceil(tokens / num_backwards / chunk)
+        in_loss += num_sums * of_head * bytes_per_sum
     products = last.products + 6 * of_head * tokens
     return [*works[:-1], last._replace(products=products, bytes=last.bytes + in_loss)]
 
@@ -384,12 +387,6 @@ def _share(config: Config) -> tuple[float, int]:
     num_processes = 1 if config["runner"] == "emulated" else replicas
     tokens = config["batch_size"] * config["seq_len"] / num_processes
     return tokens, num_microbatches * replicas // num_processes
-
-
-def _sums_of_head(config: Config, tokens: float, num_backwards: int) -> int:
-    """How often a loss that is fused with the head adds to the head's gradient: per chunk."""
-    chunk = config["model"].get("loss_chunk")
-    return 0 if chunk is None else num_backwards * ceil(tokens / num_backwards / chunk)
 
 
 def _mixing(

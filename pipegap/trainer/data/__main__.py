@@ -153,10 +153,8 @@ def _refuse_other_data(out: Path, settings: Mapping[str, object]) -> None:
     settings_there = Prepared(path=str(out)).manifest.model_dump(include=set(settings))
     for key, value in settings.items():
         if settings_there[key] != value:
-            allowed = (
-                f"holds {key}={settings_there[key]}, not {value}; delete it or choose another out="
-            )
-            raise BadInput("out", out, allowed)
+            holds = f"holds {key}={settings_there[key]}, not {value}"
+            raise BadInput("out", out, f"{holds}; delete it or choose another out=")
 
 
 def run(name: str, options: dict[str, str], cache: Path = CACHE) -> str:
@@ -184,8 +182,7 @@ def run(name: str, options: dict[str, str], cache: Path = CACHE) -> str:
     num_tokens = number(options.get("num_tokens", "inf"))
     if not num_tokens > 0:  # NaN, of a word that is no number, too
         raise BadInput("num_tokens", options["num_tokens"], "must be a positive number")
-    is_prepared = Prepared(path=str(out)).hash is not None
-    if is_prepared:
+    if is_prepared := Prepared(path=str(out)).hash is not None:
         settings = {"corpus": name, "tokenizer": tokenizer, "num_tokens": num_tokens}
         _refuse_other_data(out, settings)
     else:

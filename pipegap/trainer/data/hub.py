@@ -47,8 +47,7 @@ class HubDocuments:
         field: str,
         skip: bool = False,
     ) -> None:
-        self._name, self._field, self._skip = name, field, skip
-        self._num_read = 0
+        self._name, self._field, self._skip, self._num_read = name, field, skip, 0
         if os.path.isdir(name) and PATTERN.search(os.path.realpath(name)):
             allowed = "must lie in folders without * ? [ ] in their names: datasets takes a pattern"
             raise BadInput("data.name", name, allowed)
@@ -137,12 +136,8 @@ def _download(requirement: str, cache: Path) -> None:
         pins.write(f"{requirement}\n")
         pins.flush()
         command = [sys.executable, "-m", "pip", "download", "-q", *options]
-        result = subprocess.run(
-            [*command, "-d", str(cache), "-r", pins.name],
-            check=False,
-            capture_output=True,
-            text=True,
-        )
+        command += ["-d", str(cache), "-r", pins.name]
+        result = subprocess.run(command, check=False, capture_output=True, text=True)
     if result.returncode:
         reason = (result.stderr.strip().splitlines() or ["no reason given"])[-1]
         package = requirement.split(maxsplit=1)[0]

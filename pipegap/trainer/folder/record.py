@@ -282,7 +282,7 @@ class TrialFolder:
         self,
         config: Mapping[str, Any],
         made_by: Mapping[str, object],
-        after: int | None = None,
+        newest_before: int | None = None,
     ) -> "Iterator[TrialFolder]":
         """Makes the folder and holds the trial's lease while the context lasts: see `leased`.
 
@@ -296,7 +296,7 @@ class TrialFolder:
             key = "results" if config["out"] is None else "out"
             raise BadInput(key, config[key], f"must be writable ({error.strerror})") from None
         with (
-            leased(self.path, self._outcome, made_by, after) as self._lease,
+            leased(self.path, self._outcome, made_by, newest_before) as self._lease,
             ExitStack() as self._open,
         ):
             clean(self.path, self._lease.started_ns)
@@ -336,9 +336,9 @@ class TrialFolder:
         for _, num_updates, path in newest_first(self.path):
             # Counted, not listed: the name of a file may claim any number of updates.
             num_there = sum(start <= update < num_updates for update in lines)
-            if num_lost := num_updates - start - num_there:
+            if num_missing := num_updates - start - num_there:
                 first = next(update for update in range(start, num_updates) if update not in lines)
-                missing_rows = f"{num_lost} rows before it, that of update {first} first"
+                missing_rows = f"{num_missing} rows before it, that of update {first} first"
                 yield path, f"{self._rows} lacks {missing_rows}"
                 continue
             rows = (line.content for update, line in lines.items() if update < num_updates)
@@ -463,7 +463,7 @@ class ReadOnlyFolder(TrialFolder):
         self,
         config: Mapping[str, Any],
         made_by: Mapping[str, object],
-        after: int | None = None,
+        newest_before: int | None = None,
     ) -> Iterator[TrialFolder]:
         yield self
 

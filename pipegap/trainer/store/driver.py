@@ -61,7 +61,7 @@ class Written:
                 self._version = stored_content.version
                 if stored_content.content != content:
                     self._version = self._bucket.write(self._key, content, self._version)
-        except (Changed, FileNotFoundError, ValueError, AttributeError, RecursionError):
+        except (Changed, FileNotFoundError, ValueError, AttributeError):  # or no object of ours
             message = f"{self._key} of {self._bucket.url} was written by another process"
             raise LeaseLost(message) from None
 
@@ -168,7 +168,7 @@ def _read(bucket: BucketClient) -> Content | None:
 
 def _who(content: Content) -> dict[str, Any]:
     """Return what the object says of its driver: nothing if it is damaged."""
-    with suppress(ValueError, RecursionError):
+    with suppress(ValueError):
         who = json.loads(content.content)
         if isinstance(who, dict):
             return who
