@@ -275,9 +275,8 @@ def submit(
     while f"{name}-{number}" in attempts:  # Ray takes an id once, even of a job that has ended
         number += 1
     last = attempts.get(f"{name}-{number - 1}")
-    if last is not None and (
-        not last.status.is_terminal() or (last.status == "SUCCEEDED" and not resubmit)
-    ):
+    is_over = last is not None and last.status.is_terminal()
+    if last is not None and (not is_over or (last.status == "SUCCEEDED" and not resubmit)):
         print(f"job {last.submission_id}: submitted before, {last.status.lower()}", flush=True)
         return str(last.submission_id)
     job_id = f"{name}-{number}"

@@ -306,9 +306,8 @@ def try_settings(sweep: Sweep, search: Search, point: GridPoint, snapshot: Snaps
     while len(tried) < search.budget:
         number = min(search.at_once, search.budget - len(tried))
         proposed = [study.ask(axes) for _ in range(number)]
-        settings = [
-            try_at(point, _rounded(space, p.params), search.seeds, snapshot) for p in proposed
-        ]
+        values = (_rounded(space, proposal.params) for proposal in proposed)
+        settings = [try_at(point, of, search.seeds, snapshot) for of in values]
         tried += settings
         losses = [setting.losses for setting in settings]
         # Optuna is told all losses of a group of proposals, or none: in another order, or with

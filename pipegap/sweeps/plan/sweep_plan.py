@@ -237,9 +237,8 @@ class Round:
         """Return the round of now, after this one. Raises StoreAway."""
         self.store.pull()
         snapshot = self.snapshot.again()
-        return replace(
-            self, snapshot=snapshot, sweeps=[sweep.refreshed(snapshot) for sweep in self.sweeps]
-        )
+        sweeps = [sweep.refreshed(snapshot) for sweep in self.sweeps]
+        return replace(self, snapshot=snapshot, sweeps=sweeps)
 
     @property
     def title(self) -> str:

@@ -165,11 +165,9 @@ def _check_arms(points: Iterable[GridPoint]) -> None:
             if differing_keys := sorted(
                 k for k in config if config[k] != sync[k] and k not in OF_ARMS
             ):
-                value = sync[differing_keys[0]]
-                allowed = f"must be that of sync, {value}: arms differ in staleness only"
-                raise BadInput(
-                    f"sweep.arms.{arm}", f"{differing_keys[0]}={config[differing_keys[0]]}", allowed
-                )
+                key = differing_keys[0]
+                allowed = f"must be that of sync, {sync[key]}: arms differ in staleness only"
+                raise BadInput(f"sweep.arms.{arm}", f"{key}={config[key]}", allowed)
             plan = point.plan(config)
             acts[arm] = acts.get(arm, False) or plan.is_delayed or plan.looks_ahead
     for arm, does_act in acts.items():

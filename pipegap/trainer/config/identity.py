@@ -215,10 +215,8 @@ def _closest(node: Node, candidates: Sequence[tuple[str, Node]]) -> str | None:
 @cache
 def _alike(group: str, address: str) -> list[tuple[str, Node]]:
     """Names and values of the group's YAMLs with this published address, in alphabetical order."""
-    presets = _presets(group)
-    return [
-        (name, _values(node)) for name, node in presets.items() if _address(group, name) == address
-    ]
+    names_there = (name for name in _presets(group) if _address(group, name) == address)
+    return [(name, _values(_presets(group)[name])) for name in names_there]
 
 
 @cache
@@ -338,9 +336,8 @@ def _clips_by_stage(config: Mapping[str, Any]) -> bool:
 
 def trial_id(config: Mapping[str, Any], data_hash: str | None) -> str:
     """Returns 16 hexadecimal digits, a hash of resolved config, data and trainer's version."""
-    hashed_config = _of_loop(config) if is_of_loop(config) else _of_trial(config)
     identity = {
-        "config": hashed_config,
+        "config": _of_loop(config) if is_of_loop(config) else _of_trial(config),
         "data_hash": data_hash,
         "trainer_version": version_of(config),
     }
@@ -357,11 +354,8 @@ def _of_loop(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     left_out = ("choices", "results", "out", WORDS)
     hashed_config = {key: value for key, value in config.items() if key not in left_out}
-    hashed_config |= own_words(config)
-    hashed_config["data"] = {
-        key: value for key, value in hashed_config["data"].items() if key != "path"
-    }
-    return hashed_config
+    data = {key: value for key, value in config["data"].items() if key != "path"}
+    return hashed_config | own_words(config) | {"data": data}
 
 
 def _of_trial(config: Mapping[str, Any]) -> dict[str, Any]:

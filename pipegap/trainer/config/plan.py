@@ -35,6 +35,8 @@ from pipegap.trainer.models.export import check_start
 from pipegap.trainer.schedules.operations import Schedule
 from pipegap.trainer.schedules.proof import check
 
+Config = Mapping[str, Any]
+
 PROVEN = 8
 """How many batches at the start of each phase are proven to run; later ones repeat them."""
 FORWARD = 1 / 3
@@ -85,7 +87,7 @@ class Plan:
     evaluation_flops: float
 
 
-def plan_trial(config: Mapping[str, Any]) -> Plan:
+def plan_trial(config: Config) -> Plan:
     """The plan of a validated config; raises BadInput for a schedule or model that cannot run."""
     return Planner()(config)
 
@@ -100,7 +102,7 @@ class Planner:
         self._plans: dict[str, Plan] = {}
         self._facts = cache(_facts)
 
-    def __call__(self, config: Mapping[str, Any]) -> Plan:
+    def __call__(self, config: Config) -> Plan:
         """See `plan_trial`."""
         use_code(config.get("code"))
         # All but the id is equal for trials that differ in the seed or in the optimizer's keys.
@@ -112,7 +114,7 @@ class Planner:
         return replace(plan, trial_id=trial_id(config, plan.data_hash))
 
 
-def which_optimizer(config: Mapping[str, Any]) -> dict[str, Any]:
+def which_optimizer(config: Config) -> dict[str, Any]:
     """Returns the optimizer's part of a config that sizes and work depend on: its address."""
     return {"optimizer": {"_target_": config["optimizer"]["_target_"]}}
 
@@ -124,7 +126,7 @@ def _facts(node: str) -> tuple[str | None, int]:
     return digest, 0 if digest is None else source.num_validation_tokens
 
 
-def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: int) -> Plan:
+def _plan(config: Config, hash_of_data: str | None, num_validation: int) -> Plan:
     model: Recipe = made("model", config["model"], Recipe)
     tokens_per_update = config["batch_size"] * config["seq_len"]
     num_updates = config["num_updates"]
@@ -176,7 +178,7 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: i
     )
 
 
-def _num_updates(config: Mapping[str, Any], num_parameters: int) -> int:
+def _num_updates(config: Config, num_parameters: int) -> int:
     """Returns the updates that make `tokens_per_parameter`; raises BadInput for too many."""
     share: float = config["tokens_per_parameter"]
     num_updates = max(1, round(share * num_parameters / (config["batch_size"] * config["seq_len"])))
@@ -186,7 +188,7 @@ def _num_updates(config: Mapping[str, Any], num_parameters: int) -> int:
     return num_updates
 
 
-def _num_processes(config: Mapping[str, Any], schedule: Schedule) -> int:
+def _num_processes(config: Config, schedule: Schedule) -> int:
     """1 for an emulated trial; for a true pipeline, ranks times replicas."""
     if config["runner"] == "emulated":
         return 1
@@ -197,9 +199,7 @@ def _num_processes(config: Mapping[str, Any], schedule: Schedule) -> int:
     return schedule.num_ranks * replicas
 
 
-def _checkpoint_bytes(
-    config: Mapping[str, Any], schedule: Schedule, correction: NoCorrection
-) -> int:
+def _checkpoint_bytes(config: Config, schedule: Schedule, correction: NoCorrection) -> int:
     """Bytes of one checkpoint: fp32 master, living versions, states of optimizer and correction.
 
     In fp32 the newest version is the master itself. The estimate takes all stages as equally large.

@@ -34,6 +34,8 @@ from pipegap.trainer.optimizers.routing import (
 from pipegap.trainer.schedules.operations import Op, Schedule
 from pipegap.trainer.schedules.proof import interleave
 
+Config = Mapping[str, Any]
+
 FP32 = 4
 WALKED = 3
 """Batches of each phase whose operations are followed; later ones repeat them."""
@@ -45,7 +47,7 @@ Number = TypeVar("Number", int, float)
 
 
 def largest_rank(
-    config: Mapping[str, Any],
+    config: Config,
     schedule: Schedule,
     correction: NoCorrection,
     stages: "Stages",
@@ -72,16 +74,15 @@ def by_rank(schedule: Schedule, of_stages: Sequence[Number]) -> list[Number]:
     return [sum(of_stages[stage] for stage in stages) for stages in ranks]
 
 
-def loss_bytes(config: Mapping[str, Any], model: Recipe) -> int:
+def loss_bytes(config: Config, model: Recipe) -> int:
     """Returns the bytes at the peak of one microbatch's loss: logits and all that is made of them.
 
     Compiled, these are the logits and their gradient, else also fp32 copies. A loss that is fused
     with the head (`model.loss_chunk`) has the logits of one chunk alone, and also the gradients of
     the head's weight and input.
     """
-    itemsize = itemsize_of(config)
-    rows = config["batch_size"] // (config["pipeline"]["num_microbatches"] * config["num_replicas"])
-    tokens, chunk = rows * config["seq_len"], config["model"].get("loss_chunk")
+    itemsize, chunk = itemsize_of(config), config["model"].get("loss_chunk")
+    tokens = _microbatch_tokens(config)
     if chunk is None:
         of_logit = 2 * itemsize if config["compile"] else 3 * FP32
         return tokens * model.vocab_size * of_logit
@@ -91,6 +92,11 @@ def loss_bytes(config: Mapping[str, Any], model: Recipe) -> int:
     of_logit = 2 * itemsize if config["compile"] else copies
     gradients = model.hidden_size * (FP32 * model.vocab_size + itemsize * tokens)
     return min(tokens, chunk) * model.vocab_size * of_logit + gradients
+
+
+def _microbatch_tokens(config: Config) -> int:
+    num_microbatches = config["pipeline"]["num_microbatches"] * config["num_replicas"]
+    return config["batch_size"] // num_microbatches * config["seq_len"]
 
 
 def _shared(dtype: torch.dtype, lag: int, correction: NoCorrection, *, is_true: bool) -> int:
@@ -188,7 +194,7 @@ class _Costs:
     loss: int
 
 
-def peak_bytes(config: Mapping[str, Any], num_updates: int) -> int:
+def peak_bytes(config: Config, num_updates: int) -> int:
     """Returns the most bytes that any rank of a validated config has in use in any of its updates.
 
     Counted are weights, gradients and states (`largest_rank`), activations between forward and
@@ -221,13 +227,10 @@ def peak_bytes(config: Mapping[str, Any], num_updates: int) -> int:
     return weights + waiting + _beside(schedule, costs, is_true)
 
 
-def _activations(
-    config: Mapping[str, Any], model: Recipe, stages: Stages
-) -> tuple[list[int], list[int]]:
+def _activations(config: Config, model: Recipe, stages: Stages) -> tuple[list[int], list[int]]:
     """The bytes that a microbatch keeps on each stage until its backward, without logits, and the
     bytes that its backward recomputes there for one layer."""
-    rows = config["batch_size"] // (config["pipeline"]["num_microbatches"] * config["num_replicas"])
-    size = rows * config["seq_len"] * itemsize_of(config)
+    size = _microbatch_tokens(config) * itemsize_of(config)
     shares, share = visited(model, stages), KEPT[bool(config["compile"])]
     whole = [round(size * share * widths_per_token(stage, shares)) for stage in stages]
     if not model.activation_checkpointing:
@@ -238,14 +241,14 @@ def _activations(
     return inputs, [of // max(1, number) for of, number in zip(whole, layers, strict=True)]
 
 
-def itemsize_of(config: Mapping[str, Any]) -> int:
+def itemsize_of(config: Config) -> int:
     """Returns the bytes of an entry of the leaves."""
     dtype: torch.dtype = getattr(torch, config["dtype"])
     return dtype.itemsize
 
 
 def _held(
-    config: Mapping[str, Any],
+    config: Config,
     schedule: Schedule,
     correction: NoCorrection,
     entries: Sequence[int],
@@ -295,8 +298,6 @@ def _levels(ops: Sequence[Op], costs: _Costs, last: int) -> Iterator[int]:
 # Products of matrices and attention are limited by FLOPs, all other kernels by the bytes that
 # they read and write. How fast a device does either is not known here. Trials with
 # `compile=update` first have their graphs compiled, each once per machine.
-
-Config = Mapping[str, Any]
 
 CAUSAL = 1 / 2
 """The share of all scores that a causal kernel computes."""

@@ -113,10 +113,9 @@ def newest_commit(name: str) -> str:
 
 def fetch(package: str, cache: Path) -> ZipFile:
     """The archive of `package`, from `cache` or by pip; raises BadInput where pip cannot get it."""
+    pins = PINS.read_text("utf-8").splitlines()
+    requirement = next(line for line in pins if line.startswith(f"{package}=="))
     # By its hash, whatever its name: users may put an archive there by hand.
-    requirement = next(
-        line for line in PINS.read_text("utf-8").splitlines() if line.startswith(f"{package}==")
-    )
     digest = requirement.rpartition("sha256:")[2]
     cache.mkdir(parents=True, exist_ok=True)
     if (cached := _with_hash(cache, digest)) is None:

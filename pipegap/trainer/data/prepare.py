@@ -309,10 +309,8 @@ class Preparation:
         """Writes the documents after the state, until there are `num_tokens` training tokens."""
         if self.train.num_tokens >= self._num_tokens:
             return
-        batches_read = batches(documents, self._state)
-        for state, encoded in mapped(
-            encode, batches_read, num_workers, Batch.size, CHARACTERS_AHEAD
-        ):
+        unread = batches(documents, self._state)
+        for state, encoded in mapped(encode, unread, num_workers, Batch.size, CHARACTERS_AHEAD):
             for held_out, tokens in encoded:
                 (self.validation if held_out else self.train).add(tokens)
             # Only after all documents of the batch: a state lies between two batches.

@@ -38,13 +38,7 @@ from pipegap.trainer.delayed.keeper import (
 from pipegap.trainer.optimizers import state as optimizer_state
 from pipegap.trainer.optimizers.averaging import HasModes, averages, evaluated
 from pipegap.trainer.stages.in_parts import CorrectionInParts
-from pipegap.trainer.stages.update import (
-    Gradients,
-    Weights,
-    corrected_update,
-    look_ahead,
-    step,
-)
+from pipegap.trainer.stages.update import Gradients, Weights, corrected_update, look_ahead, step
 
 SAME = ("delay", "keep", "pipeline", "correction")
 """Attributes that a state must have been saved with."""
@@ -302,9 +296,7 @@ class DelayedOptimizer(Around):
         followed = [] if keeper is None else keeper.weights
         ids = {*map(id, followed)}
         other_weights = [weight for id_, weight in self._present().items() if id_ not in ids]
-        training = [
-            weight for weight in other_weights if weight.requires_grad or weight.grad is not None
-        ]
+        training = [w for w in other_weights if w.requires_grad or w.grad is not None]
         return self._follow(training if training or followed else other_weights)
 
     def _follow(self, weights: Sequence[nn.Parameter]) -> tuple[Keeper, CorrectionInParts]:
@@ -331,10 +323,8 @@ class DelayedOptimizer(Around):
         absent = [i for i, weight in enumerate(keeper.weights) if id(weight) not in present]
         if not absent:
             return
-        tensors_of = self._delay_tensors()
-        settled = [
-            i for i in absent if is_settled(keeper.weights[i], tensors_of[keeper.weights[i]])
-        ]
+        tensors_of, weights = self._delay_tensors(), keeper.weights
+        settled = [i for i in absent if is_settled(weights[i], tensors_of[weights[i]])]
         keeper.forget(settled)
         correction.forget(self._make_correction, settled)
 

@@ -48,7 +48,7 @@ class WeightsLater(TorchFunctionMode):
         """Computes the delayed gradients, by weight, and frees what they are made of."""
         gradients: dict[nn.Parameter, Tensor] = {}
         for weight, gradient, x in self._products:
-            product = gradient.flatten(0, -2).T @ x.flatten(0, -2)
+            product = gradient.flatten(0, -2).T @ x.flatten(0, -2)  # [out, in]
             gradients[weight] = gradients[weight] + product if weight in gradients else product
         self._products.clear()
         return gradients
@@ -56,8 +56,7 @@ class WeightsLater(TorchFunctionMode):
     def _linear(self, input: Tensor, weight: nn.Parameter, bias: Tensor | None = None) -> Tensor:
         if bias is not None:
             return F.linear(input, weight, bias)
-        output: Tensor = _Linear.apply(input, weight, self._products)
-        return output
+        return _Linear.apply(input, weight, self._products)
 
 
 class _Linear(torch.autograd.Function):
@@ -207,9 +206,7 @@ class Recomputed(Microbatch):
         return super().backward_input(gradient, leaves_now)
 
 
-def microbatches_of(
-    schedule: Schedule,
-) -> Callable[[Tensor, Sequence[nn.Parameter]], Microbatch]:
+def microbatches_of(schedule: Schedule) -> Callable[[Tensor, Sequence[nn.Parameter]], Microbatch]:
     """What makes a microbatch of its input and its forward's leaves, under this schedule."""
     if schedule.recomputes:
         return Recomputed

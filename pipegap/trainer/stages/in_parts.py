@@ -70,7 +70,7 @@ class CorrectionInParts(NoCorrection):
         The other weights' memory stays, in corrections that are made anew.
         """
         groups, places = self._groups, [i for i in range(len(self.lags)) if i not in numbers]
-        states = chosen(self.state(), places)
+        states = chosen(self.state(), places)  # before the numbers change
         number_of = {i: number for number, i in enumerate(places)}
         self.lags, self._num_parts = chosen(self.lags, places), chosen(self._num_parts, places)
         self._groups = []
@@ -102,10 +102,7 @@ class CorrectionInParts(NoCorrection):
             correction.gradient(*parts)
 
     def gradient_of_some(
-        self,
-        gradients: Sequence[Tensor | None],
-        weights: Sequence[Tensor],
-        delays: Sequence[int],
+        self, gradients: Sequence[Tensor | None], weights: Sequence[Tensor], delays: Sequence[int]
     ) -> None:
         """`gradient`, where the loss may not depend on every weight.
 
@@ -153,7 +150,7 @@ class CorrectionInParts(NoCorrection):
         if not self.looks_ahead:
             return weights
         parts = [correction.evaluated(parts) for correction, parts in self._each(weights)]
-        tensors = self._joined(parts, torch.stack)
+        tensors = self._joined(parts, torch.stack)  # [experts, rows, columns] of matrices
         return [tensors.get(i, weight) for i, weight in enumerate(weights)]
 
     @override
@@ -197,6 +194,7 @@ def _parts_of(item: Any, num_parts: int | None) -> Sequence[Any]:
     if isinstance(item, Tensor):
         return item.unbind()
     if isinstance(item, Mapping):
+        # Copies: a part of a stack would keep the memory of all of it.
         return [{name: stack[i].clone() for name, stack in item.items()} for i in range(num_parts)]
     return [item] * num_parts
 

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
 from time import monotonic
 from typing import Any
 from uuid import uuid4
@@ -69,11 +68,8 @@ class Written:
 def drives(bucket: BucketClient, token: str) -> bool:
     """Return whether the prefix is still that of the driver with this token."""
     content = _read(bucket)
-    return (
-        content is not None
-        and _who(content).get("writer") == token
-        and "ended" not in _who(content)
-    )
+    who = {} if content is None else _who(content)
+    return who.get("writer") == token and "ended" not in who
 
 
 @contextmanager
@@ -96,6 +92,7 @@ def driving(bucket: BucketClient) -> Iterator[str]:
             lease.write(facts)
         except LeaseLost:
             print(f"results={bucket.url} {TAKEN_OVER}", file=sys.stderr, flush=True)
+            # A thread cannot end the process in order; the signal's handler can.
             os.kill(os.getpid(), signal.SIGTERM)
             return False
         except StoreAway:  # for a moment, or until another driver takes over
@@ -122,6 +119,7 @@ def _left(bucket: BucketClient) -> Content | None:
     if seconds_left > 0:
         driver = f"{_process(first)}, which drives {bucket.url}"
         print(f"waiting {seconds_left:.0f} s for a sign of {driver}", flush=True)
+    # The server said how old the sign is; from here on this process's own clock counts.
     deadline = monotonic() + seconds_left
     while monotonic() < deadline:
         time.sleep(POLL_EVERY)
@@ -150,13 +148,11 @@ def _require_conditional(bucket: BucketClient) -> None:
     """Raise BadInput if the provider writes what is there already, or has another version."""
     content = bucket.read(KEY)
     # A version that the object never had; a generation is a number.
-    wrong_version = {
-        name: "1" if name == "version" else f'"{uuid4().hex}"' for name in content.version
-    }
+    etag = f'"{uuid4().hex}"'
+    wrong_version = {key: "1" if key == "version" else etag for key in content.version}
     for version in (None, wrong_version):
-        write = partial(bucket.write, KEY, content.content, version)
         with suppress(Changed):
-            write()
+            bucket.write(KEY, content.content, version)
             raise BadInput("results", bucket.url, CONDITIONAL)
 
 

@@ -186,6 +186,7 @@ class BucketStore:
         notes = dict(notes_before)
         in_folders = tuple(f"{folder}/" for folder in folders)
         outdated = {key for key in notes if key.startswith(in_folders) and key not in metas}
+        # A result that was replaced is deleted first: the copy has none while the rest is fetched.
         outdated |= {key for key, e_tag in results.items() if notes.get(key, [e_tag])[0] != e_tag}
         for key in sorted(outdated, key=_is_result, reverse=True):
             del notes[key]
@@ -216,6 +217,8 @@ class BucketStore:
             path = self.folder / meta.key
             is_here = notes.get(meta.key, [""])[0] == meta.e_tag
             if not is_here and not _downloaded(self._bucket, meta, path):
+                # It changed since the listing. An empty etag has the next pull fetch it again, and
+                # this one leaves out the files after it, the result above all.
                 return {**new_notes, meta.key: ["", 0.0]}
             if NAME.fullmatch(path.name):  # written again at each heartbeat, whose age a holder has
                 with suppress(FileNotFoundError):
@@ -269,6 +272,7 @@ class BucketStore:
         except StoreAway:
             return TrialState.HELD
         state = FileStore(self.folder).state_of(trial)
+        # HELD is what the copy says of a process of a driver before this one.
         return TrialState.FREE if state == TrialState.HELD else state
 
     @contextmanager
@@ -455,6 +459,7 @@ class Upload:
         waits = is_end and RESULT in due and len(due) > 1
         if waits or not is_end:
             due.discard(RESULT)
+        # Rows alone wait until there are many more: an object is written as a whole each time.
         needs_rows = is_end or any(fnmatch(name, CHECKPOINTS) for name in due)
         if METRICS in due & etags.keys() and etags[METRICS] == self._etags.get(METRICS):
             size = self._stamps[METRICS][2]

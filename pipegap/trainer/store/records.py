@@ -73,6 +73,7 @@ class Record:
         """The scale, and the word of the command line by which its trials are compiled, if any:
         sweeps of other conditions make other numbers."""
         ways = [word for word in self.words if word.startswith("compile=")]
+        # The last word of a key counts, and false is what a command without the word has.
         return " ".join([self.scale, *(word for word in ways[-1:] if word != "compile=false")])
 
 
@@ -86,6 +87,7 @@ FORMAT = 2
 
 def asked_by(words: Iterable[str]) -> frozenset[str]:
     """Return the words that ask for trials; those of HOW do not."""
+    # Up to a dot: `tracking.mode=online` is a word of the tracker too.
     return frozenset(word for word in words if re.split(r"[.=]", word)[0] not in HOW)
 
 
@@ -101,6 +103,7 @@ def of_sweep(results: Path, sweep: str, scale: str) -> list[Record]:
     """Return the records of a sweep at a scale, of one request each; damaged ones are left out."""
     contents, _ = _read(results, f"{sweep}-{scale}*.json")
     records = map(RECORD.validate_python, contents.values())
+    # The pattern of the names fits other sweeps and scales too.
     return [record for record in records if (record.sweep, record.scale) == (sweep, scale)]
 
 

@@ -51,6 +51,7 @@ class Snapshot:
         if folder not in self._read:
             try:
                 stamp, last = _stamp(folder / RESULT), self._before.get(folder)
+                # Results are renamed into place: another content has another time or size.
                 if last is None or last.stamp != stamp:
                     last = _Read(stamp, read_result(folder) if stamp else None)
             except PermissionError as error:
