@@ -166,10 +166,8 @@ def main(words: Sequence[str]) -> int:
             raise  # a fault of the program: its traceback helps more than one line
         _say(f"pipegap trial: {error}: {remedy}", sys.stderr)
         return FAILED
-    _say(
-        ("" if earlier_result is None else "done before, not run: ") + _summary(config, result),
-        sys.stdout,
-    )
+    before = "" if earlier_result is None else "done before, not run: "
+    _say(f"{before}{_summary(config, result)}", sys.stdout)
     return DONE
 
 

@@ -257,9 +257,8 @@ def one_of(key: str, value: str, allowed_names: Collection[str], more: str = "")
 
     `more` says what else is allowed.
     """
-    return BadInput(
-        key, value, f"must be one of {', '.join(closest_first(value, allowed_names))}{more}"
-    )
+    names = ", ".join(closest_first(value, allowed_names))
+    return BadInput(key, value, f"must be one of {names}{more}")
 
 
 def number(text: str) -> float:

@@ -70,10 +70,8 @@ def rank_device(name: str, local_rank: int, num_ranks: int) -> torch.device:
     if name != "cpu" and num_ranks > 1:
         os.environ.update({**FOR_RANKS, **os.environ})  # the user's own values win
     if name.startswith("cuda:") and num_ranks > 1 and not ranks_may_share_a_gpu():
-        allowed = (
-            f"must be cuda, a GPU per rank: for one GPU set {SHARED}=1, with NCCL 2.30 or newer"
-        )
-        raise BadInput("device", name, allowed)
+        fix = f"for one GPU set {SHARED}=1, with NCCL 2.30 or newer"
+        raise BadInput("device", name, f"must be cuda, a GPU per rank: {fix}")
     return require_device(f"cuda:{local_rank}" if name == "cuda" else name)
 
 

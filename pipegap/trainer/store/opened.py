@@ -197,12 +197,12 @@ class BucketStore:
         for key, meta in metas.items():
             if notes.get(key) != _note(meta):
                 changed.setdefault(_trial_of(key), []).append(meta)
-        has_attempts = any(
-            _is_attempt(Path(m.key).name) for trial in changed.values() for m in trial
-        )
-        fetch = partial(self._fetch, notes, self._seconds_ahead() if has_attempts else 0.0)
+        names = (Path(meta.key).name for trial in changed.values() for meta in trial)
+        # Without an attempt there is no heartbeat, and the server's time need not be asked for.
+        seconds_ahead = self._seconds_ahead() if any(map(_is_attempt, names)) else 0.0
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            for notes_of_trial in [*pool.map(fetch, changed.values())]:
+            fetch = partial(self._fetch, notes, seconds_ahead)
+            for notes_of_trial in [*pool.map(fetch, changed.values())]:  # all read the old `notes`
                 notes |= notes_of_trial
         if notes != notes_before:
             write_atomically(self.folder / NOTES, json.dumps(notes).encode())
