@@ -11,23 +11,9 @@ from typing import Any, Protocol
 from pipegap.trainer.base.build import label, locate, made, use_code
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.ranges import MAX_COUNT
+from pipegap.trainer.config import schema, work
 from pipegap.trainer.config.identity import trial_id
-from pipegap.trainer.config.schema import (
-    check_averaging,
-    check_backward,
-    check_graphs,
-    check_in_place,
-)
-from pipegap.trainer.config.work import (
-    FP32,
-    by_rank,
-    itemsize_of,
-    largest_rank,
-    loss_bytes,
-    num_entries,
-    states_of,
-    weights_of,
-)
+from pipegap.trainer.config.work import FP32
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.data.shards import Source
 from pipegap.trainer.models.decoder import Recipe
@@ -137,18 +123,18 @@ def _plan(config: Config, hash_of_data: str | None, num_validation: int) -> Plan
     split = model.split(schedule.num_stages, config["seq_len"])
     parts = num_updates, schedule.lags
     correction: NoCorrection = made("correction", config["correction"], NoCorrection, *parts)
-    check_averaging(config, correction)
-    check_backward(config, model, schedule)
-    check_in_place(config, schedule, correction)
-    check_graphs(config, model, correction)
+    schema.check_averaging(config, correction)
+    schema.check_backward(config, model, schedule)
+    schema.check_in_place(config, schedule, correction)
+    schema.check_graphs(config, model, correction)
     check_start(model, config.get("from_pretrained"))
     if (problem := _problem(schedule)) is not None:
         raise BadInput("pipeline", label(config["pipeline"]), problem)
     tokens = num_updates * tokens_per_update
     flops_per_token = model.flops_per_token(config["seq_len"])
     acts = schedule.is_delayed or correction.looks_ahead
-    stages = weights_of(config["model"], schedule.num_stages, config["seq_len"])
-    states = states_of(locate(config["optimizer"]["_target_"]), stages)
+    stages = work.weights_of(config["model"], schedule.num_stages, config["seq_len"])
+    states = work.states_of(locate(config["optimizer"]["_target_"]), stages)
     num_kept = config["save_final"] + config["save_last"]  # sets of weights
     num_evaluations = ceil(num_updates / config["eval_every"])
     # The last evaluation reads all validation tokens, the others at most eval_tokens.
@@ -164,15 +150,15 @@ def _plan(config: Config, hash_of_data: str | None, num_validation: int) -> Plan
         tokens,
         tokens * flops_per_token,
         [len(layers) for layers in split],
-        by_rank(schedule, model.work(split, config["seq_len"])),
+        work.by_rank(schedule, model.work(split, config["seq_len"])),
         _num_processes(config, schedule),
         schedule.is_delayed,
         correction.looks_ahead,
         not acts and type(correction) is not NoCorrection,  # corrects_nothing
         _checkpoint_bytes(config, schedule, correction),
         RECORD + ROW * num_updates + num_kept * FP32 * model.num_parameters,
-        largest_rank(config, schedule, correction, stages, states),
-        loss_bytes(config, model),
+        work.largest_rank(config, schedule, correction, stages, states),
+        work.loss_bytes(config, model),
         num_evaluations,
         num_evaluated * flops_per_token * FORWARD,
     )
@@ -204,15 +190,15 @@ def _checkpoint_bytes(config: Config, schedule: Schedule, correction: NoCorrecti
 
     In fp32 the newest version is the master itself. The estimate takes all stages as equally large.
     """
-    itemsize = itemsize_of(config)
-    whole = weights_of(config["model"], 1, config["seq_len"])
-    [weights], [states] = whole, states_of(locate(config["optimizer"]["_target_"]), whole)
+    itemsize = work.itemsize_of(config)
+    whole = work.weights_of(config["model"], 1, config["seq_len"])
+    [weights], [states] = whole, work.states_of(locate(config["optimizer"]["_target_"]), whole)
     lags = schedule.lags
     # Means over stages: 1 newest version and `lag` older ones, each a set of leaves.
     leaves = 1 + sum(lag + correction.num_leaves_ahead(lag) for lag in lags) / len(lags)
     buffers = sum(map(correction.num_buffers, lags)) / len(lags)
     master = 0 if itemsize == FP32 else FP32
-    of_weights = num_entries(weights) * (master + leaves * itemsize + buffers * FP32)
+    of_weights = work.num_entries(weights) * (master + leaves * itemsize + buffers * FP32)
     return round(of_weights + FP32 * states)
 
 

@@ -22,15 +22,8 @@ from torch.optim import Optimizer
 from pipegap.trainer.base.build import build, locate
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.models.decoder import Recipe
-from pipegap.trainer.optimizers.routing import (
-    EXPERTS,
-    MATRICES,
-    Kind,
-    buffers,
-    kept_entries,
-    made_in_step,
-    step_flops,
-)
+from pipegap.trainer.optimizers import routing
+from pipegap.trainer.optimizers.routing import EXPERTS, MATRICES, Kind
 from pipegap.trainer.schedules.operations import Op, Schedule
 from pipegap.trainer.schedules.proof import interleave
 
@@ -156,7 +149,7 @@ def _weights(node: str, num_stages: int, seq_len: int) -> list[list[Weight]]:
 
 def states_of(optimizer: Callable[..., Optimizer], stages: Stages) -> list[int]:
     """Returns how many fp32 numbers the optimizer keeps for each stage."""
-    num_entries_kept = kept_entries(optimizer)
+    num_entries_kept = routing.kept_entries(optimizer)
     return [sum(num_entries_kept(*weight) for weight in stage) for stage in stages]
 
 
@@ -207,7 +200,7 @@ def peak_bytes(config: Config, num_updates: int) -> int:
     optimizer = locate(config["optimizer"]["_target_"])
     stages = weights_of(config["model"], schedule.num_stages, config["seq_len"])
     states = states_of(optimizer, stages)
-    made_in_steps = [made_in_step(optimizer, stage) for stage in stages]
+    made_in_steps = [routing.made_in_step(optimizer, stage) for stage in stages]
     is_true, itemsize = config["runner"] != "emulated", itemsize_of(config)
     entries = list(map(num_entries, stages))
     times = 1 if is_true else config["num_replicas"]  # one process has the microbatches of all
@@ -366,7 +359,7 @@ def work(
                 bytes=touched * tokens * widths_per_token(stage, shares)
                 + num_entries(stage) * num_backwards * bytes_per_sum,
                 update=_update(config, stage, lag, correction),
-                step=step_flops(locate(config["optimizer"]["_target_"]), stage),
+                step=routing.step_flops(locate(config["optimizer"]["_target_"]), stage),
                 launches=len(layers) * num_backwards,
             )
         )
@@ -410,7 +403,7 @@ def _mixing(
 
 def _update(config: Config, weights: Sequence[Weight], lag: int, correction: NoCorrection) -> float:
     """Returns the bytes of an update, with division, norm and clip of gradients."""
-    num_buffers = buffers(locate(config["optimizer"]["_target_"]))
+    num_buffers = routing.buffers(locate(config["optimizer"]["_target_"]))
     size, itemsize = num_entries(weights), itemsize_of(config)
     of_gradients = 2 + 1 + 2  # division: read and written; norm: read; clip: read and written
     # 3: the weight is read and written, the gradient read; each buffer is read and written.

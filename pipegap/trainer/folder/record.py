@@ -3,13 +3,13 @@ the result.
 """
 
 import errno
-import functools
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,19 +19,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from typing_extensions import override
 
-from pipegap.trainer.base import former
-from pipegap.trainer.base.atomic import (
-    always,
-    clean,
-    delete,
-    file_hash,
-    partial,
-    partials,
-    publish,
-    rename,
-    write_atomically,
-    write_json,
-)
+from pipegap.trainer.base import atomic, former
+from pipegap.trainer.base.atomic import Permit, always
 from pipegap.trainer.base.errors import BadInput, Status
 from pipegap.trainer.folder import wellformed
 from pipegap.trainer.folder.lease import attempts, holder, leased, read, trained
@@ -82,7 +71,7 @@ def newest_first(folder: Path) -> list[Checkpoint]:
 
 
 def save(
-    folder: Path, num_updates: int, state: State, attempt: int, permit: Callable[[], None] = always
+    folder: Path, num_updates: int, state: State, attempt: int, permit: Permit = always
 ) -> None:
     """Writes the state after `num_updates` updates, then drops the other checkpoints of this
     attempt and of older ones.
@@ -90,13 +79,13 @@ def save(
     The digest in the file's name makes a truncated or altered file known when it is read. `permit`:
     see `trainer.base.atomic.rename`.
     """
-    with partial(folder, PREFIX) as (filled, file):
+    with atomic.partial(folder, PREFIX) as (filled, file):
         try:
             torch.save({"format": FORMAT, **state}, file)
         except RuntimeError as error:  # by which torch hides what went wrong with the file
             raise (error.__context__ or error) from None
     path = folder / _name(num_updates, attempt, _digest(filled))
-    publish(filled, path, permit)
+    atomic.publish(filled, path, permit)
     for old in newest_first(folder):
         if old.attempt <= attempt and old.path != path:
             old.path.unlink(missing_ok=True)
@@ -107,7 +96,7 @@ def keep_weights(
     num_updates: int,
     weights: Mapping[str, Tensor],
     number: int,
-    permit: Callable[[], None] = always,
+    permit: Permit = always,
 ) -> None:
     """Writes the weights after `num_updates` updates, then drops all but the last `number` sets.
 
@@ -116,8 +105,8 @@ def keep_weights(
     path = folder / WEIGHTS / f"{num_updates:09d}{WEIGHTS_SUFFIX}"
     path.parent.mkdir(exist_ok=True)
     content = safetensors({name: weight.contiguous() for name, weight in weights.items()})
-    write_atomically(path, content, permit)
-    delete([*kept_weights(folder).values()][:-number])
+    atomic.write_atomically(path, content, permit)
+    atomic.delete([*kept_weights(folder).values()][:-number])
 
 
 def kept_weights(folder: Path) -> dict[int, Path]:
@@ -126,7 +115,7 @@ def kept_weights(folder: Path) -> dict[int, Path]:
     return {int(path.stem): path for path in sorted(paths) if path.stem.isdecimal()}
 
 
-def adopt(path: Path, attempt: int, permit: Callable[[], None]) -> None:
+def adopt(path: Path, attempt: int, permit: Permit) -> None:
     """Gives a checkpoint to `attempt`, so that no earlier attempt deletes it any more.
 
     An earlier attempt may be a process that does not know yet that it was taken over: it deletes by
@@ -134,7 +123,8 @@ def adopt(path: Path, attempt: int, permit: Callable[[], None]) -> None:
     """
     match = NAME.fullmatch(path.name)
     assert match is not None, path
-    rename(path, path.with_name(_name(int(match["updates"]), attempt, match["digest"])), permit)
+    name = _name(int(match["updates"]), attempt, match["digest"])
+    atomic.rename(path, path.with_name(name), permit)
 
 
 def _name(num_updates: int, attempt: int, digest: str) -> str:
@@ -241,7 +231,7 @@ def _differs(old_value: Any, new_value: Any) -> bool:
 
 
 def _digest(path: Path) -> str:
-    return file_hash(path)[:16]
+    return atomic.file_hash(path)[:16]
 
 
 def copied(state: Any) -> Any:
@@ -299,10 +289,10 @@ class TrialFolder:
             leased(self.path, self._outcome, made_by, newest_before) as self._lease,
             ExitStack() as self._open,
         ):
-            clean(self.path, self._lease.started_ns)
-            write_json(self.path / "config.json", config, self._lease.require)
+            atomic.clean(self.path, self._lease.started_ns)
+            atomic.write_json(self.path / "config.json", config, self._lease.require)
             marker = f"{self._trial_id}\n".encode()
-            write_atomically(self.path / MARKER, marker, self._lease.require)
+            atomic.write_atomically(self.path / MARKER, marker, self._lease.require)
             yield self
 
     def _outcome(self) -> str:
@@ -372,7 +362,7 @@ class TrialFolder:
         if path is not None:
             adopt(path, self._lease.number, self._lease.require)
         sets = kept_weights(self.path)
-        delete(path for update, path in sets.items() if update > num_updates)
+        atomic.delete(path for update, path in sets.items() if update > num_updates)
         lines = wellformed.read_rows(self._rows)
         rows = [line.content for update, line in lines.items() if update < num_updates]
         self._metrics = Metrics(self._rows, rows, self._lease.require)
@@ -401,7 +391,7 @@ class TrialFolder:
         self._saved()  # before the copy: the host's memory holds one state, not two
         state_to_save = whole if wait or not may_change else copied(whole)
         number, permit = self._lease.number, self._lease.require
-        write = functools.partial(save, self.path, num_updates, state_to_save, number, permit)
+        write = partial(save, self.path, num_updates, state_to_save, number, permit)
         if wait:
             write()
         else:
@@ -423,7 +413,7 @@ class TrialFolder:
         self._saved()
         self._metrics.sync()
         whole = self._write(result)
-        delete(_strays(self.path))
+        atomic.delete(_strays(self.path))
         return whole
 
     def fail(self, result: Row) -> None:
@@ -433,7 +423,7 @@ class TrialFolder:
     def _write(self, result: Row) -> Row:
         made_by = [{key: attempt.get(key) for key in OF_ATTEMPT} for attempt in trained(self.path)]
         whole = {**result, "attempts": made_by, "finished_at": time.time()}
-        write_json(self.path / RESULT, whole, self._lease.require)
+        atomic.write_json(self.path / RESULT, whole, self._lease.require)
         return whole
 
 
@@ -445,11 +435,11 @@ def tidy(folder: Path) -> None:
     # Listed before the look at the holder: a process that takes the trial now may write new ones.
     if (strays := _strays(folder)) and holder(folder) is None:
         with suppress(OSError):
-            delete(strays)
+            atomic.delete(strays)
 
 
 def _strays(folder: Path) -> list[Path]:
-    return [*partials(folder), *(saved.path for saved in newest_first(folder))]
+    return [*atomic.partials(folder), *(saved.path for saved in newest_first(folder))]
 
 
 class ReadOnlyFolder(TrialFolder):

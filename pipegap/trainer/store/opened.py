@@ -25,16 +25,9 @@ from pipegap.trainer.base.atomic import write_atomically
 from pipegap.trainer.base.children import repeated, scratch
 from pipegap.trainer.base.errors import BadInput, LeaseLost
 from pipegap.trainer.base.places import cache_folder, is_url, require_folder
+from pipegap.trainer.folder import wellformed
 from pipegap.trainer.folder.lease import NAME, PATTERN, read
-from pipegap.trainer.folder.wellformed import (
-    ATTEMPT,
-    MARKER,
-    RESULT,
-    content,
-    final,
-    parse,
-    read_result,
-)
+from pipegap.trainer.folder.wellformed import MARKER, RESULT, final, read_result
 from pipegap.trainer.store import driver
 from pipegap.trainer.store.bucket import (
     ENDPOINTS,
@@ -246,7 +239,7 @@ class BucketStore:
     def _notes(self) -> dict[str, Note]:
         """Return notes by key: none if the copy is new, or the file damaged."""
         with suppress(BadInput, OSError, ValueError, TypeError, AttributeError):
-            notes = json.loads(content(self.folder / NOTES))
+            notes = json.loads(wellformed.content(self.folder / NOTES))
             return {key: [str(e_tag), float(time)] for key, (e_tag, time) in notes.items()}
         return {}
 
@@ -495,7 +488,8 @@ class Upload:
     def _has_written(self, attempt: str) -> bool:
         """Return whether this process wrote the object of an attempt, and never got the answer."""
         try:
-            stored = parse(self._bucket.read(f"{self._prefix}/{attempt}").content, ATTEMPT)
+            content = self._bucket.read(f"{self._prefix}/{attempt}").content
+            stored = wellformed.parse(content, wellformed.ATTEMPT)
         except (FileNotFoundError, ValueError):
             return False
         return stored.get("started_at") == read(self._path / attempt).get("started_at")
