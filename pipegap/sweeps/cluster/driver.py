@@ -9,15 +9,6 @@ from typing import Any
 
 import ray
 from ray import tune
-from ray.tune import (
-    Callback,
-    FailureConfig,
-    PlacementGroupFactory,
-    RunConfig,
-    Stopper,
-    TuneConfig,
-    Tuner,
-)
 from ray.tune.execution import class_cache
 from ray.tune.search import Searcher
 
@@ -116,7 +107,7 @@ class Offers(Searcher):
             self._work.put_back(trial)
 
 
-class StopWhenAsked(Stopper):
+class StopWhenAsked(tune.Stopper):
     """Ends Tune's run when asked to, as soon as running trials have ended or GRACE is over.
 
     `running` holds the ids of the trials that run now; the display keeps it up to date.
@@ -149,7 +140,7 @@ class StopWhenAsked(Stopper):
         return not still_running or time.monotonic() > self._deadline
 
 
-class Untracked(Callback):
+class Untracked(tune.Callback):
     """Warns of the first trial that is not tracked at once, and of their number at the end."""
 
     def __init__(self) -> None:
@@ -226,9 +217,9 @@ def _run_on_tune(session: Session, work: WorkList, display: Display) -> None:
     # In Ray's object store, once, in place of a copy in each trial's payload.
     shared = {"flag": stop.flag, "tracking": session.tracking, "store": session.store}
     train = tune.with_parameters(_train, **shared)
-    tuner = Tuner(
-        tune.with_resources(train, lambda p: PlacementGroupFactory(p["trial"]["bundles"])),
-        tune_config=TuneConfig(
+    tuner = tune.Tuner(
+        tune.with_resources(train, lambda p: tune.PlacementGroupFactory(p["trial"]["bundles"])),
+        tune_config=tune.TuneConfig(
             search_alg=Offers(
                 work,
                 lambda trial: _payload(trial, needed[trial.trial_id]),
@@ -241,12 +232,12 @@ def _run_on_tune(session: Session, work: WorkList, display: Display) -> None:
             trial_name_creator=_name,
             trial_dirname_creator=_name,
         ),
-        run_config=RunConfig(
+        run_config=tune.RunConfig(
             storage_path=str(session.folder / "tune"),
             verbose=0,
             callbacks=[display, Untracked()],
             stop=stop,
-            failure_config=FailureConfig(max_failures=RETRIES),
+            failure_config=tune.FailureConfig(max_failures=RETRIES),
         ),
     )
     with inherited_environment():

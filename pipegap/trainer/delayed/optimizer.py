@@ -15,18 +15,8 @@ from pipegap.trainer.base.build import build
 from pipegap.trainer.base.flat import by_device
 from pipegap.trainer.base.ranges import MAX_COUNT
 from pipegap.trainer.corrections.none import NoCorrection
-from pipegap.trainer.delayed import arm
-from pipegap.trainer.delayed.around import (
-    Around,
-    Progress,
-    add_delayed,
-    delayed_of,
-    has_delay_tensors,
-    is_settled,
-    require_alike,
-    take_apart,
-    without_delayed,
-)
+from pipegap.trainer.delayed import arm, around
+from pipegap.trainer.delayed.around import Around, Progress
 from pipegap.trainer.delayed.keeper import (
     Gradient,
     Keeper,
@@ -234,7 +224,7 @@ class DelayedOptimizer(Around):
         as `delayed` in each group."""
         self._before_state_dict()
         progress = self._progress
-        packed = add_delayed(
+        packed = around.add_delayed(
             progress.optimizer.state_dict(),
             self.param_groups,
             {} if progress.keeper is None else self._delay_tensors(),
@@ -258,13 +248,13 @@ class DelayedOptimizer(Around):
         BadInput for a state with another delay or `keep`, and ValueError as torch does.
         """
         packed = self._before_loading(state_dict)
-        require_alike(packed, self.param_groups, self._attributes(SAME))
-        counts = {name: delayed_of(packed).get(name, 0) for name in COUNTED}
-        is_begun = has_delay_tensors(packed) or counts["num_taken"]
-        saved = take_apart(packed) if is_begun else None
+        around.require_alike(packed, self.param_groups, self._attributes(SAME))
+        counts = {name: around.delayed_of(packed).get(name, 0) for name in COUNTED}
+        is_begun = around.has_delay_tensors(packed) or counts["num_taken"]
+        saved = around.take_apart(packed) if is_begun else None
         progress = self._progress
         if saved is None:
-            progress.optimizer.load_state_dict(dict(without_delayed(packed)))
+            progress.optimizer.load_state_dict(dict(around.without_delayed(packed)))
         else:
             optimizer_state.load(progress.optimizer, saved.wrapped)
         blank = Progress(progress.optimizer, **counts)
@@ -324,7 +314,7 @@ class DelayedOptimizer(Around):
         if not absent:
             return
         tensors_of, weights = self._delay_tensors(), keeper.weights
-        settled = [i for i in absent if is_settled(weights[i], tensors_of[weights[i]])]
+        settled = [i for i in absent if around.is_settled(weights[i], tensors_of[weights[i]])]
         keeper.forget(settled)
         correction.forget(self._make_correction, settled)
 

@@ -24,16 +24,7 @@ from pipegap.trainer.base.atomic import Permit, always
 from pipegap.trainer.base.errors import BadInput, Status
 from pipegap.trainer.folder import wellformed
 from pipegap.trainer.folder.lease import attempts, holder, leased, read, trained
-from pipegap.trainer.folder.wellformed import (
-    MARKER,
-    RESULT,
-    Damaged,
-    Metrics,
-    Row,
-    final,
-    read_result,
-    require_own,
-)
+from pipegap.trainer.folder.wellformed import MARKER, RESULT, Damaged, Row
 
 # Checkpoints: complete, written atomically, verified when they are read.
 
@@ -281,7 +272,7 @@ class TrialFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            require_own(self.path, self._trial_id)
+            wellformed.require_own(self.path, self._trial_id)
         except OSError as error:
             key = "results" if config["out"] is None else "out"
             raise BadInput(key, config[key], f"must be writable ({error.strerror})") from None
@@ -304,8 +295,8 @@ class TrialFolder:
 
         Raises BadInput if the folder is another trial's.
         """
-        require_own(self.path, self._trial_id)
-        return final(read_result(self.path))
+        wellformed.require_own(self.path, self._trial_id)
+        return wellformed.final(wellformed.read_result(self.path))
 
     def newest_checkpoint(self) -> Path | None:
         """The newest checkpoint whose rows are all there; None: the trial starts anew.
@@ -365,7 +356,7 @@ class TrialFolder:
         atomic.delete(path for update, path in sets.items() if update > num_updates)
         lines = wellformed.read_rows(self._rows)
         rows = [line.content for update, line in lines.items() if update < num_updates]
-        self._metrics = Metrics(self._rows, rows, self._lease.require)
+        self._metrics = wellformed.Metrics(self._rows, rows, self._lease.require)
         self._open.enter_context(closing(self._metrics))
         self._thread = self._open.enter_context(ThreadPoolExecutor(1, "checkpoint"))
         self._saving: Future[None] | None = None

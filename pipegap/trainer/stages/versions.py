@@ -124,18 +124,20 @@ class Versions:
 
         Raises LookupError if the state has another number of versions of a weight.
         """
-        self.newest = max(state[0]["held"])
-        for i, saved in enumerate(state):
-            num_saved, needed = len(saved["held"]), len(self._held[i])
-            if num_saved != needed:
-                raise LookupError(f"{self.names[i]} has {num_saved} versions, {needed} are needed")
-            self._held[i] = list(saved["held"])
-            torch._foreach_copy_(list(self._rings[i]), saved["slots"])
-        # First where the newest version lies, then the content: leaves may share the memory.
+        self._restore_slots(state)
         self._lay_master(self.newest)
         torch._foreach_copy_(list(self.master), [saved["master"] for saved in state])
         for i, ring in self._foreseen():
             torch._foreach_copy_(list(ring), state[i]["ahead"])
+
+    def _restore_slots(self, state: Sequence[Mapping[str, Any]]) -> None:
+        self.newest = max(state[0]["held"])
+        for i, saved in enumerate(state):
+            if len(saved["held"]) != len(self._held[i]):
+                num_saved, needed = len(saved["held"]), len(self._held[i])
+                raise LookupError(f"{self.names[i]} has {num_saved} versions, {needed} are needed")
+            self._held[i] = list(saved["held"])
+            torch._foreach_copy_(list(self._rings[i]), saved["slots"])
 
     def _lay_master(self, version: int) -> None:
         """Lays the master where the version lies, of weights whose leaves have its dtype."""
