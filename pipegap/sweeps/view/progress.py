@@ -83,7 +83,9 @@ class Progress:
     ) -> None:
         states_before: Mapping[str, State] = {} if earlier is None else earlier.states
         self.trials = {trial.plan.trial_id: trial for trial in trials}
-        self.states = {key: states_before.get(key, State()) for key in self.trials}
+        self.states: dict[str, State] = {
+            key: states_before.get(key, State()) for key in self.trials
+        }
         self._expected = expected
         # Seconds or FLOPs: only shares and ratios of this work are used without `expected`.
         self._work = expected.seconds if expected else {t.trial_id: t.plan.flops for t in trials}
