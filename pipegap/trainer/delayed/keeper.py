@@ -155,6 +155,8 @@ class Waiting(NamedTuple):
     options: list[Options]
 
 
+State = Mapping[str, Tensor]
+"""What must be saved of one weight, by name."""
 Update = Callable[[Gradient], Sequence[Tensor]]
 """Turns the newest weights from W(t) into W(t + 1); see `stages.update.corrected_update`."""
 
@@ -224,9 +226,7 @@ class Keeper(ABC):
         """What must be saved beside `state`."""
 
     @abstractmethod
-    def restore(
-        self, num_taken: int, state: Sequence[Mapping[str, Tensor]], waiting: Waiting
-    ) -> None:
+    def restore(self, num_taken: int, state: Sequence[State], waiting: Waiting) -> None:
         """Restores `state` and `waiting` as they were after `num_taken` batches."""
 
 
@@ -308,9 +308,7 @@ class KeptGradients(Keeper):
         return Waiting([gradient.delay for gradient, _ in self._waiting], options_then)
 
     @override
-    def restore(
-        self, num_taken: int, state: Sequence[Mapping[str, Tensor]], waiting: Waiting
-    ) -> None:
+    def restore(self, num_taken: int, state: Sequence[State], waiting: Waiting) -> None:
         self._made = num_taken - len(waiting.delays)
         self._waiting.clear()
         self._settings.begin(waiting.options)
@@ -470,9 +468,7 @@ class KeptWeights(Keeper):
         return Waiting([self._num_taken - self._read], [])
 
     @override
-    def restore(
-        self, num_taken: int, state: Sequence[Mapping[str, Tensor]], waiting: Waiting
-    ) -> None:
+    def restore(self, num_taken: int, state: Sequence[State], waiting: Waiting) -> None:
         self._num_taken, self._read = num_taken, num_taken - waiting.delays[0]
         copy_into(self._newest, [saved["newest"] for saved in state])
         self._loaded = [saved["read"] for saved in state]
