@@ -157,8 +157,8 @@ def main(words: Sequence[str]) -> int:
             raise  # a fault of the program: its traceback helps more than one line
         _say(f"pipegap trial: {error}: {remedy}", sys.stderr)
         return FAILED
-    before = "" if earlier_result is None else "done before, not run: "
-    _say(f"{before}{_summary(config, result)}", sys.stdout)
+    prefix = "" if earlier_result is None else "done before, not run: "
+    _say(f"{prefix}{_summary(config, result)}", sys.stdout)
     return DONE
 
 
