@@ -303,15 +303,15 @@ class Session:
     """What trials of a store run with. `gpus_per_trial` and `tracking` are those of a request."""
 
     title: str
-    """What people see of it."""
+    """The name by which people know the session."""
     store: SweepStore
     gpus_per_trial: float
     tracking: Tracking
     folder: Path
-    """For temporary files."""
+    """The folder for temporary files."""
     asked_to_stop: Callable[[], bool]
     ends: Ends
-    """Is called at the end of every trial that ran here."""
+    """The callback for the end of every trial that ran here."""
 
 
 @contextmanager

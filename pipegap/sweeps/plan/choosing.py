@@ -81,7 +81,7 @@ class Choice:
 
     point: GridPoint
     tried: Sequence[TriedSetting] = ()
-    """Ascending by value where keys are tuned, else in the order in which they were proposed."""
+    """The settings, ascending by value where keys are tuned, else in the order of the proposals."""
     settled: bool = False
     """Whether nothing is left to try."""
     best_of_arms: Mapping[str, TriedSetting] = field(default_factory=dict)

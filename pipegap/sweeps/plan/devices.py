@@ -233,11 +233,11 @@ class Device:
     attention: Mapping[str, float]
     """FLOP/s of attention, by dtype."""
     bytes: float
-    """Of its memory, read or written."""
+    """Bytes/s of its memory, read or written."""
     host: float
     """Seconds of the host per layer and microbatch."""
     memory: float = inf
-    """Bytes of its memory; those of a host are taken to suffice."""
+    """The size of its memory in bytes; that of a host is taken to suffice."""
 
     @property
     def is_gpu(self) -> bool:
@@ -389,9 +389,9 @@ class Pace(NamedTuple):
     """What a trial takes, by the clock."""
 
     tokens_per_second: float
-    """Of the training alone."""
+    """The speed of the training alone."""
     seconds_per_evaluation: float
-    """Of everything else, start and checkpoints included, divided by its evaluations."""
+    """The time of everything else, start and checkpoints included, divided by its evaluations."""
 
 
 Paces = dict[str, dict[str, list[Pace]]]

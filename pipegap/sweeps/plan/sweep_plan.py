@@ -39,7 +39,7 @@ class SweepRequest:
     """A sweep as one request asks for it, beside the other requests that its store has of it."""
 
     name: str
-    """Of the sweep, without the scale."""
+    """The sweep's name, without the scale."""
     scale: str
     digest: str
     """A hash of what decides its trials; empty while its data is not prepared, since ids of trials

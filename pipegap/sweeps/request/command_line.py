@@ -34,7 +34,7 @@ class Request:
     if_there: set[str]
     """Words of the scale that count only where a config has their keys."""
     sweeps: dict[str, Sweep]
-    """By label, which is the name of the sweep's report in the store."""
+    """Label → sweep. The label names the sweep's report in the store."""
     label: str
     """The label of all sweeps together: letters, digits and few other characters."""
     results: Path
@@ -44,12 +44,12 @@ class Request:
     dry_run: bool
     gpus_per_trial: float
     gpus: int
-    """How many the plan counts with; 0: those of this machine."""
+    """The number of GPUs that the plan counts with; 0: those of this machine."""
     tracking: Tracking
     fail_fast: int = 0
-    """After how many trials that failed for good the sweep stops; 0: never."""
+    """The sweep stops once so many trials have failed for good; 0: it never does."""
     hourly: float = 0.0
-    """What an hour of one core or GPU costs, in any money; 0: nobody asked."""
+    """The price of an hour of one core or GPU, in any currency; 0: the plan names no price."""
     first_trial: bool | None = None
     """Whether a trial's first updates are tried before the sweep; None: if a trial takes GPUs."""
 

@@ -132,7 +132,7 @@ def summary(outcome: Row) -> Row:
 GROUP = "tracking"
 Seconds = Annotated[float, Interval(ge=0, le=1e8)]
 WAIT = 10.0
-"""Of a tracker whose YAML does not say it."""
+"""The `wait` of a tracker whose YAML does not set it, in seconds."""
 CAPACITY = 10_000
 """Rows that wait for a tracker at most. Further ones are dropped and counted."""
 PASSED_ON_EVERY = 1.0

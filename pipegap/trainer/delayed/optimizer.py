@@ -66,10 +66,10 @@ class DelayedOptimizer(Around):
       refuses what others wrote to weights; writes to `weight.data`, which torch does not count, are
       lost.
     - "gradients": for loops and optimizers whose weights must not be exchanged. Gradients wait and
-      are applied `delay` steps later, with the options of groups and `requires_grad` that they came
-      with; all else that a loop sets counts from the next update that is made. It takes `delay`
-      sets of gradients, what you evaluate is W(t + 1 − delay), and the last updates are made by
-      `finish()`. (A learning rate that depends on the loss sees the older weights' loss.)
+      are applied `delay` steps later, with the groups' options and the `requires_grad` flags that
+      the loop had set when they came. Any other setting of a loop acts at the next update. It takes
+      `delay` sets of gradients, what you evaluate is W(t + 1 − delay), and the last updates are
+      made by `finish()`. (A learning rate that depends on the loss sees the older weights' loss.)
 
     `correction` takes the place of Error Feedback: a class of `trainer.corrections`, or
     `functools.partial` of one and its options. One that changes gradients acts before the clip in a

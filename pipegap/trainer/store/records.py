@@ -45,16 +45,16 @@ class Record:
     arms: tuple[str, ...]
     seeds: tuple[Count, ...]
     settled: StrictBool
-    """Whether nothing is left to tune or to judge, so that no further trial can be asked for."""
+    """Whether nothing is left to tune or to judge, so that the sweep asks for no further trial."""
     remarks: tuple[str, ...]
     compared: frozenset[str]
     """Ids of the trials that its report compares."""
     trials: dict[str, RecordedTrial]
     """All its trials by their ids, also those that tuning tried."""
     added: tuple[str, ...] = ()
-    """Those of the words that no command had, but its scale."""
+    """The words that no command line had: the sweep's scale added them."""
     request: str = ""
-    """Of what it asked, a hash: see `sweeps.plan.sweep_plan`. Empty in records of before 0.3."""
+    """A hash of what the sweep asked, see `sweeps.plan.sweep_plan`; before 0.3 there was none."""
     question: str = ""
 
     @property
