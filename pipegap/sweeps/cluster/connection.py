@@ -226,13 +226,13 @@ def _errors_in_one_line() -> Iterator[None]:
     """
     original, messages = ray_worker.print_to_stdstream, set[str]()
 
-    def say(data: Mapping[str, Any], ignore_prefix: bool) -> None:
+    def print_once(data: Mapping[str, Any], ignore_prefix: bool) -> None:
         line = one_line(data["lines"][0].strip().partition("\n")[0])
         if line not in messages:
             messages.add(line)
-            print(f"Ray: {line} (a sweep that ends goes on by the same command)", file=sys.stderr)
+            say(f"Ray: {line} (a sweep that ends goes on by the same command)")
 
-    ray_worker.print_to_stdstream = say
+    ray_worker.print_to_stdstream = print_once
     try:
         yield
     finally:

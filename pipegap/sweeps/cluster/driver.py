@@ -1,6 +1,5 @@
 """Runs trials on Ray Tune, each to its end, whatever becomes of the others."""
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
@@ -22,6 +21,7 @@ from pipegap.sweeps.tracking.tracker import Tracking
 from pipegap.sweeps.view.display import Display
 from pipegap.sweeps.view.progress import COLD, WARMING, Warm
 from pipegap.sweeps.view.render import DriverConsole
+from pipegap.trainer.base.cli import say
 from pipegap.trainer.base.errors import BadInput, LeaseLost, Status, Stopped
 from pipegap.trainer.folder.lease import Held
 from pipegap.trainer.folder.wellformed import Row, read_result, trial_folder
@@ -35,8 +35,6 @@ from pipegap.trainer.trial import record_failure, run_trial
 
 GRACE = 2 * STOP_WITHIN
 """Seconds that running trials have to save a checkpoint. Slurm and Kubernetes give 30."""
-NAMED = 3
-"""How many trials the warning about tracking names at the end."""
 
 Payload = Mapping[str, Any]
 Bundles = list[dict[str, float]]
@@ -155,19 +153,16 @@ class Untracked(tune.Callback):
             return
         name = trial.config["trial"]["id"]
         if not self._troubled:
-            _warn(f"{name}: {trouble} (this does not affect the trials)")
+            say(f"warning: tracking: {name}: {trouble} (this does not affect the trials)")
         self._troubled.add(name)
 
     def on_experiment_end(self, trials: list[Any], **_: object) -> None:
         """Called by Tune when all trials have ended."""
         if len(self._troubled) > 1:
             troubled = sorted(self._troubled)
-            names = ", ".join(troubled[:NAMED]) + (", …" if len(troubled) > NAMED else "")
-            _warn(f"{len(troubled)} of {len(trials)} trials are not tracked completely: {names}")
-
-
-def _warn(message: str) -> None:
-    print(f"warning: tracking: {message}", file=sys.stderr, flush=True)
+            names = ", ".join(troubled[:3]) + (", …" if len(troubled) > 3 else "")
+            counts = f"{len(troubled)} of {len(trials)} trials"
+            say(f"warning: tracking: {counts} are not tracked completely: {names}")
 
 
 def num_slots(bundles: Bundles) -> int:

@@ -4,7 +4,6 @@ for good or diverges."""
 import hashlib
 import http.client
 import json
-import sys
 import threading
 import time
 import warnings
@@ -20,6 +19,7 @@ from typing_extensions import override
 
 from pipegap.sweeps.plan.sweep_plan import Round
 from pipegap.sweeps.plan.sweep_record import FOLDER
+from pipegap.trainer.base.cli import say
 from pipegap.trainer.base.errors import Status
 from pipegap.trainer.folder.wellformed import why_failed
 from pipegap.trainer.store.bucket import StoreAway
@@ -202,13 +202,9 @@ class Notices(Ends):
         have the URL."""
         if not self._has_warned:
             self._has_warned = True
-            why = f" {error.code}" if isinstance(error, HTTPError) else ""
-            print(
-                f"warning: notices: {type(error).__name__}{why}: {consequence} "
-                "(this does not affect the trials)",
-                file=sys.stderr,
-                flush=True,
-            )
+            code = f" {error.code}" if isinstance(error, HTTPError) else ""
+            why = f"{type(error).__name__}{code}"
+            say(f"warning: notices: {why}: {consequence} (this does not affect the trials)")
 
 
 def _text(title: str, lines: Sequence[str]) -> str:

@@ -10,7 +10,6 @@ driver that was taken over by mistake, as after its machine slept, cannot write 
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,6 +18,7 @@ from typing import Any
 from uuid import uuid4
 
 from pipegap.trainer.base.children import repeated
+from pipegap.trainer.base.cli import say
 from pipegap.trainer.base.errors import BadInput, LeaseLost
 from pipegap.trainer.folder.lease import HEARTBEAT_EVERY, STALE_AFTER, is_dead, new_attempt
 from pipegap.trainer.store.bucket import BucketClient, Changed, Content, StoreAway, Version
@@ -26,7 +26,6 @@ from pipegap.trainer.store.bucket import BucketClient, Changed, Content, StoreAw
 KEY = "driver.json"
 POLL_EVERY = 2.0
 """Seconds between two looks at whether another driver is alive."""
-TAKEN_OVER = "was taken over by another driver: this one stops"
 CONDITIONAL = (
     "must be of a provider with conditional writes (create if absent, replace if the etag "
     "matches): an object was written that must not be"
@@ -91,7 +90,7 @@ def driving(bucket: BucketClient) -> Iterator[str]:
         try:
             lease.write(facts)
         except LeaseLost:
-            print(f"results={bucket.url} {TAKEN_OVER}", file=sys.stderr, flush=True)
+            say(f"results={bucket.url} was taken over by another driver: this one stops")
             # A thread cannot end the process in order; the signal's handler can.
             os.kill(os.getpid(), signal.SIGTERM)
             return False
