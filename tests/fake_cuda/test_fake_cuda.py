@@ -62,7 +62,7 @@ def looked_at(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
     """What was seen of each trial, by name."""
     trials = {**WHOLE, **PIPELINES}
     questions = [
-        {"module": "trials", "words": small(*words), "updates": 2, "whole": name in WHOLE}
+        {"about": "trial", "words": small(*words), "updates": 2, "whole": name in WHOLE}
         for name, words in trials.items()
     ]
     return dict(zip(trials, answers(request.config, questions), strict=True))
@@ -101,8 +101,8 @@ def test_what_a_trial_does_on_a_gpu(request: pytest.FixtureRequest) -> None:
     """Updates, an evaluation, a comparison with the fresh update, and a checkpoint; and what a rank
     sends to the one that writes the checkpoint of a gang."""
     words = small(*EF_OF_DAILY, *MANY)
-    question = {"module": "trials", "words": words, "updates": 2, "whole": True}
-    facts, sent = answers(request.config, [question, {"module": "gang_state"}])
+    question = {"about": "trial", "words": words, "updates": 2, "whole": True}
+    facts, sent = answers(request.config, [question, {"about": "gang_state"}])
     require_sound(facts)
     assert sent == {"devices": ["cpu"] * 3, "is_shared": True, "others": [3]}, (
         "the recording rank would restore another rank's tensors on its own GPU"
@@ -148,7 +148,7 @@ def looked_at_of_memory(request: pytest.FixtureRequest) -> dict[Any, dict[str, A
         *({"words": words_of(*case), "whole": False} for case in CASES),
         *({"words": [*words, "diagnostics=2"], "whole": True} for words in COMPARED.values()),
     ]
-    asked = [{"module": "trials", "updates": 2, **question} for question in questions]
+    asked = [{"about": "trial", "updates": 2, **question} for question in questions]
     return dict(zip([*CASES, *COMPARED], answers(request.config, asked), strict=True))
 
 
@@ -187,7 +187,7 @@ def looked_at_of_peaks(request: pytest.FixtureRequest) -> dict[str, dict[str, An
         **{f"few {scale}": [*few_tokens(scale), "compile=false"] for scale in LAUNCHES},
     }
     questions = [
-        {"module": "trials", "words": words, "updates": 2, "whole": False}
+        {"about": "trial", "words": words, "updates": 2, "whole": False}
         for words in trials.values()
     ]
     return dict(zip(trials, answers(request.config, questions), strict=True))
@@ -266,10 +266,10 @@ LARGEST = words_of_scale("10b", "pipeline=pipedream_2bw", EF_OF_RANKS, *FEW)
 def looked_at_of_ranks(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
     """What was seen of each rank, by name."""
     questions = [
-        {"module": "rank", "words": words, "rank": rank, "updates": UPDATES}
+        {"about": "rank", "words": words, "rank": rank, "updates": UPDATES}
         for words, rank in RANKS.values()
     ]
-    largest = {"module": "rank", "words": LARGEST, "rank": 0, "updates": 1, "saves": True}
+    largest = {"about": "rank", "words": LARGEST, "rank": 0, "updates": 1, "saves": True}
     seen = answers(request.config, [*questions, largest])
     return dict(zip([*RANKS, "10b"], seen, strict=True))
 

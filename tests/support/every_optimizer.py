@@ -7,7 +7,7 @@ import yaml
 
 from pipegap.trainer.base.build import locate
 from pipegap.trainer.base.places import CONF
-from pipegap.trainer.config.compose import compose
+from pipegap.trainer.config import compose
 
 NAMES = sorted(path.stem for path in (CONF / "optimizer").glob("*.yaml"))
 
@@ -15,7 +15,7 @@ NAMES = sorted(path.stem for path in (CONF / "optimizer").glob("*.yaml"))
 @cache
 def node(name: str) -> dict[str, Any]:
     """Its YAML, as a config has it."""
-    return compose([f"optimizer={name}"])["optimizer"]
+    return compose.compose([f"optimizer={name}"])["optimizer"]
 
 
 def address(name: str) -> str:

@@ -6,23 +6,23 @@ import pandas as pd
 import pytest
 
 from pipegap.analysis import load
-from pipegap.analysis.table import names
+from pipegap.analysis.table import names as arm_names
 from tests.support.swept_store import ALL_ARMS, write_sweep
 
 CONF = Path(__file__).parents[3] / "pipegap" / "conf"
 
 
 def test_an_optimizer_has_the_name_that_its_yaml_says_or_that_of_its_file() -> None:
-    assert {path.stem for path in (CONF / "optimizer").glob("*.yaml")} <= {*names.OPTIMIZERS}
-    assert [names.optimizer(name) for name in ("normuon", "soap", "lion")] == [
+    assert {path.stem for path in (CONF / "optimizer").glob("*.yaml")} <= {*arm_names.OPTIMIZERS}
+    assert [arm_names.optimizer(name) for name in ("normuon", "soap", "lion")] == [
         *("NorMuon", "SOAP", "Lion")
     ]
-    assert names.optimizer("my_own") == "My Own"
+    assert arm_names.optimizer("my_own") == "My Own"
 
 
 def test_arms_are_named_by_what_they_are_made_of(tmp_path: Path) -> None:
     write_sweep(tmp_path, "optimizers", optimizers=["adamw"], seeds=1, arms=ALL_ARMS)
-    arms = names.arms(load(tmp_path))
+    arms = arm_names.arms(load(tmp_path))
     assert arms["delay_ef"] == "delay + EF"
     assert arms["delay_ef(0.25)"] == "delay + EF (λ = 0.25)"
     assert arms["delay_ef_gradient"] == "delay + EF on gradients"
@@ -39,7 +39,7 @@ def test_what_has_no_name_here_keeps_its_label() -> None:
             for arm in ("delay_taylor(1)", "delay_taylor(1,decay=0.5)")
         ]
     )
-    assert names.arms(arms) == {arm: f"delay + Taylor (λ = 1) ({arm})" for arm in arms["arm"]}
+    assert arm_names.arms(arms) == {arm: f"delay + Taylor (λ = 1) ({arm})" for arm in arms["arm"]}
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_what_has_no_name_here_keeps_its_label() -> None:
     [("-0.5 [-1, +2]", "−0.5 [−1, +2]"), ("1e-05", "1e-05"), ("GPT-2, T-3", "GPT-2, T-3")],
 )
 def test_a_minus_is_one_where_a_number_is_negative(text: str, written: str) -> None:
-    assert names.minus(text) == written
+    assert arm_names.minus(text) == written
 
 
 @pytest.mark.parametrize(
@@ -61,4 +61,4 @@ def test_a_minus_is_one_where_a_number_is_negative(text: str, written: str) -> N
     ],
 )
 def test_a_sentence_about_keys_is_told_in_their_names(text: str, written: str) -> None:
-    assert names.prose(text) == written
+    assert arm_names.prose(text) == written

@@ -12,9 +12,8 @@ from pipegap.trainer.base.resources import on_cpu, reproducible
 from pipegap.trainer.config.work import peak_bytes
 from pipegap.trainer.executors.emulated import Emulated
 from tests.support.fake_cuda.gpu import FakeGPU
-from tests.support.steps import executor, resolved
+from tests.support.steps import UPDATES, executor, resolved
 
-UPDATES = 100_000
 Facts = dict[str, Any]
 
 

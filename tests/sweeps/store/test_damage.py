@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipegap.analysis.__main__ import main as analysis
+from pipegap.analysis.__main__ import main as analysis_main
 from pipegap.sweeps.__main__ import main as sweeps
 from pipegap.sweeps.cluster.queue import WorkList
 from tests.support.trials import Place, run
@@ -58,7 +58,7 @@ def test_it_is_named_once_and_everything_else_goes_on(
     assert sweeps([*place.words, "dry_run=true"]) == 0
     assert "3 done, 1 to do" in (planned := capsys.readouterr()).out
     assert planned.err.count("\n") <= 1
-    assert analysis([results, f"out={tmp_path / 'out'}"]) == 0
+    assert analysis_main([results, f"out={tmp_path / 'out'}"]) == 0
     assert_named("".join(capsys.readouterr()), damage)
     work = WorkList(place.store)
     work.add([place.trials[-1]])

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from examples.nanogpt.gpt import GPT, rotated
 from examples.nanogpt.record import Matrices, Record, trust_at
+from examples.nanogpt.train import train as train_nanogpt
 from examples.nanogpt.train import (
     RESULTS,
     VOCABULARY,
@@ -19,7 +20,6 @@ from examples.nanogpt.train import (
     gradients,
     loss_of,
     published,
-    train,
 )
 from pipegap.analysis import load
 from pipegap.trainer.data.bins import Bins
@@ -50,7 +50,7 @@ def words(data: Path, *more: str) -> Namespace:
 def test_the_first_late_update_has_the_loss_of_the_first_weights(data: Path, result: int) -> None:
     """With a delay of 1 batches 0 and 1 both see the initial weights, whose head is 0."""
     own = ("--result", str(result))
-    sync, late = train(words(data, *own)), train(words(data, *own, "--delay", "1"))
+    sync, late = train_nanogpt(words(data, *own)), train_nanogpt(words(data, *own, "--delay", "1"))
     uniform = pytest.approx(math.log(VOCABULARY))
     assert (sync[0], late[0], late[1]) == (uniform, uniform, uniform)
     assert sync[1] < sync[0]
