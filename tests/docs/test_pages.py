@@ -34,7 +34,6 @@ from pipegap.trainer.data import hub
 from pipegap.trainer.data.__main__ import CORPORA, _request
 from pipegap.trainer.data.tokenizers import ENCODERS
 from tests.support import small_sweep
-from tests.support.answers import write_answers
 from tests.support.markdown import (
     DOCUMENTS,
     FENCE,
@@ -54,7 +53,7 @@ from tests.support.own_files import (
 )
 from tests.support.pages import with_figures
 from tests.support.processes import python
-from tests.support.synthetic_store import write_arms
+from tests.support.synthetic_store import write_answers, write_arms
 
 Words = Sequence[str]
 ELSEWHERE = {"git", "cd", "source", "export", "tensorboard", "trackio", "wandb", "pip", "python3"}

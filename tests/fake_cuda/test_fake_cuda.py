@@ -9,7 +9,7 @@ from pipegap.trainer.base.places import CONF
 from pipegap.trainer.config.plan import plan_trial
 from pipegap.trainer.optimizers.routing import is_averaging
 from tests.support import models
-from tests.support.every_optimizer import NAMES, maker
+from tests.support.choices import OPTIMIZERS, optimizer_maker
 from tests.support.fake_cuda.asked import (
     answers,
     choices,
@@ -117,7 +117,7 @@ def test_what_a_trial_does_on_a_gpu(request: pytest.FixtureRequest) -> None:
 
 FEW_TOKENS = ("batch_size=1", "seq_len=16", "pipeline.num_microbatches=1", "model.loss_chunk=null")
 LAYERS = 2
-CASES = [(scale, name) for name in NAMES for scale in ("135m", "2b")]
+CASES = [(scale, name) for name in OPTIMIZERS for scale in ("135m", "2b")]
 COMPARED = {
     "adamw at 135m": in_two("135m", "model.num_layers=3"),
     "muon at 135m": in_two("135m", "model.num_layers=3", "optimizer=muon"),
@@ -136,7 +136,7 @@ def words_of(scale: str, name: str) -> list[str]:
         "135m": in_two(scale, optimizer, "model.num_layers=3"),
         "2b": words_of_scale(scale, optimizer, *FEW_TOKENS, *EF, f"model.num_layers={LAYERS}"),
     }[scale]
-    if not is_averaging(maker(name).func):
+    if not is_averaging(optimizer_maker(name).func):
         return words
     return [word for word in words if not word.startswith("correction=")]
 

@@ -24,8 +24,7 @@ from pipegap.trainer.executors.pipelined import Pipelined
 from pipegap.trainer.parts import Parts, build_emulated, build_parts, build_pipelined
 from pipegap.trainer.ranks.groups import Gang, Heartbeat, joined
 from pipegap.trainer.ranks.spawn import Parent, run_gang
-from tests.support.lazy_kernels import BETWEEN_PASSES, PASSES, lazy_kernels
-from tests.support.nccl_like import nccl_like
+from tests.support.gpu_rules import BETWEEN_PASSES, PASSES, lazy_kernels, nccl_like
 
 RANKS, ROWS, LENGTH = 2, 2, 128
 IN_A_ROW = 64

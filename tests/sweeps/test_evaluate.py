@@ -29,7 +29,7 @@ from pipegap.trainer.models.export import start_from
 from pipegap.trainer.parts import open_data
 from pipegap.trainer.store.snapshot import Snapshot
 from pipegap.trainer.trial import run_trial
-from tests.support import answers, small_sweep
+from tests.support import small_sweep, synthetic_store
 from tests.support.models import whole
 from tests.support.trials import leave_finished
 
@@ -39,7 +39,7 @@ WORDS = ("sweep=main", "scale=micro", "grid.optimizer=[adamw]", "seeds=[0,1]")
 
 @pytest.fixture(scope="module")
 def trial(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    folder = answers.trained(tmp_path_factory.mktemp("trained"))
+    folder = synthetic_store.trained(tmp_path_factory.mktemp("trained"))
     config = json.loads((folder / "config.json").read_text())
     return SimpleNamespace(folder=folder, config=config, name="adamw")
 
@@ -75,7 +75,7 @@ def test_a_trial_is_asked_once_and_whole(
     """Accuracies are those that lm-eval reports; likelihoods those of our own modules."""
     monkeypatch.setattr(evaluate, "_with_weights", lambda request: [trial])
     monkeypatch.setattr("lm_eval.evaluator.TaskManager", None)  # it would take seconds, each time
-    task = answers.write_task(tmp_path)
+    task = synthetic_store.write_task(tmp_path)
     words = ["evaluate", *WORDS, f"tasks=[{task}]", "max_length=64"]
 
     def killed(*args: object, **settings: object) -> None:
@@ -99,7 +99,7 @@ def test_a_trial_is_asked_once_and_whole(
     assert scores["accuracy_norm"].mean() == results["acc_norm,none"]
     assert 0 < results["acc,none"] != results["acc_norm,none"]
     module = final_model(trial)
-    for place, question in enumerate(answers.QUESTIONS):
+    for place, question in enumerate(synthetic_store.QUESTIONS):
         choices = question["choices"]
         logs = log_likelihoods(module, question["ask"], choices)
         bits = -np.array(logs) / np.log(2) / [len(choice) for choice in choices]
@@ -134,13 +134,13 @@ def test_tasks_that_cannot_be_asked_are_refused(
     assert main(["evaluate", *WORDS, *own, "advice=null", "tasks=copa"]) == 2
     assert "must have trials that kept their final weights" in capsys.readouterr().err
     monkeypatch.setattr(evaluate, "_with_weights", lambda request: [trial])
-    writes = answers.write_task(tmp_path, "writes", "generate_until")
+    writes = synthetic_store.write_task(tmp_path, "writes", "generate_until")
     refusals = {
         str(writes): "must be a task of multiple choice",
         "copa": "holds no copa: `pipegap data evaluation` prepares it",
         "piqqa": "tasks=piqqa: must be one of piqa, ",
     }
-    task = answers.write_task(tmp_path)
+    task = synthetic_store.write_task(tmp_path)
     assert main(["evaluate", *WORDS, f"tasks={task}", "max_length=8"]) == 2
     assert "max_length=8: must be at least the tokens of each answer" in capsys.readouterr().err
     assert not [*(trial.folder / "evaluation").glob(".*")]

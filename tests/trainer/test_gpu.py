@@ -20,7 +20,7 @@ from pipegap.trainer.ranks.groups import Heartbeat, joined
 from pipegap.trainer.ranks.spawn import Parent, run_gang
 from pipegap.trainer.trial import run_trial
 from tests.support import gangs, models, small_sweep
-from tests.support.every_optimizer import NAMES
+from tests.support.choices import OPTIMIZERS
 from tests.support.torch_naive import differences, expected
 from tests.support.torch_parallel import SETTINGS, assert_alike
 from tests.support.torch_pipeline import Case, on_ranks
@@ -56,7 +56,7 @@ def same_twice(tmp_path: Path, *words: str) -> bool:
     return untimed(one) == untimed(two)
 
 
-@pytest.mark.parametrize("optimizer", NAMES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_same_numbers_twice(tmp_path: Path, optimizer: str) -> None:
     assert same_twice(tmp_path, f"optimizer={optimizer}")
 

@@ -21,8 +21,7 @@ from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import points
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.store.records import Record, RecordedTrial, records
-from tests.support.advised import ask
-from tests.support.simulated_advice import Kind, kinds, public_verdict, rate, verdict
+from tests.support.simulated_advice import Kind, ask, kinds, public_verdict, rate, verdict
 from tests.support.synthetic_store import config, ids, put, record, result, write
 
 

@@ -32,8 +32,7 @@ from pipegap.analysis.statistics.tax import ESTIMATED, REPORTED, reported_taxes
 from pipegap.analysis.table.metrics import training_losses
 from pipegap.trainer.base.errors import BadInput
 from tests.support.pages import as_svg, with_figures
-from tests.support.swept_store import ANSWERED, SWEEPS, write_sweep
-from tests.support.synthetic_store import ids, put, record
+from tests.support.synthetic_store import ANSWERED, SWEEPS, ids, put, record, write_sweep
 
 ANY_TRIALS = ("momentum", "coefficient", "staleness", "horizon", ANSWERED)
 """Sweeps one of which has what a figure of any trials shows."""

@@ -18,8 +18,7 @@ from pipegap.analysis.figures.panels import MOST_CURVES
 from pipegap.analysis.report.paper_tables import TABLES
 from pipegap.analysis.table.metrics import training_losses
 from pipegap.analysis.table.names import optimizer as optimizer_name
-from tests.support.swept_store import write_sweep
-from tests.support.synthetic_store import config, late, put, result, write, write_arms
+from tests.support.synthetic_store import config, late, put, result, write, write_arms, write_sweep
 
 
 def shown(store: Path, name: str) -> pd.DataFrame:

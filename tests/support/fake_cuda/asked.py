@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pipegap.trainer.base.places import CONF
-from tests.support.fake_cuda.library import compiler
+from tests.support.fake_cuda.child import compiler
 from tests.support.small_sweep import later_wins
 
 ROOT = Path(__file__).parents[3]

@@ -28,8 +28,7 @@ from pipegap.trainer.config.identity import GROUPS, trial_id, yamls
 from pipegap.trainer.config.plan import Planner, plan_trial
 from pipegap.trainer.delayed import DelayedOptimizer, record
 from tests.support import small_sweep
-from tests.support.choices import words_of
-from tests.support.composed import composed, composed_by_hydra
+from tests.support.choices import composed, composed_by_hydra, words_of
 from tests.support.processes import python
 
 GROUPS_OF_CONFIG = ("model", "data", "optimizer", "pipeline", "correction", "lr_schedule")
@@ -170,7 +169,7 @@ def exactly(config: object) -> str:
 
 @pytest.fixture(scope="module")
 def by_hydra_alone() -> Iterator[None]:
-    """As nowhere else in the tests: see `tests/support/composed.py`."""
+    """As nowhere else in the tests: see `tests/support/choices.py`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compose_module, "_compose", composed_by_hydra)
         yield

@@ -38,7 +38,7 @@ from pipegap.trainer.optimizers.routing import (
 )
 from pipegap.trainer.trial import run_trial
 from tests.support import small_sweep
-from tests.support.every_optimizer import NAMES, maker
+from tests.support.choices import OPTIMIZERS, optimizer_maker
 from tests.support.trials import Stop, stop_at
 
 
@@ -181,11 +181,11 @@ def test_in_fp32_the_newest_leaf_is_the_master() -> None:
         assert plan_trial(compose_of_memory(["num_updates=1", *words])).memory_bytes == 4 * n * sets
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_plan_counts_what_the_optimizer_keeps(name: str) -> None:
     """But for dion's factor of low rank, the means of rows or columns that normuon, normuonh and
     nanochat keep, and the three numbers of each row that muown does."""
-    factory = maker(name)
+    factory = optimizer_maker(name)
     kinds: dict[Kind, tuple[int, int]] = {"matrix": (32, 48), "embedding": (40, 16)}
     weights = [(kind, nn.Parameter(torch.randn(shape))) for kind, shape in kinds.items()]
     optimizer = factory(weights)

@@ -32,9 +32,8 @@ from pipegap.trainer.schedules.operations import Schedule
 from pipegap.trainer.schedules.recipes import pipedream, pipedream_2bw, sync
 from pipegap.trainer.stages.stage import Stage
 from tests.oracles import corrections, semantics, torch_runtime
-from tests.support import every_correction, every_optimizer, gangs, models, small_sweep, toy
+from tests.support import choices, every_correction, gangs, models, small_sweep, toy
 from tests.support.delayed import ADAMW, PHASES
-from tests.support.every_optimizer import NAMES
 from tests.support.gangs import Send, on_ranks, prepare
 from tests.support.models import EMBEDDING, SMALL, emulated, modules, whole
 from tests.support.steps import executor, resolved
@@ -377,9 +376,9 @@ def trained(config: dict[str, Any]) -> Emulated:
 
 
 PIPELINES = sorted(path.stem for path in (CONF / "pipeline").glob("*.yaml"))
-CORRECTED = list(zip(NAMES, cycle(every_correction.NAMES), strict=False))
+CORRECTED = list(zip(choices.OPTIMIZERS, cycle(every_correction.NAMES), strict=False))
 OTHERS_OF_TIED_EMBEDDINGS = [
-    pair for pair in product(NAMES, every_correction.NAMES) if pair not in CORRECTED
+    pair for pair in product(choices.OPTIMIZERS, every_correction.NAMES) if pair not in CORRECTED
 ]
 
 
@@ -402,7 +401,7 @@ def test_copies_stay_equal_by_any_update(optimizer: str, correction: str) -> Non
     """Each optimizer with a correction, in stages of different delays; the slow ones with all."""
     config = {
         **by_stage("pipeline=pipedream", "pipeline.num_microbatches=1"),
-        "optimizer": every_optimizer.node(optimizer),
+        "optimizer": choices.optimizer_node(optimizer),
         "correction": every_correction.settings(correction),
     }
     assert torch.equal(*copies(trained(config)))
@@ -489,7 +488,7 @@ def trained_alike(*words: str) -> bool:
     [
         *(models.WORDS, models.WORDS_OF_HYBRID),
         # Kron draws random numbers for one weight after the other.
-        *((f"optimizer={name}", "model=nano") for name in NAMES if name != "kron"),
+        *((f"optimizer={name}", "model=nano") for name in choices.OPTIMIZERS if name != "kron"),
     ],
     ids=lambda words: words[0],
 )

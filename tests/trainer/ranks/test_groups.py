@@ -25,8 +25,7 @@ from pipegap.trainer.ranks.groups import Heartbeat, PeerLost, joined
 from pipegap.trainer.ranks.spawn import Parent, listen_on, run_gang
 from pipegap.trainer.trial import run_trial
 from tests.support import gangs, small_sweep
-from tests.support.lazy_kernels import Context
-from tests.support.nccl_like import NcclLike
+from tests.support.gpu_rules import Context, NcclLike
 from tests.support.processes import alive, children, python
 from tests.support.trials import main_while, rows, untimed, wait_for
 

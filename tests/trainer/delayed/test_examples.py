@@ -1,17 +1,19 @@
-"""examples/nanogpt/train.py: small runs on a CPU, against the model and its equations."""
+"""What examples/ trains is what its equations say."""
 
 import math
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
 
 from examples.nanogpt.gpt import GPT, rotated
 from examples.nanogpt.record import Matrices, Record, trust_at
-from examples.nanogpt.train import train as train_nanogpt
 from examples.nanogpt.train import (
     RESULTS,
     VOCABULARY,
@@ -21,10 +23,74 @@ from examples.nanogpt.train import (
     loss_of,
     published,
 )
+from examples.nanogpt.train import train as train_nanogpt
+from examples.overlap.all_reduce import RANKS, ROWS, WIDTH, train
 from pipegap.analysis import load
 from pipegap.trainer.data.bins import Bins
+from pipegap.trainer.ranks.groups import Heartbeat
+from tests.support.gangs import sent
 
-LENGTH, ROWS, UPDATES = 16, 2, 3
+# examples/overlap/all_reduce.py: what it hides changes no loss, and is hidden.
+
+UPDATES, LINK = 6, 0.3
+
+
+def as_rank(store: dist.Store, heartbeat: Heartbeat, send: Callable[[object], None]) -> None:
+    dist.init_process_group("gloo", store=store, rank=heartbeat.rank, world_size=RANKS)
+    for delay, link, at_once in ((0, LINK, False), (1, LINK, False), (1, 0.0, True)):
+        send(tuple(train(delay, link, UPDATES, at_once=at_once)))
+    dist.destroy_process_group()
+
+
+def naive(delay: int) -> list[float]:
+    """Both ranks' mean gradient at W(max(0, t − delay)), and Error Feedback by its equation:
+    W(t + 1) = W(t) − u_t − (u_t − u_{t−1}) where the gradient is late."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
+    weights = [*model.parameters()]
+    adamw = torch.optim.AdamW(weights, lr=0.002)
+    versions, last, losses = [[w.detach().clone() for w in weights]], None, []
+
+    def put(version: int) -> None:
+        for weight, content in zip(weights, versions[version], strict=True):
+            weight.data.copy_(content)
+
+    for t in range(UPDATES):
+        put(max(0, t - delay))
+        total = torch.zeros(())
+        for rank in range(RANKS):
+            generator = torch.Generator().manual_seed(t * RANKS + rank)
+            x = torch.randn(ROWS, WIDTH, generator=generator)
+            total = total + mse_loss(model(x), x[:, :8].sin().sum(1, keepdim=True)) / RANKS
+        adamw.zero_grad()
+        total.backward()
+        losses.append(total.item())
+        put(t)
+        adamw.step()
+        update = [before - w.detach() for before, w in zip(versions[t], weights, strict=True)]
+        if last is not None and delay:
+            for weight, now, before in zip(weights, update, last, strict=True):
+                weight.data.sub_(now - before)
+        versions.append([w.detach().clone() for w in weights])
+        last = update
+    return losses
+
+
+def test_a_late_step_hides_its_sum() -> None:
+    """It is waited for at once by both blocking runs, and after the next backward by the other."""
+    runs, others = sent(as_rank, RANKS, timeout=600)
+    blocking, overlapped, late = runs
+    assert overlapped[0] == late[0]
+    assert [run[0] for run in others] == [run[0] for run in runs]
+    assert blocking[0] == pytest.approx(naive(0), rel=1e-5)
+    assert overlapped[0] == pytest.approx(naive(1), rel=1e-5)
+    assert blocking[0][2:] != overlapped[0][2:]
+    assert overlapped[2] < blocking[2]
+
+
+# examples/nanogpt/train.py: small runs on a CPU, against the model and its equations.
+
+LENGTH, NANOGPT_ROWS, NANOGPT_UPDATES = 16, 2, 3
 
 
 @pytest.fixture
@@ -40,7 +106,13 @@ def data(tmp_path: Path) -> Path:
 
 
 def words(data: Path, *more: str) -> Namespace:
-    sizes = {"updates": UPDATES, "rows": ROWS, "length": LENGTH, "layers": 1, "width": 128}
+    sizes = {
+        "updates": NANOGPT_UPDATES,
+        "rows": NANOGPT_ROWS,
+        "length": LENGTH,
+        "layers": 1,
+        "width": 128,
+    }
     flags = [text for name, size in sizes.items() for text in (f"--{name}", str(size))]
     fixed = ["--sequences", "4", "--results", str(data / "results")]
     return arguments().parse_args([str(data), *flags, *fixed, *more])
@@ -137,7 +209,7 @@ def test_microbatches_add_up_to_the_gradient_of_the_batch(
     model = GPT(VOCABULARY, 1, 128)
     torch.nn.init.normal_(model.head.weight, std=0.02)
     tokens = Bins(path=str(data), vocab_size=VOCABULARY).open().train
-    inputs, targets = batch(tokens, 1, ROWS, LENGTH)
+    inputs, targets = batch(tokens, 1, NANOGPT_ROWS, LENGTH)
     (loss_of(model, inputs, targets) * targets.numel()).backward()
     whole = [weight.grad for weight in model.parameters()]
     model.zero_grad()
