@@ -55,8 +55,12 @@ def node(name: str, **changes: Any) -> dict[str, Any]:
     return {"_target_": choices.optimizer_address(name), **settings}
 
 
+def closed(optimizer: dict[str, Any], correction: dict[str, Any], delay: int) -> Loop:
+    return Loop(linear(optimizer), hooks(correction, delay))
+
+
 def limit(optimizer: dict[str, Any], correction: dict[str, Any], delay: int) -> float:
-    return largest_stable(Loop(linear(optimizer), hooks(correction, delay)))
+    return largest_stable(closed(optimizer, correction, delay))
 
 
 def close(value: float, printed: str) -> bool:
@@ -283,11 +287,10 @@ def test_no_update_of_late_gradients_ends_above_the_bound(delay: int) -> None:
 
 # The recursion of a loop is what the project's own stage and executor do on a quadratic.
 
-T_OF_RECURSION = 30
+NUM_UPDATES = 30
 SMALL = 1e-12
-NONE_OF_RECURSION: dict[str, Any] = {}
 CORRECTIONS = {
-    "none": ("none", NONE_OF_RECURSION),
+    "none": ("none", {}),
     "feedback": ("error_feedback", {"coefficient": 0.7}),
     "feedback, lag delay": ("error_feedback", {"coefficient": 1.0, "lag": "delay"}),
     "feedback on gradients": ("error_feedback_gradient", {"coefficient": 0.4}),
@@ -298,16 +301,6 @@ OPTIMIZERS = {
     "nesterov": {"momentum": 0.6, "nesterov": True},
 }
 each_correction = pytest.mark.parametrize("correction", CORRECTIONS)
-
-
-def node_of_recursion(name: str, **changes: Any) -> dict[str, Any]:
-    """Settings without decay of the weights."""
-    made = choices.optimizer_maker(name, weight_decay=0.0, **changes)
-    return {"_target_": choices.optimizer_address(name), **made.keywords}
-
-
-def closed(optimizer: dict[str, Any], correction: dict[str, Any], delay: int) -> Loop:
-    return Loop(linear(optimizer), hooks(correction, delay))
 
 
 def trained_of_recursion(optimizer: dict[str, Any], *rest: Any, **more: Any) -> NDArray[np.float64]:
@@ -322,8 +315,8 @@ def trained_of_recursion(optimizer: dict[str, Any], *rest: Any, **more: Any) -> 
 def test_weights_follow_the_recursion(correction: str, kind: str, delay: int) -> None:
     """Exact up to rounding, from the update on at which no lag reaches the start of the run."""
     fed = settings(*CORRECTIONS[correction])
-    optimizer = node_of_recursion("sgd", lr=0.15, **OPTIMIZERS[kind])
-    weights = trained_of_recursion(optimizer, fed, delay, T_OF_RECURSION)
+    optimizer = node("sgd", weight_decay=0.0, lr=0.15, **OPTIMIZERS[kind])
+    weights = trained_of_recursion(optimizer, fed, delay, NUM_UPDATES)
     a = closed(optimizer, fed, delay).characteristic(0.15)
     left = np.convolve(weights, a, mode="valid")[2 * delay + 2 :]
     assert np.abs(left).max() < SMALL * np.abs(weights).max()
@@ -334,7 +327,7 @@ def test_weights_follow_the_recursion(correction: str, kind: str, delay: int) ->
 def test_noise_is_the_power_of_the_response_to_one_noisy_gradient(correction: str) -> None:
     """White noise of variance 1 gives the sum of the squares of that response."""
     fed, k = settings(*CORRECTIONS[correction]), 0.2
-    optimizer = node_of_recursion("sgd", lr=k, **OPTIMIZERS["nesterov"])
+    optimizer = node("sgd", weight_decay=0.0, lr=k, **OPTIMIZERS["nesterov"])
     quiet, noisy = (
         trained_of_recursion(optimizer, fed, 1, 140, noise=noise) for noise in ({}, {9: 1.0})
     )
@@ -366,7 +359,8 @@ def test_an_optimizer_follows_its_recursion(name: str, monkeypatch: pytest.Monke
     """
     monkeypatch.setattr(ORTHOGONALISED, lambda gradient, **_: gradient)
     decays = {key: 0.5 - 0.1 * i for i, key in enumerate(DECAYS)}
-    optimizer, fed = node_of_recursion(name, **decays, **FROZEN[name]), settings("error_feedback")
+    optimizer = node(name, weight_decay=0.0, **decays, **FROZEN[name])
+    fed = settings("error_feedback")
     loop = closed(optimizer, fed, 1)
     k = 0.7 * largest_stable(loop)
     scale = EPS if name in BY_EPS else 1.0
@@ -383,7 +377,7 @@ KINDS = {"lion": "matrix", "signum": "matrix", "shampoo": "matrix", "scion": "em
 @pytest.mark.parametrize("name", KINDS)
 def test_the_sign_of_an_update_is_that_of_the_filter(name: str) -> None:
     optimizer, weight = (
-        node_of_recursion(name, lr=1e-6),
+        node(name, weight_decay=0.0, lr=1e-6),
         nn.Parameter(torch.zeros(1, 1, dtype=torch.float64)),
     )
     gradients = torch.randn(80, 1, 1, generator=torch.Generator().manual_seed(0)).double()

@@ -409,7 +409,6 @@ def test_the_sweep_ends_in_an_answer(said: dict[str, str]) -> None:
 
 # The tables have the columns of their schema, and the notebook runs.
 
-ROOT_OF_PANDAS = Path(__file__).parents[2]
 SECTIONS = {"load": TRIAL, "gaps": GAP, "best": BEST, "downstream": DOWNSTREAM}
 
 

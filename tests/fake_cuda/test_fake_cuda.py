@@ -21,6 +21,8 @@ from tests.support.fake_cuda.asked import (
 from tests.support.fake_cuda.parts import EF, LAUNCHES, PEAKS, REST, few_tokens, in_two
 from tests.support.steps import resolved, words_of_scale
 
+pytestmark = needed
+
 # Between two renewals: LAPACK's routines report to the host whether they converged.
 RENEWED = ("kl_soap", "shampoo", "soap", "soap_muon")
 RENEWING = {name: ["optimizer.precondition_every=100"] for name in RENEWED}
@@ -69,14 +71,12 @@ def looked_at(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.slow
-@needed
 @pytest.mark.parametrize("name", [*WHOLE, *PIPELINES])
 def test_a_trial_on_a_gpu(looked_at: dict[str, dict[str, Any]], name: str) -> None:
     require_sound(looked_at[name])
 
 
 @pytest.mark.slow
-@needed
 def test_every_family_is_tried() -> None:
     words = [small(), *(words for words, _ in FAMILIES.values())]
     tried = {word.removeprefix("model=") for of in words for word in of if "model=" in word}
@@ -96,7 +96,6 @@ MANY = ("pipeline.num_microbatches=2",)
 
 
 @pytest.mark.long
-@needed
 def test_what_a_trial_does_on_a_gpu(request: pytest.FixtureRequest) -> None:
     """Updates, an evaluation, a comparison with the fresh update, and a checkpoint; and what a rank
     sends to the one that writes the checkpoint of a gang."""
@@ -153,7 +152,6 @@ def looked_at_of_memory(request: pytest.FixtureRequest) -> dict[Any, dict[str, A
 
 
 @pytest.mark.slow
-@needed
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_the_peak_is_as_planned(
     looked_at_of_memory: dict[Any, dict[str, Any]], case: tuple[str, str]
@@ -162,7 +160,6 @@ def test_the_peak_is_as_planned(
 
 
 @pytest.mark.slow
-@needed
 @pytest.mark.parametrize("trial", COMPARED)
 def test_a_comparison_takes_what_is_planned_and_a_checkpoint_nothing(
     looked_at_of_memory: dict[Any, dict[str, Any]], trial: str
@@ -194,7 +191,6 @@ def looked_at_of_peaks(request: pytest.FixtureRequest) -> dict[str, dict[str, An
 
 
 @pytest.mark.slow
-@needed
 @pytest.mark.parametrize("scale", PEAKS)
 def test_the_peak_is_as_recorded_and_as_planned(
     looked_at_of_peaks: dict[str, dict[str, Any]], scale: str
@@ -205,7 +201,6 @@ def test_the_peak_is_as_recorded_and_as_planned(
 
 
 @pytest.mark.slow
-@needed
 @pytest.mark.parametrize("scale", LAUNCHES)
 def test_kernels_of_each_part_are_at_most_those_recorded(
     looked_at_of_peaks: dict[str, dict[str, Any]], scale: str
@@ -275,7 +270,6 @@ def looked_at_of_ranks(request: pytest.FixtureRequest) -> dict[str, dict[str, An
 
 
 @pytest.mark.slow
-@needed
 def test_rank_0_of_the_largest_scale_at_a_checkpoint(
     looked_at_of_ranks: dict[str, dict[str, Any]],
 ) -> None:
@@ -288,7 +282,6 @@ def test_rank_0_of_the_largest_scale_at_a_checkpoint(
 
 
 @pytest.mark.slow
-@needed
 @pytest.mark.parametrize("name", RANKS)
 def test_a_rank_on_a_gpu(looked_at_of_ranks: dict[str, dict[str, Any]], name: str) -> None:
     """The host waits once per update, in the thread of the sums, and at the drain for the clock's

@@ -32,16 +32,10 @@ IN_A_ROW = 64
 TIMEOUT = 600
 CPU = torch.device("cpu")
 WORDS = [
-    "model.hidden_size=256",
-    "model.num_layers=8",
-    "model.num_heads=4",
-    "model.num_kv_heads=4",
-    "model.intermediate_size=704",
+    *("model.hidden_size=256", "model.num_layers=8", "model.num_heads=4", "model.num_kv_heads=4"),
+    *("model.intermediate_size=704", "lr_schedule=constant", "runner=pipelined"),
     "model.tied_embeddings=false",  # torch's pipelines know no tied weights
-    "lr_schedule=constant",
-    "runner=pipelined",
-    f"seq_len={LENGTH}",
-    f"pipeline.num_stages={RANKS}",
+    *(f"seq_len={LENGTH}", f"pipeline.num_stages={RANKS}"),
 ]
 Run = Callable[[], object]
 Send = Callable[[Any], None]

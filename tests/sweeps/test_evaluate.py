@@ -171,10 +171,7 @@ def test_a_prepared_benchmark_is_asked_in_lm_eval_s_words(tmp_path: Path) -> Non
 # The last weights that a trial keeps, and the loss of their mean.
 
 WORDS_OF_AVERAGED = (
-    "lr_schedule=constant",
-    "save_final=true",
-    "checkpoint_every=2",
-    "eval_batch_size=3",
+    *("lr_schedule=constant", "save_final=true", "checkpoint_every=2", "eval_batch_size=3"),
 )
 RUNNERS = {
     "emulated": (),

@@ -225,6 +225,11 @@ class ClusterOfOwnCluster(NamedTuple):
     keys: dict[str, str]
 
 
+def on_own_cluster(test: T) -> T:
+    """A test of it is long, and Ray warns."""
+    return pytest.mark.long(pytest.mark.filterwarnings("ignore")(test))
+
+
 def announced() -> str | None:
     return ANNOUNCED.read_text() if ANNOUNCED.exists() else None
 
@@ -289,8 +294,7 @@ def swept(
     return Swept(folder, said.getvalue())
 
 
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
+@on_own_cluster
 def test_a_sweep_runs_reports_and_is_done(swept: Swept, capsys: pytest.CaptureFixture[str]) -> None:
     for printed in (
         "4 stages, 8 microbatches  1F1B ",
@@ -319,8 +323,7 @@ def test_a_sweep_runs_reports_and_is_done(swept: Swept, capsys: pytest.CaptureFi
     assert all(trial["seconds"] is not None for trial in record["trials"].values())
 
 
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
+@on_own_cluster
 def test_no_key_is_in_a_file_of_ray_or_of_the_store(
     swept: Swept, cluster_of_own_cluster: ClusterOfOwnCluster
 ) -> None:
@@ -329,8 +332,7 @@ def test_no_key_is_in_a_file_of_ray_or_of_the_store(
     assert not leaks(cluster_of_own_cluster.keys, cluster_of_own_cluster.folder, swept.folder)
 
 
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
+@on_own_cluster
 def test_a_failing_sweep_stops_tells_of_it_and_keeps_the_url(
     cluster_of_own_cluster: ClusterOfOwnCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -355,8 +357,7 @@ def test_a_failing_sweep_stops_tells_of_it_and_keeps_the_url(
     gc.collect()  # a stopped Tune leaves files open; here nobody minds
 
 
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
+@on_own_cluster
 @pytest.mark.slow
 def test_a_failing_trial_is_recorded_and_stops_no_other(
     cluster_of_own_cluster: ClusterOfOwnCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -377,8 +378,7 @@ def test_a_failing_trial_is_recorded_and_stops_no_other(
     assert [trial_id for trial_id, loss in losses.items() if loss is None] == [broken.folder.name]
 
 
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
+@on_own_cluster
 def test_a_first_trial_that_fails_is_one_line_and_nothing_begins(
     cluster_of_own_cluster: ClusterOfOwnCluster,
     tmp_path: Path,
@@ -408,8 +408,7 @@ def of_processes(look: Callable[[psutil.Process], T]) -> list[T]:
     return seen
 
 
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
+@on_own_cluster
 def test_no_other_machine_reaches_it_and_its_processes_have_its_variables(
     cluster_of_own_cluster: ClusterOfOwnCluster,
 ) -> None:
@@ -422,8 +421,7 @@ def test_no_other_machine_reaches_it_and_its_processes_have_its_variables(
     assert connection.ENVIRONMENT.items() <= ray.get(variables, timeout=60).items()
 
 
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
+@on_own_cluster
 def test_what_nobody_asks_is_not_started(cluster_of_own_cluster: ClusterOfOwnCluster) -> None:
     """And what is, is in no group with the driver, for which a signal of `timeout` is meant."""
     found = of_processes(lambda each: (" ".join(each.cmdline()), os.getpgid(each.pid)))
@@ -439,8 +437,7 @@ def kill(flag: Any) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
+@on_own_cluster
 def test_only_a_real_wish_stops(cluster_of_own_cluster: ClusterOfOwnCluster) -> None:
     """The flag's process is killed twice: before a wish to stop, and after it."""
     asked = False
@@ -462,8 +459,7 @@ def test_only_a_real_wish_stops(cluster_of_own_cluster: ClusterOfOwnCluster) -> 
         time.sleep(0.1)
 
 
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
+@on_own_cluster
 def test_what_ray_reports_is_a_line_each_and_said_once(
     cluster_of_own_cluster: ClusterOfOwnCluster,
 ) -> None:

@@ -147,11 +147,8 @@ GOOD = [
     ["model=tiny_deep", "pipeline.num_stages=4", "pipeline.num_microbatches=4", "dtype=bfloat16"],
     ["data.path=elsewhere", "lr_schedule=wsd"],
 ]
-BAD = [
-    ["optimizer.lrr=1"],
-    ["num_updates=${nowhere}"],
-    ["optimizer=adamw", "correction.coefficient=1"],
-]
+BAD = [["optimizer.lrr=1"], ["num_updates=${nowhere}"]]
+BAD += [["optimizer=adamw", "correction.coefficient=1"]]
 SECRET = "sk-0123456789"
 RESOLVERS = (
     "${oc.env:PIPEGAP_SECRET}",
@@ -256,19 +253,8 @@ def test_seeds_share_all_of_a_plan_but_the_id() -> None:
 # Odd but right words just work; what is no YAML is said in a line; `dtype=auto` is resolved.
 
 PATHS = [
-    "dätä/wiki",
-    "data/🙂",
-    "👩\u200d🔬/a\u00a0b",
-    "a b/c",
-    "a=b",
-    "a,b",
-    "(a)",
-    "{a",
-    "a:b",
-    "-",
-    "a#b",
-    "%a",
-    "@a",
+    *("dätä/wiki", "data/🙂", "👩\u200d🔬/a\u00a0b", "a b/c", "a=b", "a,b", "(a)", "{a"),
+    *("a:b", "-", "a#b", "%a", "@a"),
 ]
 
 

@@ -77,14 +77,8 @@ LAYOUTS = [
 def test_the_size_of_a_checkpoint_is_foreseen(layout: list[str], tmp_path: Path) -> None:
     """Against one that is written: AdamW's, whose state is counted exactly."""
     small_sweep.corpus(tmp_path)
-    words = [
-        f"data.path={tmp_path / 'corpus'}",
-        "batch_size=1",
-        "seq_len=8",
-        "num_updates=5",
-        "checkpoint_every=4",
-        f"out={tmp_path / 't'}",
-    ]
+    words = [f"data.path={tmp_path / 'corpus'}", f"out={tmp_path / 't'}", "batch_size=1"]
+    words += ["seq_len=8", "num_updates=5", "checkpoint_every=4"]
     config = compose([*words, *layout])
     with pytest.raises(Stop):
         run_trial(config, stop_at(4))

@@ -101,12 +101,8 @@ def told(monkeypatch: pytest.MonkeyPatch, address: str, **given: str) -> list[st
 
 Send = Callable[[object], None]
 GANG = (
-    "pipeline=pipedream_2bw",
-    "correction=error_feedback",
-    "runner=pipelined",
-    "pipeline.num_stages=2",
-    "pipeline.num_microbatches=2",
-    "checkpoint_every=7",
+    *("pipeline=pipedream_2bw", "correction=error_feedback", "runner=pipelined"),
+    *("pipeline.num_stages=2", "pipeline.num_microbatches=2", "checkpoint_every=7"),
     "eval_every=50",
 )
 
