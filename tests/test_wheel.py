@@ -15,6 +15,7 @@ from ray._private.runtime_env.packaging import create_package
 from pipegap.trainer.__main__ import main as trial
 from pipegap.trainer.base.places import CODE_ROOT, CONF
 from tests.support import small_sweep
+from tests.support.processes import python
 
 SOURCE = ("pyproject.toml", "README.md", "pipegap")
 PROJECT = tomllib.loads((CODE_ROOT / "pyproject.toml").read_text())["project"]
@@ -64,14 +65,7 @@ def run(site: Path, cwd: Path, *words: str) -> str:
     """What `python WORDS` prints, run in `cwd` where only the installed code is known."""
     environment = {k: v for k, v in os.environ.items() if k != "PIPEGAP_COMMIT"}
     environment["PYTHONPATH"] = str(site)
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=cwd,
-        env=environment,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    done = python(*words, cwd=cwd, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

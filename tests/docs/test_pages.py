@@ -6,8 +6,6 @@ import ast
 import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -369,14 +367,9 @@ def run(folder: Path, words: list[str]) -> str:
     program, name, *rest = words
     command = [name] if program == "python" else ["-m", "pipegap", name]
     given = {word.partition("=")[0]: word for word in [*rest, *SMALLER.get(name, [])]}
-    done = subprocess.run(
-        [sys.executable, *command, *given.values()],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = python(*command, *given.values(), cwd=folder, env=environment)
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 

@@ -238,14 +238,7 @@ TABLES = ("gaps.csv", "table1_2_losses.csv", "final_losses_main.csv", "validatio
 
 
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "XDG_CACHE_HOME": str(folder)}
-    return subprocess.run(
-        [sys.executable, "-m", "pipegap", *words],
-        env=environment,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    return python("-m", "pipegap", *words, env={**os.environ, "XDG_CACHE_HOME": str(folder)})
 
 
 @pytest.mark.slow

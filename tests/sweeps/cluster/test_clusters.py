@@ -37,6 +37,7 @@ from tests.support import small_sweep, tracked
 from tests.support.clusters import TOKEN, head, two_nodes
 from tests.support.own_files import leaks, new_keys
 from tests.support.pages import with_figures
+from tests.support.processes import python
 from tests.support.small_sweep import END_TIMEOUT, SmallSweep
 from tests.support.tracked import SECRET
 from tests.support.trials import leave_finished, wait_for
@@ -63,13 +64,7 @@ class Cluster:
         )
 
     def run(self, *words: str, **changed: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "pipegap", *words],
-            env={**self.environment, **changed},
-            text=True,
-            capture_output=True,
-            check=False,
-        )
+        return python("-m", "pipegap", *words, env={**self.environment, **changed})
 
     def submit(self, *words: str) -> subprocess.CompletedProcess[str]:
         return self.run("submit", *self.words, *words)
@@ -503,7 +498,7 @@ def test_a_gang_of_four_over_two_nodes(tmp_path: Path) -> None:
     with two_nodes(num_cpus=2) as run:
         done = run(*sweep, *apart, *gang)
     assert done.returncode == 0, done.stdout + done.stderr
-    alone = subprocess.run([sys.executable, *sweep, *words], check=False, capture_output=True)
+    alone = python(*sweep, *words)
     assert alone.returncode == 0, alone.stderr
     assert losses(tmp_path / "apart") == losses(tmp_path / "results")
     assert len(losses(tmp_path / "results")) == 3
