@@ -137,7 +137,7 @@ def sent(
 def _as_rank_of_gangs(
     store: dist.Store,
     heartbeat: Heartbeat,
-    send: Callable[[object], None],
+    send: Send,
     program: Callable[..., None],
     arguments: Sequence[object],
 ) -> None:
@@ -183,12 +183,7 @@ def emulated(config: Config) -> Numbers:
         return train(build_emulated(config, parts, device), parts)
 
 
-def as_rank(
-    store: dist.Store,
-    heartbeat: Heartbeat,
-    send: Callable[[object], None],
-    configs: Sequence[Config],
-) -> None:
+def as_rank(store: dist.Store, heartbeat: Heartbeat, send: Send, configs: Sequence[Config]) -> None:
     p, replicas = configs[0]["pipeline"]["num_stages"], configs[0]["num_replicas"]
     device = rank_device(configs[0]["device"], heartbeat.rank, p * replicas)
     group = joined(store, heartbeat.rank, p, replicas, device, heartbeat, 60)
@@ -199,10 +194,7 @@ def as_rank(
 
 
 def as_rank_of_many(
-    store: dist.Store,
-    heartbeat: Heartbeat,
-    send: Callable[[object], None],
-    configs: Sequence[Config],
+    store: dist.Store, heartbeat: Heartbeat, send: Send, configs: Sequence[Config]
 ) -> None:
     """Like `as_rank`, with a gang for each config, under the rules of NCCL and of late kernels."""
     for i, config in enumerate(configs):

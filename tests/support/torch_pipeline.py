@@ -27,7 +27,7 @@ from pipegap.trainer.optimizers.routing import Chained, kinds
 from pipegap.trainer.ranks.groups import Heartbeat, joined
 from pipegap.trainer.torch_pipelining import Schedule2BW
 from tests.support import choices, every_correction, toy
-from tests.support.gangs import sent
+from tests.support.gangs import Send, sent
 from tests.support.gpu_rules import lazy_kernels, nccl_like
 
 
@@ -283,11 +283,7 @@ class Training:
 
 
 def as_rank(
-    store: dist.Store,
-    heartbeat: Heartbeat,
-    send: Callable[[object], None],
-    num_stages: int,
-    cases: Sequence[Case],
+    store: dist.Store, heartbeat: Heartbeat, send: Send, num_stages: int, cases: Sequence[Case]
 ) -> None:
     torch.set_num_threads(1)
     device = rank_device(cases[0].device, heartbeat.rank, num_stages)

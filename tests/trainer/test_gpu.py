@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from pipegap.trainer.ranks.spawn import Parent, run_gang
 from pipegap.trainer.trial import run_trial
 from tests.support import gangs, models, small_sweep
 from tests.support.choices import OPTIMIZERS
+from tests.support.gangs import Send
 from tests.support.torch_naive import differences, expected
 from tests.support.torch_parallel import SETTINGS, assert_alike
 from tests.support.torch_pipeline import Case, on_ranks
@@ -232,7 +232,7 @@ def test_a_traced_trial_records_what_its_emulation_does(tmp_path: Path, p: int) 
     assert pipelined == emulated
 
 
-def dies(store: dist.Store, heartbeat: Heartbeat, send: Callable[[object], None]) -> None:
+def dies(store: dist.Store, heartbeat: Heartbeat, send: Send) -> None:
     """Rank 1 dies while rank 0 waits for a sum by NCCL."""
     device = rank_device(device_for(2), heartbeat.rank, 2)
     with joined(store, heartbeat.rank, 2, 1, device, heartbeat, 60) as gang:

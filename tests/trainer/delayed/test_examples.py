@@ -2,7 +2,6 @@
 
 import math
 from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -28,14 +27,14 @@ from examples.overlap.all_reduce import RANKS, ROWS, WIDTH, train
 from pipegap.analysis import load
 from pipegap.trainer.data.bins import Bins
 from pipegap.trainer.ranks.groups import Heartbeat
-from tests.support.gangs import sent
+from tests.support.gangs import Send, sent
 
 # examples/overlap/all_reduce.py: what it hides changes no loss, and is hidden.
 
 UPDATES, LINK = 6, 0.3
 
 
-def as_rank(store: dist.Store, heartbeat: Heartbeat, send: Callable[[object], None]) -> None:
+def as_rank(store: dist.Store, heartbeat: Heartbeat, send: Send) -> None:
     dist.init_process_group("gloo", store=store, rank=heartbeat.rank, world_size=RANKS)
     for delay, link, at_once in ((0, LINK, False), (1, LINK, False), (1, 0.0, True)):
         send(tuple(train(delay, link, UPDATES, at_once=at_once)))

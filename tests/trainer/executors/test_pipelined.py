@@ -194,10 +194,7 @@ def config_of_clip_by_stage(folder: Path, *words: str) -> dict[str, Any]:
 
 
 def with_totals_held_back(
-    store: dist.Store,
-    heartbeat: Heartbeat,
-    send: Callable[[object], None],
-    configs: Sequence[gangs.Config],
+    store: dist.Store, heartbeat: Heartbeat, send: Send, configs: Sequence[gangs.Config]
 ) -> None:
     """The first rank adds nothing to the totals before the last one has applied two updates."""
     begin, update = Totals.__init__, Stage.update
@@ -532,9 +529,7 @@ CASES = {
 }
 
 
-def as_rank(
-    store: dist.Store, heartbeat: Heartbeat, send: Callable[[object], None], cases: Sequence[Case]
-) -> None:
+def as_rank(store: dist.Store, heartbeat: Heartbeat, send: Send, cases: Sequence[Case]) -> None:
     p = cases[0][0]["pipeline"]["num_stages"]
     with reproducible(0, 1), joined(store, heartbeat.rank, p, 1, gangs.CPU, heartbeat, 60) as gang:
         for config, theirs in cases:

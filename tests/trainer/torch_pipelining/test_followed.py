@@ -22,7 +22,7 @@ from pipegap.trainer.ranks.groups import Heartbeat, joined
 from pipegap.trainer.torch_pipelining import Schedule2BW
 from pipegap.trainer.torch_pipelining.schedule import TAKES_TARGET
 from tests.support.delayed import Joined
-from tests.support.gangs import sent
+from tests.support.gangs import Send, sent
 from tests.support.torch_naive import (
     BATCHES,
     MICROBATCHES,
@@ -467,7 +467,7 @@ def train(rank: int, module: nn.Module) -> None:
     assert limits == {TIMEOUT}, limits
 
 
-def as_rank(store: dist.Store, heartbeat: Heartbeat, send: Callable[[object], None]) -> None:
+def as_rank(store: dist.Store, heartbeat: Heartbeat, send: Send) -> None:
     """Sends the trained stage of each case."""
     torch.set_num_threads(1)
     rank = heartbeat.rank
@@ -489,9 +489,7 @@ def test_odd_stages_train_by_the_equation() -> None:
         assert_equal(made, right, atol=1e-6 if name == "other dtypes" else 1e-12)
 
 
-def as_rank_of_uneven(
-    store: dist.Store, heartbeat: Heartbeat, send: Callable[[object], None]
-) -> None:
+def as_rank_of_uneven(store: dist.Store, heartbeat: Heartbeat, send: Send) -> None:
     """Sends what ends the second batch, whose last microbatches are shorter than the others."""
     rank, said = heartbeat.rank, ""
     with joined(store, rank, 2, 1, CPU, heartbeat, TIMEOUT):

@@ -34,6 +34,7 @@ from pipegap.trainer.torch_pipelining import schedule as schedule_2bw
 from pipegap.trainer.torch_pipelining.late_update import LateSums, LateUpdate, Steps, way_back
 from pipegap.trainer.torch_pipelining.two_versions import TwoVersions
 from tests.support import choices, every_correction
+from tests.support.gangs import Send
 from tests.support.gpu_rules import OF_2BW
 from tests.support.torch_naive import differences, expected, of_our_pipeline
 from tests.support.torch_pipeline import (
@@ -99,11 +100,7 @@ def test_every_correction() -> None:
 
 
 def as_mutants(
-    mutants: Sequence[str],
-    store: dist.Store,
-    heartbeat: Heartbeat,
-    send: Callable[[object], None],
-    *rest: Any,
+    mutants: Sequence[str], store: dist.Store, heartbeat: Heartbeat, send: Send, *rest: Any
 ) -> None:
     """Like `as_rank`, once for each mutant, with what it replaces."""
     for mutant in mutants:
