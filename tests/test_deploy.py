@@ -170,10 +170,7 @@ def filled_in(shared: Path) -> str:
 def test_a_sweep_on_machines_with_ssh_outlives_the_loss_of_one() -> None:
     """Both run trials. Of the trial on the machine that is lost, nothing before its last checkpoint
     is done again."""
-    with (
-        tempfile.TemporaryDirectory(prefix="ssh-") as name,
-        machines(folder := Path(name)) as here,
-    ):
+    with tempfile.TemporaryDirectory(prefix="ssh-") as name, machines(folder := Path(name)) as here:
 
         def until(holds: Callable[[], object]) -> None:
             deadline = time.monotonic() + 150

@@ -65,10 +65,7 @@ def test_every_command_has_an_example_and_keys_of_one_form(
 @pytest.mark.filterwarnings("ignore:Pydantic V1 style")  # of a library of the dashboard
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "trial"])
 def test_a_word_that_a_command_refuses_to_go_without_is_marked_in_its_help(
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A trial goes without any word."""
     module, *words = PROGRAMS[name]

@@ -344,10 +344,7 @@ def test_its_three_groups_name_every_page_of_docs() -> None:
 # docs/tutorial.md ends in an answer: it runs as printed, but for two of its three optimizers.
 
 DOCUMENT = ROOT / "docs" / "tutorial.md"
-SMALLER = {
-    "trial": ["num_updates=4"],
-    "sweep": ["grid.optimizer=[muon]"],
-}
+SMALLER = {"trial": ["num_updates=4"], "sweep": ["grid.optimizer=[muon]"]}
 """Command → words that win over those of the page."""
 
 

@@ -62,11 +62,7 @@ def test_a_power_law_has_its_exponent_whatever_the_unit() -> None:
 
 @pytest.mark.parametrize(
     ("slope", "noise", "word"),
-    [
-        (-0.3, 0.05, "**falls**"),
-        (0.0, 0.05, "**stays**"),
-        (0.05, 0.3, "not enough data"),
-    ],
+    [(-0.3, 0.05, "**falls**"), (0.0, 0.05, "**stays**"), (0.05, 0.3, "not enough data")],
 )
 def test_a_trend_is_judged_by_its_interval(slope: float, noise: float, word: str) -> None:
     assert page.gap_trend(power_law(slope, noise), SIZES).word == word

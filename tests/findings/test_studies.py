@@ -176,11 +176,7 @@ def test_a_trial_learns_with_it_and_a_compiled_one_refuses_it(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("noise", "gap", "word"),
-    [
-        (0.001, 0.02, "**agrees**"),
-        (0.001, -0.02, "**disagrees**"),
-        (0.02, 0.01, "not enough data"),
-    ],
+    [(0.001, 0.02, "**agrees**"), (0.001, -0.02, "**disagrees**"), (0.02, 0.01, "not enough data")],
 )
 def test_a_statement_is_judged_by_its_interval(noise: float, gap: float, word: str) -> None:
     rng = np.random.default_rng(0)

@@ -28,15 +28,7 @@ from pipegap.trainer.torch_pipelining import Schedule2BW
 from tests.support import toy
 from tests.support.gangs import Send, sent
 from tests.support.torch_naive import expected
-from tests.support.torch_pipeline import (
-    OPTIMIZERS,
-    TIGHT,
-    Case,
-    T,
-    batch,
-    modules,
-    newton_schulz,
-)
+from tests.support.torch_pipeline import OPTIMIZERS, TIGHT, Case, T, batch, modules, newton_schulz
 
 MICROBATCHES = 4
 EVALUATED_BEFORE, CALLED_BEFORE = 3, (5, 6)

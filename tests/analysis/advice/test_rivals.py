@@ -457,9 +457,7 @@ TIME = st.sampled_from([1e-9, 1.0, 3.0, 1e9]) | st.floats(1e-9, 1e9)
 @example({"forward": 1e-9, "update": 1e9, "step_time": 1e9}, {"time_2bw": 1e-9}, {})
 @example({}, {}, {"step_time": (1.0, 1.5), "rival.ZB-V": (1e-9, 1.0)})
 def test_times_of_any_size_are_compared_or_refused(
-    words: dict[str, float],
-    measured: dict[str, float],
-    two_steps: dict[str, tuple[float, float]],
+    words: dict[str, float], measured: dict[str, float], two_steps: dict[str, tuple[float, float]]
 ) -> None:
     """No quotient of two of them is infinite or no number."""
     given_words = {key: repr(time) for key, time in {**words, **measured}.items()}

@@ -6,11 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipegap.analysis.advice.speed import (
-    Costs,
-    flushed_speeds,
-    with_step_time,
-)
+from pipegap.analysis.advice.speed import Costs, flushed_speeds, with_step_time
 from pipegap.analysis.advice.timing import LITTLE, timing, traced_costs
 from pipegap.analysis.commands import advise
 from pipegap.trainer.base.errors import BadInput

@@ -18,13 +18,7 @@ import ray
 from pipegap.sweeps.__main__ import main
 from pipegap.sweeps.cluster import connection, driver, gang, stop_flag
 from pipegap.sweeps.cluster.driver import Offers
-from pipegap.sweeps.cluster.queue import (
-    LOOK_EVERY,
-    LOOKS_AT_ONCE,
-    MAX_RETURNS,
-    WorkList,
-    in_order,
-)
+from pipegap.sweeps.cluster.queue import LOOK_EVERY, LOOKS_AT_ONCE, MAX_RETURNS, WorkList, in_order
 from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import Trial, points, unique

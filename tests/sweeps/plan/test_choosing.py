@@ -527,12 +527,7 @@ SWEEPS = {
     "tuned": (1, ["sweep=optimizers", "seeds=[0]", TUNED]),
     "searched": (
         8,
-        [
-            "sweep=main",
-            "seeds=[0,1]",
-            "grid.optimizer=[{optimizer: adamw}]",
-            *SEARCH_WORDS,
-        ],
+        ["sweep=main", "seeds=[0,1]", "grid.optimizer=[{optimizer: adamw}]", *SEARCH_WORDS],
     ),
 }
 """File of all that was tried → after how many trials the driver is killed, and its words."""

@@ -282,10 +282,7 @@ FAULTS = {
     "400 ExpiredToken": (2, "permission denied (ExpiredToken)"),
     "500 InternalError": (1, "500 Internal Server Error"),
     "404 NoSuchBucket": (2, "there is no such bucket"),
-    "403": (
-        2,
-        "permission denied (http://127.0.0.1:{port} answers 403 Forbidden: is it the",
-    ),
+    "403": (2, "permission denied (http://127.0.0.1:{port} answers 403 Forbidden: is it the"),
     "404": (1, "http://127.0.0.1:{port} answers 404 Not Found: is it the server of this bucket?"),
     "cut": (1, "http://127.0.0.1:{port} gives no answer (it ended the connection): is it the"),
 }
@@ -372,16 +369,10 @@ def test_each_command_ends_each_fault_in_a_line(
 @pytest.mark.usefixtures("asked_once")
 @pytest.mark.parametrize(
     ("server", "why"),
-    [
-        ("http://127.0.0.1:9", "Connection refused"),
-        ("http://no.invalid", "failed to lookup"),
-    ],
+    [("http://127.0.0.1:9", "Connection refused"), ("http://no.invalid", "failed to lookup")],
 )
 def test_a_server_that_nobody_reaches_is_named(
-    server: str,
-    why: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    server: str, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     buckets.found(monkeypatch, 9)
     monkeypatch.setenv("AWS_ENDPOINT_URL", server)
@@ -398,9 +389,7 @@ def test_a_store_that_is_throttled_now_and_then_is_no_trouble(answers: list[str]
 
 @pytest.mark.parametrize("name", [*COMMANDS, *OF_SWEEPS])
 def test_each_command_refuses_what_is_no_folder(
-    name: str,
-    tmp_path_factory: pytest.TempPathFactory,
-    capsys: pytest.CaptureFixture[str],
+    name: str, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = tmp_path_factory.mktemp("place") / "store"
     place.touch()

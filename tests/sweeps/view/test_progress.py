@@ -74,14 +74,8 @@ def test_what_a_folder_says(tmp_path: Path) -> None:
         assert seen_state(folder).status == "running"
         assert "pid" in seen_state(folder).where
         metrics(folder, {**ROW, "update": 3}, ROW)
-        assert (
-            seen_state(folder).num_done,
-            seen_state(folder).tokens_per_second,
-        ) == (5, 100.0)
-    assert (seen_state(folder).status, seen_state(folder).where) == (
-        "interrupted",
-        "",
-    )
+        assert (seen_state(folder).num_done, seen_state(folder).tokens_per_second) == (5, 100.0)
+    assert (seen_state(folder).status, seen_state(folder).where) == ("interrupted", "")
     (folder / "result.json").write_text('{"status": "failed"}')
     assert seen_state(folder).status == "failed"
     with leased(folder, lambda: "completed"):

@@ -171,11 +171,7 @@ def test_workers_change_no_order() -> None:
     [
         (0.01, 1, "data=a.txt: must hold text, two documents to train .*: it has one"),
         (0.5, 1, "data=a.txt: must hold text, two documents to train .*: it has one"),
-        (
-            1e-9,
-            120,
-            "validation_share=1e-09: must be larger, .* of 120 documents one part has",
-        ),
+        (1e-9, 120, "validation_share=1e-09: must be larger, .* of 120 documents one part has"),
         (0.999999, 120, "validation_share=0.999999: must be smaller, or the text longer: of 120"),
     ],
 )

@@ -187,7 +187,7 @@ def test_the_record_s_rates_trust_and_average() -> None:
         record.set_rates(update)
         assert muon["decay"] == pytest.approx(momentum)
     assert [trust_at(t) for t in (0, 1375, 1500, 1625)] == [
-        *((0.45, 0.85), (0.45, 0.85), (0.225, 0.85), (0.0, 1.0)),
+        *((0.45, 0.85), (0.45, 0.85), (0.225, 0.85), (0.0, 1.0))
     ]
     first = model.head.bias.detach().clone()
     assert record.shown(model, 2399) is model

@@ -236,11 +236,7 @@ def test_lightning(delay: int, tmp_path: Path) -> None:
 
     def fit(folder: Path, alone: bool, resumed: Path | None = None) -> Module:
         saving = lightning.callbacks.ModelCheckpoint(
-            folder,
-            filename="{step}",
-            every_n_train_steps=4,
-            save_top_k=-1,
-            save_weights_only=alone,
+            folder, filename="{step}", every_n_train_steps=4, save_top_k=-1, save_weights_only=alone
         )
         trainer = lightning.Trainer(
             accelerator="cpu",

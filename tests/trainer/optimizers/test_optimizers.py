@@ -292,11 +292,7 @@ def in_parts(parameters: Parameters) -> Optimizer:
     return OptimizerInParts(bare, parameters, is_entrywise=True)
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    [OURS, bare, in_parts],
-    ids=["ours", "bare", "in parts"],
-)
+@pytest.mark.parametrize("optimizer", [OURS, bare, in_parts], ids=["ours", "bare", "in parts"])
 @pytest.mark.parametrize(
     "make",
     [

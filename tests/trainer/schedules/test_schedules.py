@@ -365,12 +365,7 @@ def test_a_v_leaves_a_rank_no_bubble_and_costs_no_activations(p: int, m: int) ->
 
 
 @settings(max_examples=25)
-@given(
-    p=STAGES,
-    more=st.integers(0, 4),
-    forward=st.integers(1, 4),
-    weights=st.integers(1, 4),
-)
+@given(p=STAGES, more=st.integers(0, 4), forward=st.integers(1, 4), weights=st.integers(1, 4))
 def test_pairs_in_a_v_idle_as_if_their_forward_were_free(
     p: int, more: int, forward: int, weights: int
 ) -> None:
@@ -411,11 +406,7 @@ def test_without_slack_every_message_delays_its_rank(p: int, message: float) -> 
     assert time > 2 * p * (FORWARD_OF_SIMULATE + BACKWARD) + message
 
 
-@given(
-    schedule=st.sampled_from([gpipe, sync, zero_bubble_h1]),
-    p=STAGES,
-    m=MICROBATCHES,
-)
+@given(schedule=st.sampled_from([gpipe, sync, zero_bubble_h1]), p=STAGES, m=MICROBATCHES)
 def test_one_more_batch_of_a_flushed_pipeline_is_one_batch(
     schedule: Callable[..., Schedule], p: int, m: int
 ) -> None:
