@@ -221,12 +221,9 @@ def test_a_command_is_understood(
 @pytest.mark.parametrize(
     "words",
     [
-        "make sweep-tiny-nowhere",
-        "pipegap trial optimizer.momentun=0.9",
-        "pipegap sweep sweep=main seeds=[a]",
-        "pipegap advise optimiser=muon",
-        "pipegap data wikipedia",
-        "python -m bench.nothing",
+        *("make sweep-tiny-nowhere", "pipegap trial optimizer.momentun=0.9"),
+        *("pipegap sweep sweep=main seeds=[a]", "pipegap advise optimiser=muon"),
+        *("pipegap data wikipedia", "python -m bench.nothing"),
     ],
 )
 def test_a_wrong_command_is_noticed(words: str) -> None:

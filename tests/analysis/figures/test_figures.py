@@ -77,11 +77,7 @@ def test_no_swept_number_no_figure(tmp_path: Path) -> None:
     write_arms(tmp_path, {"sync": [1.0], "delay": [1.2], "delay_ef": [1.1]})
     write_arms(tmp_path, {"sync": [1.0], "delay": [1.1]}, optimizer="muon")
     for name in (
-        "gap_lines",
-        "gap_by_coefficient",
-        "gap_by_delay",
-        "update_cosine",
-        "update_error",
+        *("gap_lines", "gap_by_coefficient", "gap_by_delay", "update_cosine", "update_error"),
     ):
         assert shown(tmp_path, name).empty
     put(tmp_path, "sync", [1.0], lr=0.002)  # a second point without a pair

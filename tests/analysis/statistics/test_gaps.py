@@ -104,11 +104,7 @@ def test_the_share_removed_is_a_ratio_of_means_over_the_same_seeds(tmp_path: Pat
         {"sync": [1.0] * 3, "delay_ef": [1.1, 1.1, 1.1]},
     ],
     ids=[
-        "gap may be zero",
-        "gap is weak",
-        "one seed",
-        "correction diverged",
-        "plain diverged",
+        *("gap may be zero", "gap is weak", "one seed", "correction diverged", "plain diverged"),
         "no plain arm",
     ],
 )

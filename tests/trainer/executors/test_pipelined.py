@@ -58,10 +58,7 @@ def daily_stages(combination: tuple[str, ...]) -> int | None:
 DAILY = {p: [each for each in COMBINATIONS if daily_stages(each) == p] for p in (2, 4)}
 OTHERS = {p: [each for each in COMBINATIONS if daily_stages(each) != p] for p in (2, 4)}
 SHAPE = (
-    "model.num_layers=4",
-    "pipeline.num_microbatches=4",
-    "batch_size=8",
-    "num_updates=6",
+    *("model.num_layers=4", "pipeline.num_microbatches=4", "batch_size=8", "num_updates=6"),
     "clip_norm=0.5",
 )
 
@@ -504,12 +501,8 @@ Both = tuple[gangs.Numbers, torch_runtime.Trained]
 # Torch's runtime knows no tied weights, and no clip. Layers that are recomputed read their weights
 # in the backward too. Our runs drain in the middle, torch's do not.
 WORDS = (
-    "model.num_layers=4",
-    "model.tied_embeddings=false",
-    "model.activation_checkpointing=true",
-    "batch_size=12",
-    "num_updates=6",
-    "clip_norm=null",
+    *("model.num_layers=4", "model.tied_embeddings=false"),
+    *("model.activation_checkpointing=true", "batch_size=12", "num_updates=6", "clip_norm=null"),
 )
 FOUR = "pipeline.num_microbatches=4"
 NOT_AGAIN = "model.activation_checkpointing=false"  # torch cannot split a recomputed backward
