@@ -88,12 +88,17 @@ def test_the_wheel_has_one_package(site: Path) -> None:
 def others(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Somebody else's packages, each with a name that a folder of ours has too."""
     folder = tmp_path_factory.mktemp("others")
-    for name in OTHERS:
-        (folder / name / name).mkdir(parents=True)
-        (folder / name / name / "__init__.py").write_text(f"MINE = {name!r}\n")
-        about = f'[project]\nname = "other-{name}"\nversion = "1"\n'
-        (folder / name / "pyproject.toml").write_text(about)
-    pip("wheel", *OFFLINE, "--wheel-dir", str(folder), *(str(folder / name) for name in OTHERS))
+    for name in OTHERS:  # by hand: to build them would take seconds
+        about = f"other_{name}-1.dist-info"
+        texts = {
+            f"{name}/__init__.py": f"MINE = {name!r}\n",
+            f"{about}/METADATA": f"Metadata-Version: 2.1\nName: other-{name}\nVersion: 1\n",
+            f"{about}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        }
+        texts[f"{about}/RECORD"] = "".join(f"{path},,\n" for path in texts)
+        with ZipFile(folder / f"other_{name}-1-py3-none-any.whl", "w") as wheel:
+            for path, text in texts.items():
+                wheel.writestr(path, text)
     return [str(wheel) for wheel in folder.glob("*.whl")]
 
 
@@ -104,10 +109,9 @@ def test_packages_of_its_folders_names_break_nothing(
     are whole; a trial names the release that made it."""
     [ours] = site.parent.glob("*.whl")
     first, last = tmp_path / "first", tmp_path / "last"
-    for folder, wheels in (
-        *((first, [str(ours)]), (first, others)),
-        *((last, others), (last, [str(ours)])),
-    ):
+    shutil.copytree(site, first)  # where ours was installed first
+    shutil.rmtree(first / "conf")
+    for folder, wheels in ((first, others), (last, others), (last, [str(ours)])):
         pip("install", "--no-deps", "--no-index", "--upgrade", "--target", str(folder), *wheels)
     assert contents(first) == contents(last)
     words = small_sweep.overrides(tmp_path, "num_updates=2", f"results={tmp_path / 'results'}")
