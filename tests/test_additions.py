@@ -27,7 +27,7 @@ TESTS = (
 )
 CHOSEN = (
     "sign_descent or smaller_steps or half_delayed or muon_is_robust or my_gaps or [mine or -mine "
-    "or of_a_scale or explained or (every and not [)"
+    "or overrides_of_a_scale or explained or every_choice or every_claim"
 )
 """The tests of these additions, and those that look at all choices at once."""
 PROMISED = dict(
