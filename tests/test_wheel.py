@@ -65,9 +65,9 @@ def run(site: Path, cwd: Path, *words: str) -> str:
     """What `python WORDS` prints, run in `cwd` where only the installed code is known."""
     environment = {k: v for k, v in os.environ.items() if k != "PIPEGAP_COMMIT"}
     environment["PYTHONPATH"] = str(site)
-    done = python(*words, cwd=cwd, env=environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    process = python(*words, cwd=cwd, env=environment)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 def test_every_config_is_installed_and_no_file_is_forgotten(site: Path) -> None:
@@ -75,8 +75,8 @@ def test_every_config_is_installed_and_no_file_is_forgotten(site: Path) -> None:
 
 
 def files(folder: Path) -> set[str]:
-    found = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
-    return {path.relative_to(folder).as_posix() for path in found}
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    return {path.relative_to(folder).as_posix() for path in paths}
 
 
 def test_the_wheel_has_one_package(site: Path) -> None:
@@ -130,10 +130,10 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_sweeps_are_planned_by_name_and_by_path(site: Path, tmp_path: Path) -> None:
-    own = shutil.copy(CONF / "sweep" / "main.yaml", tmp_path / "mine.yaml")
+    path = shutil.copy(CONF / "sweep" / "main.yaml", tmp_path / "mine.yaml")
     words = ("scale=micro", "dry_run=true", f"data.path={small_sweep.corpus(tmp_path)}")
-    told = run(site, tmp_path, "-m", "pipegap", "sweep", f"sweep=main,{own}", *words)
-    assert "48 asked, 24 unique" in told
+    plan = run(site, tmp_path, "-m", "pipegap", "sweep", f"sweep=main,{path}", *words)
+    assert "48 asked, 24 unique" in plan
 
 
 def test_one_program_has_every_command(
@@ -143,8 +143,8 @@ def test_one_program_has_every_command(
     composed = run(site, tmp_path, program, "trial", "--cfg", "optimizer=muon")
     assert trial(["--cfg", "optimizer=muon"]) == 0
     assert composed == capsys.readouterr().out
-    told = run(site, tmp_path, program, "--help")
-    assert told == run(site, tmp_path, "-m", "pipegap")
+    text = run(site, tmp_path, program, "--help")
+    assert text == run(site, tmp_path, "-m", "pipegap")
 
 
 def test_a_job_takes_the_installed_code_along(site: Path, tmp_path: Path) -> None:
@@ -152,11 +152,11 @@ def test_a_job_takes_the_installed_code_along(site: Path, tmp_path: Path) -> Non
         "import json; from pipegap.sweeps.cluster.jobs import runtime_env; "
         "print(json.dumps(runtime_env()))"
     )
-    asked = json.loads(run(site, tmp_path, "-c", ask))
-    assert asked["env_vars"]["PIPEGAP_COMMIT"] == RELEASE
+    environment = json.loads(run(site, tmp_path, "-c", ask))
+    assert environment["env_vars"]["PIPEGAP_COMMIT"] == RELEASE
     package, node = tmp_path / "package.zip", tmp_path / "node"
-    excludes = asked["excludes"]
-    create_package(asked["working_dir"], package, include_gitignore=False, excludes=excludes)
+    excludes = environment["excludes"]
+    create_package(environment["working_dir"], package, include_gitignore=False, excludes=excludes)
     ZipFile(package).extractall(node)
     assert {path.name for path in node.iterdir()} == {"pipegap"}
     composed = run(node, node, "-m", "pipegap", "trial", "--cfg", "optimizer=muon")

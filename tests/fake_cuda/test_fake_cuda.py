@@ -10,18 +10,18 @@ from pipegap.trainer.config.plan import plan_trial
 from pipegap.trainer.optimizers.routing import is_averaging
 from tests.support import models
 from tests.support.choices import OPTIMIZERS, optimizer_maker
-from tests.support.fake_cuda.asked import (
+from tests.support.fake_cuda.parts import EF, LAUNCHES, PEAKS, REST, few_tokens, in_two
+from tests.support.fake_cuda.questions import (
     answers,
     choices,
-    needed,
+    needs_fake_gpu,
     require_planned,
     require_sound,
     small,
 )
-from tests.support.fake_cuda.parts import EF, LAUNCHES, PEAKS, REST, few_tokens, in_two
 from tests.support.steps import resolved, words_of_scale
 
-pytestmark = needed
+pytestmark = needs_fake_gpu
 
 # Between two renewals: LAPACK's routines report to the host whether they converged.
 RENEWED = ("kl_soap", "shampoo", "soap", "soap_muon")
