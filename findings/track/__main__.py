@@ -5,6 +5,7 @@ python -m findings.track fill results=results  # the entries without a table, in
 """
 
 import html
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +23,7 @@ from pipegap.analysis.report.page import page
 from pipegap.analysis.table import names
 from pipegap.sweeps.commands.enter import enter, plan_of
 from pipegap.sweeps.commands.verify import run_here
-from pipegap.sweeps.request.entry import TRIALS, Entry, read_entry
+from pipegap.sweeps.request.entry import LEVELS, TRIALS, Entry, read_entry
 from pipegap.sweeps.request.expand import Trial, unique
 from pipegap.trainer.base.atomic import write_atomically
 from pipegap.trainer.base.cli import DONE, end_with, exit_code, parse, refuse_others, split_command
@@ -32,8 +33,8 @@ FOLDER = Path(__file__).parent
 ENTRIES = FOLDER.parents[1] / "entries"
 PAGE, SORTABLE, PICTURE = "README.md", "index.html", "losses.svg"
 HEADS = (
-    *("entry", "with", "arm", "loss", "score [95 %]", "gap [95 %]", "sync", "lr", "n", "diverged"),
-    *("state", "time"),
+    *("entry", "with", "arm", "loss", "score [95 %]", "gap [95 %]", "tax [95 %]", "sync", "lr"),
+    *("n", "diverged", "state", "time"),
 )
 KEYS = """keys of fill:
   results=PATH   the store of the trials (default: results)
@@ -59,7 +60,9 @@ def _command() -> int:
 
 def fill(results: str, only: list[str]) -> int:
     """Trains the entries without a table, each with its table afterwards, then makes the page. What
-    was stopped goes on. Returns 0."""
+    was stopped goes on. Returns 0.
+
+    The page comes last: a changed page would mark the commit of all later trials as dirty."""
     for folder in [ENTRIES / name for name in only] or _folders(ENTRIES):
         if (folder / TRIALS).is_file():
             continue
@@ -67,7 +70,7 @@ def fill(results: str, only: list[str]) -> int:
             print(f"{folder.name}: {len(todo)} trials", flush=True)
             run_here(todo, folder)
         print(enter(folder, results, []), flush=True)
-        write(ENTRIES, FOLDER)
+    write(ENTRIES, FOLDER)
     return DONE
 
 
@@ -84,18 +87,14 @@ def _folders(entries: Path) -> list[Path]:
 
 
 def write(entries: Path, folder: Path) -> None:
-    """Writes the table into the page, the sortable page and the picture of `folder`."""
+    """Writes the tables into the page, the sortable page and the picture of `folder`."""
     says = {path: read_entry(path) for path in _folders(entries)}
-    entered = [
-        track.read_entered(path, entry.model_dump())
-        for path, entry in says.items()
-        if (path / TRIALS).is_file()
-    ]
     missing = [path.name for path in says if not (path / TRIALS).is_file()]
-    scores = track.scores(entered)
+    entered, with_levels = (_entered(says, name) for name in (TRIALS, LEVELS))
+    scores = _named(track.scores(entered), entered)
     rows = [HEADS, *(_row(score, entered) for score in scores.to_dict("records"))]
     page_path = folder / PAGE
-    parts = {"table": _table(rows, scores, entered, missing, says)}
+    parts = {"table": _table(rows, scores, entered, missing, says), "levels": _levels(with_levels)}
     write_atomically(page_path, filled(page_path.read_text(), parts).encode())
     write_atomically(folder / SORTABLE, _sortable(rows).encode())
     if len(scores):
@@ -103,20 +102,54 @@ def write(entries: Path, folder: Path) -> None:
         write_atomically(folder / PICTURE, with_font(picture(drawn)).encode())
 
 
+def _entered(says: Mapping[Path, Entry], table: str) -> list[track.Entered]:
+    """The entries that have a table of this name."""
+    return [
+        track.read_entered(path, entry.model_dump(), table)
+        for path, entry in says.items()
+        if (path / table).is_file()
+    ]
+
+
+def _named(scores: pd.DataFrame, entered: list[track.Entered]) -> pd.DataFrame:
+    """The scores with the names of the arms for people in place of their labels."""
+    names_by_label: dict[str, str] = {}
+    for entry in entered:
+        names_by_label |= names.arms(entry.trials)
+    return scores.assign(arm=[names_by_label[label] for label in scores["arm"]])
+
+
 def _row(score: Mapping[Any, Any], entered: list[track.Entered]) -> tuple[str, ...]:
     cost = next(entry.cost for entry in entered if entry.name == score["entry"])
-    ends = {key: _interval(score, key) for key in ("score", "gap")}
     return (
-        *(str(score["entry"]), names.optimizer(str(score["optimizer"]))),
-        *(str(score["arm"]), f"{score['loss']:.4f}", ends["score"], ends["gap"]),
+        *_losses(score),
         *(f"{score['sync']:.4f}", f"{score['rate']:g}", str(score["n"]), str(score["diverged"])),
         *(f"{cost['state_per_parameter']:g}", f"{cost['time']:.2f}"),
     )
 
 
-def _interval(score: Mapping[Any, Any], key: str) -> str:
+def _losses(score: Mapping[Any, Any]) -> tuple[str, ...]:
+    """What an arm is, its loss, score, gap and token tax."""
+    return (
+        *(str(score["entry"]), names.optimizer(str(score["optimizer"])), str(score["arm"])),
+        *(f"{score['loss']:.4f}", *(_interval(score, key, "+.4f") for key in ("score", "gap"))),
+        _interval(score, "tax", ".2f") if np.isfinite(score["tax"]) else _no_tax(score),
+    )
+
+
+def _interval(score: Mapping[Any, Any], key: str, form: str) -> str:
     low, high = score[f"{key}_low"], score[f"{key}_high"]
-    return f"{score[key]:+.4f} [{low:+.4f}, {high:+.4f}]"
+    return f"{score[key]:{form}} [{low:{form}}, {high:{form}}]"
+
+
+def _no_tax(score: Mapping[Any, Any]) -> str:
+    """`> 2` or `< 1` of a tax beyond the lengths that were run, else a dash."""
+    limit = re.search(r"\b(above|below) ([\d.]+)", score["tax_why"])
+    return f"{LIMITS[limit[1]]} {limit[2]}" if limit else "–"
+
+
+LIMITS = {"above": ">", "below": "<"}
+"""Signs of the words by which `statistics.tax` says that a tax is not among the lengths."""
 
 
 def _table(
@@ -131,7 +164,7 @@ def _table(
     if not len(scores):
         return f"No entry has been run yet. {not_run}"
     newest = max(entry.trials["finished_at"].max() for entry in entered)
-    num_as_predicted = sum(_as_predicted(entry, scores) for entry in entered)
+    num_as_predicted = sum(map(_as_predicted, entered))
     parts = [
         f"{len(entered)} of {len(says)} entries, the newest trial of {newest:%d %B %Y}; "
         f"[sortable]({SORTABLE}). {not_run}",
@@ -143,18 +176,42 @@ def _table(
     return names.minus("\n\n".join(parts))
 
 
-def _as_predicted(entry: track.Entered, scores: pd.DataFrame) -> bool:
+def _levels(entered: list[track.Entered]) -> str:
+    """The table of longer delays, by entry and then by delay."""
+    if not entered:
+        return "No entry has been run at longer delays yet."
+    scores = track.scores(entered)
+    order = {label: place for place, label in enumerate(_by_delay(entered))}
+    in_order = scores.assign(place=scores["arm"].map(order)).sort_values(["entry", "place"])
+    of_levels = [
+        [*_losses(score), str(score["n"]), str(score["diverged"])]
+        for score in _named(in_order, entered).to_dict("records")
+    ]
+    return names.minus(markdown([[*HEADS[:7], "n", "diverged"], *of_levels]))
+
+
+def _by_delay(entered: list[track.Entered]) -> list[str]:
+    """The labels of all arms, the shortest delay first, of two the arm without a correction."""
+    trials = pd.concat([entry.trials for entry in entered])
+    is_corrected = trials["correction"] != "none"
+    ordered = trials.assign(is_corrected=is_corrected).sort_values(["delay", "is_corrected"])
+    return [*ordered["arm"].unique()]
+
+
+def _as_predicted(entry: track.Entered) -> bool:
     """Whether the sign that the entry predicts came true with each of its optimizers."""
-    predicted_sign, signs = entry.says["predicted"], []
+    signs = []
     for table in track.losses(entry.trials).values():
-        arms = [arm for arm in table.columns if arm != "sync"]
-        judged_arm, base_arm = ("delay", "sync") if entry.says["optimizer"] else (arms[-1], "delay")
-        difference = (
-            (table[judged_arm] - table[base_arm]).replace(np.inf, np.nan).dropna().to_numpy()
+        plain, *corrected = sorted(
+            (arm for arm in table.by_arm.columns if arm != "sync"),
+            key=lambda arm: arm in track.corrected_arms(entry),
         )
-        low, high = track.mean_interval(difference)
+        judged, base = (plain, "sync") if entry.says["optimizer"] else (corrected[0], plain)
+        difference = table.by_arm[judged] - table.by_arm[base]
+        finite = difference.replace(np.inf, np.nan).dropna().to_numpy()
+        low, high = track.mean_interval(finite)
         signs.append("+" if low > 0 else "-" if high < 0 else "0")
-    return all(sign == predicted_sign for sign in signs)
+    return all(sign == entry.says["predicted"] for sign in signs)
 
 
 SORTED = Template("""\
@@ -193,14 +250,19 @@ def _cell(text: str) -> str:
 # The picture: what a delay leaves of an optimizer.
 
 
+WORST = 0.5
+"""Nats above the best synchronous loss: what ends higher is in the table alone."""
+
+
 def _drawn_rows(scores: pd.DataFrame) -> pd.DataFrame:
     best = scores["sync"].min()
     near_best = scores[scores["sync"] < best + WORST]
-    return near_best.assign(name=near_best["entry"])[["name", "arm", "sync", "loss", "n"]]
-
-
-WORST = 0.5
-"""Nats above the best synchronous loss: what ends higher is in the table alone."""
+    # Of a correction the dots of three optimizers have to be told apart.
+    is_correction = near_best.groupby("entry")["optimizer"].transform("nunique") > 1
+    of_optimizer = near_best["entry"] + " (" + near_best["optimizer"].map(names.optimizer) + ")"
+    name = near_best["entry"].where(~is_correction, of_optimizer)
+    kind = near_best["arm"].where(~is_correction, "delay + another correction")
+    return near_best.assign(name=name, arm=kind)[["name", "arm", "sync", "loss", "n"]]
 
 
 def _charts(data: pd.DataFrame) -> list[alt.LayerChart]:

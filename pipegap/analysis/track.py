@@ -10,6 +10,7 @@ import pandas as pd
 from scipy import stats
 
 from pipegap.analysis.statistics.pairs import Values, mean_interval
+from pipegap.analysis.statistics.tax import Finals, token_tax
 from pipegap.analysis.table.load import load
 from pipegap.trainer.base.errors import Status
 
@@ -113,25 +114,45 @@ class Entered(NamedTuple):
     """What cost.json says: see `sweeps.commands.enter`."""
 
 
-def read_entered(folder: Path, says: Mapping[str, Any]) -> Entered:
-    """Return the entry in a folder, of which entry.yaml `says` so much."""
+def read_entered(folder: Path, says: Mapping[str, Any], trials: str = "trials.csv") -> Entered:
+    """Return the entry in a folder, of which entry.yaml `says` so much, with a table of trials."""
     cost = json.loads((folder / "cost.json").read_text("utf-8"))
-    return Entered(folder.name, says, load(folder / "trials.csv"), cost)
+    return Entered(folder.name, says, load(folder / trials), cost)
 
 
-def losses(trials: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return for each optimizer the final losses of the compared trials: a row per seed that all
-    arms have, a column per arm; infinite where a trial diverged.
+class Losses(NamedTuple):
+    """The final losses of the compared trials with one optimizer, infinite where one diverged."""
 
-    Of several learning rates of sync that counts which other arms have.
+    by_arm: pd.DataFrame
+    """A row per seed that all arms have, a column per arm; all of the same length."""
+    updates: int
+    """Updates of each of these trials."""
+    sync: Finals
+    """Of synchronous trials of any length: by seed, the loss by the number of updates."""
+    rate: float
+    """The tuned learning rate."""
+
+
+def losses(trials: pd.DataFrame) -> dict[str, Losses]:
+    """Return the losses of the compared trials by their optimizer.
+
+    Of several learning rates and lengths of sync those are compared which the other arms have.
     """
     done = trials[trials["status"].isin([Status.COMPLETED, Status.DIVERGED])]
     done = done.assign(loss=done["final_val_loss"].fillna(np.inf))
     by_optimizer = {}
     for optimizer, of in done.groupby("optimizer", sort=False):
-        rates = of.loc[of["arm"] != "sync", "optimizer.lr"]
-        at_rate = of[of["optimizer.lr"].isin(rates)]
-        by_optimizer[str(optimizer)] = at_rate.pivot_table("loss", "seed", "arm").dropna()
+        late = of[of["arm"] != "sync"]
+        at_rate = of[of["optimizer.lr"].isin(late["optimizer.lr"])]
+        compared = at_rate[at_rate["num_updates_asked"].isin(late["num_updates_asked"])]
+        table = compared.pivot_table("loss", "seed", "arm").dropna()
+        sync: dict[int, dict[int, float]] = {}
+        columns = ["seed", "num_updates_asked", "loss"]
+        for seed, length, loss in at_rate.loc[at_rate["arm"] == "sync", columns].to_numpy():
+            sync.setdefault(int(seed), {})[int(length)] = float(loss)
+        if len(table) and "sync" in table:
+            updates, rate = (late[key].iloc[0] for key in ("num_updates_asked", "optimizer.lr"))
+            by_optimizer[str(optimizer)] = Losses(table, int(updates), sync, float(rate))
     return by_optimizer
 
 
@@ -153,39 +174,80 @@ class Score(NamedTuple):
     gap: float
     gap_low: float
     gap_high: float
+    tax: float
+    """The token tax: the arm's updates over those after which sync ends as low (`statistics.tax`).
+    """
+    tax_low: float
+    tax_high: float
+    tax_why: str
+    """Why there is no tax; empty if there is one."""
     rate: float
     """The tuned learning rate."""
 
 
 def scores(entries: Sequence[Entered]) -> pd.DataFrame:
-    """Return a row of `Score` for each arm but sync of each entry, the lowest score first."""
+    """Return a row of `Score` for each delayed arm of each entry, the lowest score first. Of the
+    arms of a correction the plain delay is left out, as it is that of its optimizer's entry."""
     tables = [
-        (entry, optimizer, table)
+        (entry, optimizer, losses_of_optimizer)
         for entry in entries
-        for optimizer, table in losses(entry.trials).items()
-        if "sync" in table and len(table)
+        for optimizer, losses_of_optimizer in losses(entry.trials).items()
     ]
-    if not tables:
-        return pd.DataFrame(columns=list(Score._fields))
-    best = min((table["sync"] for _, _, table in tables), key=lambda sync: float(sync.mean()))
-    rows = []
-    for entry, optimizer, table in tables:
-        rates = entry.trials[
-            (entry.trials["optimizer"] == optimizer) & (entry.trials["arm"] != "sync")
-        ]["optimizer.lr"]
-        for arm in table.columns.drop("sync"):
-            of_arm = table[np.isfinite(table[["sync", arm]]).all(axis=1)]
-            score = (of_arm[arm] - best.reindex(of_arm.index)).dropna().to_numpy()
-            gap = (of_arm[arm] - of_arm["sync"]).to_numpy()
-            ends = mean_interval(score), mean_interval(gap)
-            row = Score(
-                *(entry.name, optimizer, str(arm), len(of_arm), len(table) - len(of_arm)),
-                *(_mean(of_arm[arm].to_numpy()), _mean(score), *ends[0]),
-                *(_mean(of_arm["sync"].to_numpy()), _mean(gap), *ends[1]),
-                float(rates.iloc[0]),
-            )
-            rows.append(row)
-    return pd.DataFrame(rows).sort_values("score", kind="stable").reset_index(drop=True)
+    synchronous = [table.by_arm["sync"] for _, _, table in tables]
+    best = min(synchronous, key=lambda sync: float(sync.mean()), default=pd.Series())
+    rows = [
+        _score(entry.name, optimizer, str(arm), table, best)
+        for entry, optimizer, table in tables
+        for arm in judged_arms(entry, table)
+    ]
+    table = pd.DataFrame(rows, columns=list(Score._fields))
+    return table.sort_values("score", kind="stable").reset_index(drop=True)
+
+
+def judged_arms(entry: Entered, table: Losses) -> list[str]:
+    """Return the delayed arms of a table that say something of the entry."""
+    delayed_arms = [str(arm) for arm in table.by_arm.columns if arm != "sync"]
+    is_correction = entry.says["optimizer"] is None
+    return [arm for arm in delayed_arms if not is_correction or arm in corrected_arms(entry)]
+
+
+def corrected_arms(entry: Entered) -> set[str]:
+    """Return the arms of an entry that have a correction."""
+    return {*entry.trials.loc[entry.trials["correction"] != "none", "arm"]}
+
+
+def _score(entry: str, optimizer: str, arm: str, table: Losses, best: "pd.Series[float]") -> Score:
+    finite = np.isfinite(table.by_arm[["sync", arm]]).all(axis=1)
+    compared = table.by_arm[finite]
+    score = (compared[arm] - best.reindex(compared.index)).dropna().to_numpy()
+    gap = (compared[arm] - compared["sync"]).to_numpy()
+    seeds = table.by_arm.index.astype(int).tolist()
+    delayed = {
+        seed: {table.updates: loss}
+        for seed, loss in zip(seeds, table.by_arm[arm].tolist(), strict=True)
+    }
+    tax = token_tax(table.sync, delayed, table.updates)
+    (score_low, score_high), (gap_low, gap_high) = mean_interval(score), mean_interval(gap)
+    return Score(
+        entry=entry,
+        optimizer=optimizer,
+        arm=arm,
+        n=len(compared),
+        diverged=int((~finite).sum()),
+        loss=_mean(compared[arm].to_numpy()),
+        score=_mean(score),
+        score_low=score_low,
+        score_high=score_high,
+        sync=_mean(compared["sync"].to_numpy()),
+        gap=_mean(gap),
+        gap_low=gap_low,
+        gap_high=gap_high,
+        tax=tax.tax,
+        tax_low=tax.tax_low,
+        tax_high=tax.tax_high,
+        tax_why=tax.tax_why,
+        rate=table.rate,
+    )
 
 
 def _mean(values: Values) -> float:

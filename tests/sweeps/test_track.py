@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 
@@ -71,6 +72,18 @@ def write_entry(folder: Path, code: str = CODE, **says: Any) -> Path:
     return folder
 
 
+def train(entry: Path, results: Path, words: Sequence[str]) -> str:
+    """Run the trials of an entry and enter them; return what `enter` says."""
+    with as_in_a_new_process():
+        while True:
+            snapshot = Snapshot()
+            plan = enter.plan_of(entry, results, words, snapshot)
+            todo = [trial for trial in plan.runnable if snapshot.finished(trial) is None]
+            if not todo:
+                return enter.enter(entry, str(results), words)
+            run_in_turn(todo)
+
+
 def run_in_turn(trials: Sequence[Trial], code: Path | None = None) -> dict[str, Row]:
     """What `verify.run_here` returns, without processes, which each take seconds to start."""
     return {trial.trial_id: run_trial(trial.config) for trial in trials}
@@ -81,23 +94,16 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Of the request: small trials, few of them."""
     corpus = small_sweep.corpus(tmp_path_factory.mktemp("data"))
     tuned = ["tune.optimizer.lr=[0.5, 1, 2]", "seeds=[0, 1, 2]"]
-    return ["scale=micro", f"data.path={corpus}", *SMALL, *tuned]
+    half = "arms.sync_half=[pipeline=sync, num_updates=6]"
+    return ["scale=micro", f"data.path={corpus}", *SMALL, *tuned, half]
 
 
 @pytest.fixture(scope="module")
 def entered(tmp_path_factory: pytest.TempPathFactory, words: list[str]) -> Path:
     """An entry with its table."""
     folder = tmp_path_factory.mktemp("track")
-    entry, results = write_entry(folder / "descent"), folder / "results"
-    with as_in_a_new_process():
-        while True:
-            snapshot = Snapshot()
-            plan = enter.plan_of(entry, results, words, snapshot)
-            todo = [trial for trial in plan.runnable if snapshot.finished(trial) is None]
-            if not todo:
-                break
-            run_in_turn(todo)
-        said = enter.enter(entry, str(results), words)
+    entry = write_entry(folder / "descent")
+    said = train(entry, folder / "results", words)
     assert said.startswith(f"{entry / 'trials.csv'}: ")
     return entry
 
@@ -138,7 +144,7 @@ def test_an_entry_stands(entry: Path, words: list[str]) -> None:
     assert f"{entry} stands: " in said
     assert "\n" not in said
     table = load(entry / "trials.csv")
-    assert len(table) == len(set(table["trial_id"])) == 3 * 3 + len(table[table["seed"] == 500])
+    assert len(table) == len(set(table["trial_id"])) == 4 * 3 + len(table[table["seed"] == 500])
     assert set(table["arm"]) == {"sync", "delay", "delay_ef"}
     assert table["processor"].notna().all()
     cost = json.loads((entry / "cost.json").read_text())
@@ -202,6 +208,11 @@ def other_optimizer(entry: Path) -> None:
     relabel(entry, "optimizer", {"descent": "adamw"})
 
 
+def other_number_of_updates(entry: Path) -> None:
+    """A synchronous trial of half the length, which ends higher, is said to have the whole."""
+    change(entry, lambda row: row["num_updates_asked"] == "6", num_updates_asked=12)
+
+
 def without_a_seed(entry: Path) -> None:
     path = entry / "trials.csv"
     lines = path.read_text().splitlines(keepends=True)
@@ -239,8 +250,9 @@ def other_length(entry: Path) -> None:
         (better_seed, "seed=7: must be 2 of trial"),
         (swapped_arms, "arm=delay(_ef)?: must be delay(_ef)? of trial"),
         (other_optimizer, "optimizer=adamw: must be descent of trial"),
+        (other_number_of_updates, "num_updates_asked=12: must be 6 of trial"),
         (without_a_seed, "lacks 1 trials that the rules ask for, such as descent"),
-        (other_rate, "lacks 9 trials that the rules ask for"),
+        (other_rate, "lacks 12 trials that the rules ask for"),
         (other_code, "lacks .* trials that the rules ask for"),
         (other_cost, "must be 0.0"),
         (other_length, "lacks 1 trials"),
@@ -382,7 +394,7 @@ def test_the_arms_and_rates_of_an_entry() -> None:
         {"optimizer": "lion", "optimizer.lr": 0.0005, "optimizer.weight_decay": 4.0}
     ]
     assert lion.tuning.inverse == ["optimizer.weight_decay"]
-    assert [*lion.arms] == ["sync", "delay", "delay_ef"]
+    assert [*lion.arms] == ["sync", "delay", "delay_ef", "sync_half"]
     assert parse_request(["sweep=entry"]).scale == "tiny"
     sphere = only("sweep=entry", "optimizer=muonh", "scale=micro")
     assert sphere.grid["optimizer"] == [{"optimizer": "muonh", "optimizer.lr": 0.01}]
@@ -410,21 +422,77 @@ def test_hidden_seeds_refuse_one_right_entry_in_a_hundred() -> None:
     assert num_seen > 900
 
 
+def test_longer_delays_are_a_second_table(entry: Path, words: list[str], tmp_path: Path) -> None:
+    """It is entered, verified, and on the page; the first table stays."""
+    trials = (entry / "trials.csv").read_bytes()
+    said = train(entry, tmp_path / "results", [*words, "levels=[1, 2]"])
+    assert said.startswith(f"{entry / 'levels.csv'}: ")
+    assert (entry / "trials.csv").read_bytes() == trials
+    table = load(entry / "levels.csv")
+    late = table[table["arm"] != "sync"]
+    assert len(late) == 2 * 2 * 3
+    with as_in_a_new_process():
+        assert f"{entry} stands: " in verified(entry, [*words, "levels=[1, 2]"])
+    levels = page._levels([track.read_entered(entry, SAYS, "levels.csv")]).splitlines()
+    arms = [line.split(" | ")[2] for line in levels[2:]]
+    assert arms == ["delay of 1", "delay of 1 + EF", "delay of 2", "delay of 2 + EF"]
+
+
 def test_a_score_is_the_loss_beside_the_best_synchronous_entry(entered: Path) -> None:
     """By hand, from the table alone."""
     entry = track.read_entered(entered, SAYS)
     worse = entry.trials.assign(final_val_loss=entry.trials["final_val_loss"] + 1)
     rows = track.scores([entry, entry._replace(name="worse", trials=worse)])
     assert [*rows["entry"]] == ["descent", "descent", "worse", "worse"]
-    by_arm = entry.trials[entry.trials["seed"] < 500].pivot(
-        index="seed", columns="arm", values="final_val_loss"
-    )
+    compared = entry.trials[(entry.trials["seed"] < 500) & (entry.trials["num_updates_asked"] > 6)]
+    by_arm = compared.pivot(index="seed", columns="arm", values="final_val_loss")
     for row in rows.itertuples():
         shift = 1.0 if row.entry == "worse" else 0.0
         gap = by_arm[row.arm] - by_arm["sync"]
         assert row.gap == pytest.approx(gap.mean())
         assert row.score == pytest.approx(gap.mean() + shift)
         assert row.n == 3
+
+
+def trials_of(losses: dict[tuple[str, int], float]) -> pd.DataFrame:
+    """A table of two seeds with losses by arm and length; those of the second are 0.1 higher."""
+    rows = [
+        {
+            **{"optimizer": "adamw", "optimizer.lr": 0.01, "status": "completed", "seed": seed},
+            **{"arm": arm, "correction": "taylor" if arm.endswith("taylor") else "none"},
+            **{"num_updates_asked": length, "final_val_loss": loss + seed / 10},
+        }
+        for (arm, length), loss in losses.items()
+        for seed in (0, 1)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_the_token_tax_is_read_off_synchronous_runs_of_half_the_length() -> None:
+    """Halfway between the losses of 800 and 1,600 updates lies a run of 800 √2 of them. A loss
+    above that of 800 has a tax above 2."""
+    losses = {
+        ("sync", 1600): 2.0,
+        ("sync", 800): 2.2,
+        ("delay", 1600): 2.1,
+        ("delay_ef", 1600): 2.3,
+    }
+    entry = track.Entered("adamw", SAYS, trials_of(losses), {})
+    rows = track.scores([entry]).set_index("arm")
+    assert rows["tax"]["delay"] == pytest.approx(2**0.5)
+    assert rows["gap"]["delay"] == pytest.approx(0.1)
+    assert np.isnan(rows["tax"]["delay_ef"])
+    assert page._losses({**rows.loc["delay_ef"], "arm": "delay + EF"})[-1] == "> 2"
+
+
+def test_a_correction_is_scored_by_its_own_arm() -> None:
+    """The plain delay is that of its optimizer's entry."""
+    losses = {("sync", 1600): 2.0, ("delay", 1600): 2.1, ("delay_taylor", 1600): 2.05}
+    says = {**SAYS, "optimizer": None, "correction": "taylor", "predicted": "-"}
+    entry = track.Entered("taylor", says, trials_of(losses), {})
+    assert [*track.scores([entry])["arm"]] == ["delay_taylor"]
+    assert page._as_predicted(entry)
+    assert not page._as_predicted(entry._replace(says={**says, "predicted": "0"}))
 
 
 def test_table_picture_and_sortable_page_are_made_from_the_entries(
@@ -434,7 +502,8 @@ def test_table_picture_and_sortable_page_are_made_from_the_entries(
     for name in ("descent", "another"):
         shutil.copytree(entered, tmp_path / "entries" / name)
     (tmp_path / "entries" / "another" / "trials.csv").unlink()
-    (tmp_path / "README.md").write_text("before\n<!-- table -->\n\n<!-- end -->\nafter\n")
+    marks = [f"<!-- {part} -->\n\n<!-- end -->\n" for part in ("table", "levels")]
+    (tmp_path / "README.md").write_text("".join(["before\n", *marks, "after\n"]))
     page.write(tmp_path / "entries", tmp_path)
     text = (tmp_path / "README.md").read_text()
     assert "1 of 2 entries" in text

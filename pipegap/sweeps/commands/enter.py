@@ -1,6 +1,7 @@
 """Writes the trials of an entry of the delay track, and what it costs, into its folder.
 
 e.g. pipegap enter entries/adamw
+     pipegap enter entries/adamw levels=[1,2,4,8]
 """
 
 import time
@@ -11,7 +12,7 @@ from typing import Any
 
 from pipegap.sweeps.plan.sweep_plan import SweepPlan, plan_sweeps
 from pipegap.sweeps.request.command_line import parse_request
-from pipegap.sweeps.request.entry import COST, TRIALS, Entry, check_entry
+from pipegap.sweeps.request.entry import COST, LEVELS, TRIALS, Entry, check_entry, table_of
 from pipegap.trainer.base.atomic import write_atomically, write_json
 from pipegap.trainer.base.cli import DONE, Given, parse
 from pipegap.trainer.base.errors import BadInput
@@ -22,9 +23,10 @@ KEYS = """\
 entry:      (required) its folder, the first word: entries/NAME
 results=    the store in which `pipegap sweep sweep=entry` has run its trials (default: results)
 data.path=  where their data lies, if not in data/wiki
+levels=     delays, as those of the sweep: writes levels.csv, a second table
 KEY=        any other word of that sweep, for trials by other rules than the track's: scale=micro"""
-OF_TRACK = "data.path"
-"""The word of a sweep that changes no rule."""
+OF_TRACK = ("data.path", "levels")
+"""Words of a sweep that change no rule."""
 BURN_IN, UPDATES, TURNS = 3, 10, 9
 """The first updates are not timed; then so many at a time, in turns with AdamW's."""
 
@@ -60,7 +62,8 @@ def plan_of(
 
 
 def enter(folder: Path, results: str, words: Sequence[str]) -> str:
-    """Write TRIALS and COST; return a line that says it. Raises BadInput as `main`."""
+    """Write TRIALS and COST, or LEVELS if `words` have levels; return a line that says it. Raises
+    BadInput as `main`."""
     from pipegap.analysis.report.report import PATHS
     from pipegap.analysis.table.load import as_csv, load
 
@@ -77,9 +80,12 @@ def enter(folder: Path, results: str, words: Sequence[str]) -> str:
         raise BadInput("results", results, "has no learning rate at which sync completes")
     trials = load(store, {trial.trial_id for trial in plan.planned})
     published = trials.drop(columns=PATHS, errors="ignore").sort_values("trial_id")
-    write_atomically(folder / TRIALS, as_csv(published).encode())
-    write_json(folder / COST, cost(entry, plan))
-    return f"{folder / TRIALS}: {len(published)} trials; next: pipegap verify {folder}"
+    path = folder / table_of(words)
+    write_atomically(path, as_csv(published).encode())
+    if path.name == TRIALS:
+        write_json(folder / COST, cost(entry, plan))
+    of_levels = "".join(f" {word}" for word in words if path.name == LEVELS)
+    return f"{path}: {len(published)} trials; next: pipegap verify {folder}{of_levels}"
 
 
 # What an entry costs: numbers that it keeps, and time.

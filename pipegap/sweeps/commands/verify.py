@@ -26,7 +26,7 @@ from pipegap.sweeps.commands.enter import (
 )
 from pipegap.sweeps.plan.sweep_plan import SweepPlan
 from pipegap.sweeps.request.command_line import parse_count
-from pipegap.sweeps.request.entry import COST, TRIALS, TUNED, Entry, check_entry, clean_copy
+from pipegap.sweeps.request.entry import COST, TUNED, Entry, check_entry, clean_copy, table_of
 from pipegap.sweeps.request.expand import Trial, unique, value_of
 from pipegap.sweeps.request.schema import MAX_TRIALS
 from pipegap.trainer.base.cli import DONE, FAILED, say
@@ -43,6 +43,7 @@ results=    a folder for the trials that are run here, which goes on where it wa
             not be that of the entry's own trials (default: none that stays)
 drawn=      how many trials are drawn, or all (default: 8)
 data.path=  where their data lies, if not in data/wiki
+levels=     the delays of levels.csv, to verify that table
 KEY=        any other word of the sweep, for trials by other rules than the track's: scale=micro"""
 NUM_DRAWN = 8
 """Trials of the table that are run again, beside those that decide the learning rate."""
@@ -76,7 +77,7 @@ def main(words: Sequence[str]) -> int:
     salt, results = values.pop("salt", ""), values.pop("results", None)
     drawn = values.pop("drawn", str(NUM_DRAWN))
     num_drawn = MAX_TRIALS if drawn == "all" else parse_count("drawn", drawn, low=0)
-    other_rules = [f"{key}={value}" for key, value in values.items() if key != OF_TRACK]
+    other_rules = [f"{key}={value}" for key, value in values.items() if key not in OF_TRACK]
     by_rules = f" (by other rules: {' '.join(other_rules)})" if other_rules else ""
     try:
         with TemporaryDirectory(prefix="pipegap-verify-") as temporary:
@@ -106,11 +107,12 @@ def verify(
     from pipegap.analysis.track import comparisons, diverges_more
 
     entry = check_entry(folder)
-    if not (folder / TRIALS).is_file():
-        raise BadInput("entry", folder, f"has no {TRIALS}: pipegap enter {folder} writes it")
-    table: list[Any] = load(folder / TRIALS).to_dict("records")
+    path = folder / table_of(words)
+    if not path.is_file():
+        raise BadInput("entry", folder, f"has no {path.name}: pipegap enter {folder} writes it")
+    table: list[Any] = load(path).to_dict("records")
     plan = plan_of(clean_copy(folder, copy), store, words, PublishedTrials(table))
-    rows = check_table(plan, table)
+    rows = check_table(plan, table, path.name)
     check_cost(folder, entry, plan)
     draw = random.Random(fingerprint(table, salt))
     drawn = drawn_trials(plan, draw, num_drawn)
@@ -119,10 +121,11 @@ def verify(
         _optimizer(point.choice.point.configs["sync"]): point.choice for point in plan.points
     }
     hidden = {name: choice.arms_at(choice.point, seeds) for name, choice in choices.items()}
-    todo = unique([*drawn, *(trial for trials in hidden.values() for trial in trials)])
+    hidden_trials = [trial for trials in hidden.values() for trial in trials]
+    todo = unique([*drawn, *hidden_trials])
     say(f"{len(drawn)} of {len(rows)} trials and {len(todo) - len(drawn)} at hidden seeds run here")
     results = run_here(todo, copy)
-    check_arms(plan, rows, [trial for trials in hidden.values() for trial in trials], results)
+    check_arms(plan, rows, path.name, hidden_trials, results)
     num_equal = compare(drawn, rows, results, plan)
     by_arm = {name: _by_arm(choice.arms, rows) for name, choice in choices.items()}
     hidden_losses = {name: _by_arm(trials, results) for name, trials in hidden.items()}
@@ -133,7 +136,7 @@ def verify(
     compared = comparisons(by_arm, hidden_losses)
     if wrong := [comparison for comparison in compared if not comparison.agrees]:
         raise Refused(f"{wrong[0].text}; once in 100 of entries that are right")
-    delay_comparison = next(c for c in compared if "loss of delay" in c.what)
+    delay_comparison = next(c for c in compared if "gap of" in c.what)
     return (
         f"{folder} stands: {len(drawn)} of {len(rows)} trials run again, {num_equal} to the same "
         f"bits; {delay_comparison.text}, and {len(compared) - 1} more agree"
@@ -147,55 +150,61 @@ def _optimizer(config: Mapping[str, Any]) -> str:
 # Whether a table has the trials that the rules ask for, and no others.
 
 
-def check_table(plan: SweepPlan, table: Iterable[Row]) -> dict[str, Row]:
-    """Return the rows of a table by their ids; raise BadInput if they are not the trials that the
-    rules ask for, by the losses of the table itself, or say something else of a trial."""
+def check_table(plan: SweepPlan, table: Iterable[Row], name: str) -> dict[str, Row]:
+    """Return the rows of the table `name` by their ids; raise BadInput if they are not the trials
+    that the rules ask for, by the losses of the table itself, or say something else of a trial."""
     planned = {trial.trial_id: trial for trial in plan.planned}
     rows = {str(row["trial_id"]): row for row in table}
     ended_ids = {i for i, row in rows.items() if row["status"] in ("completed", "diverged")}
     if missing := [trial for i, trial in planned.items() if i not in ended_ids]:
         allowed = f"lacks {len(missing)} trials that the rules ask for, such as {missing[0].name}"
-        raise BadInput("table", TRIALS, f"{allowed}: a file, a rate or a seed was changed")
+        raise BadInput("table", name, f"{allowed}: a file, a rate or a seed was changed")
     if surplus_ids := sorted({*rows} - {*planned}):
         row = rows[surplus_ids[0]]
-        name = f"{row['optimizer']} {row['arm']} {TUNED}={row[TUNED]} seed {row['seed']}"
-        allowed = f"has {len(surplus_ids)} trials that the rules do not ask for, such as {name}"
-        raise BadInput("table", TRIALS, allowed)
+        example = f"{row['optimizer']} {row['arm']} {TUNED}={row[TUNED]} seed {row['seed']}"
+        allowed = f"has {len(surplus_ids)} trials that the rules do not ask for, such as {example}"
+        raise BadInput("table", name, allowed)
     for trial_id, trial in planned.items():
         config = trial.config
         expected = {
             "seed": config["seed"],
             TUNED: value_of(config, TUNED),
             "optimizer": _optimizer(config),
+            "correction": config["choices"]["correction"],
+            "num_updates_asked": trial.plan.num_updates,
         }
         for key, value in expected.items():
-            _require_value(rows[trial_id], key, value)
+            _require_value(rows[trial_id], key, value, name)
     return rows
 
 
 def check_arms(
-    plan: SweepPlan, rows: Mapping[str, Row], trials: Iterable[Trial], results: Mapping[str, Row]
+    plan: SweepPlan,
+    rows: Mapping[str, Row],
+    name: str,
+    trials: Iterable[Trial],
+    results: Mapping[str, Row],
 ) -> None:
-    """Raise BadInput if a row of the table names another arm than the results of `trials`, which
-    were run here in every arm, do.
+    """Raise BadInput if a row of the table `name` says another arm than the results of `trials`,
+    which were run here in every arm, do.
 
     An arm's name is made of what a trial counted, so the plan alone does not know it. Digests of
     code are not compared: the ids of trials hold them.
     """
     from pipegap.analysis.table.rows import arm_columns
 
-    names = {
+    arms = {
         trial.arm: arm_columns(trial.config, results[trial.trial_id])["arm"].partition("~")[0]
         for trial in trials
     }
     for trial in plan.planned:
         row = rows[trial.trial_id]
-        _require_value({**row, "arm": row["arm"].partition("~")[0]}, "arm", names[trial.arm])
+        _require_value({**row, "arm": row["arm"].partition("~")[0]}, "arm", arms[trial.arm], name)
 
 
-def _require_value(row: Row, key: str, value: object) -> None:
+def _require_value(row: Row, key: str, value: object, table: str) -> None:
     if row[key] != value:
-        raise BadInput(f"{TRIALS}: {key}", row[key], f"must be {value} of trial {row['trial_id']}")
+        raise BadInput(f"{table}: {key}", row[key], f"must be {value} of trial {row['trial_id']}")
 
 
 def check_cost(folder: Path, entry: Entry, plan: SweepPlan) -> None:

@@ -20,8 +20,8 @@ from pipegap.trainer.base.places import CONF
 from pipegap.trainer.config.identity import yamls
 from pipegap.trainer.config.schema import first_of, in_words
 
-ENTRY, TRIALS, COST = "entry.yaml", "trials.csv", "cost.json"
-"""Files of an entry's folder: what it is, its trials, and what it costs."""
+ENTRY, TRIALS, LEVELS, COST = "entry.yaml", "trials.csv", "levels.csv", "cost.json"
+"""Files of an entry's folder: what it is, its trials, those at longer delays, what it costs."""
 KINDS = ("optimizer", "correction")
 TUNED, DECAY = "optimizer.lr", "optimizer.weight_decay"
 """Keys that the rules set: an entry cannot."""
@@ -257,6 +257,11 @@ def _text(value: Any) -> str:
 def names_of(entries: Iterable[Path]) -> list[str]:
     """Return the names of the folders of entries, in alphabetical order."""
     return sorted(path.parent.name for folder in entries for path in folder.glob(f"*/{ENTRY}"))
+
+
+def table_of(words: Iterable[str]) -> str:
+    """Return the file of the trials that a sweep of an entry with these words asks for."""
+    return LEVELS if any(word.startswith("levels=") for word in words) else TRIALS
 
 
 def check_entry(folder: Path) -> Entry:

@@ -156,10 +156,13 @@ def points(sweep: Sweep, results: Path, compose: Composer | None = None) -> list
 
 
 def _check_arms(points: Iterable[GridPoint]) -> None:
-    """Raises BadInput for an arm that differs from sync in more than staleness, or never in it."""
-    acts: dict[str, bool] = {}  # arm → whether it is late at some point: at others it may be sync
+    """Raises BadInput for an arm that differs from sync in more than staleness and length, or never
+    in either."""
+    # arm → whether it is late, or has another length, at some point: at others it may be sync.
+    acts: dict[str, bool] = {}
     for point in points:
         sync = point.configs["sync"]
+        sync_updates = point.plan(sync).num_updates
         for arm, config in point.configs.items():
             if differing_keys := sorted(
                 k for k in config if config[k] != sync[k] and k not in OF_ARMS
@@ -170,10 +173,11 @@ def _check_arms(points: Iterable[GridPoint]) -> None:
                     f"sweep.arms.{arm}", f"{differing_keys[0]}={config[differing_keys[0]]}", allowed
                 )
             plan = point.plan(config)
-            acts[arm] = acts.get(arm, False) or plan.is_delayed or plan.looks_ahead
+            is_late = plan.is_delayed or plan.looks_ahead
+            acts[arm] = acts.get(arm, False) or is_late or plan.num_updates != sync_updates
     for arm, does_act in acts.items():
         if arm != "sync" and not does_act:
-            allowed = "must have a late gradient at some point: this is sync again"
+            allowed = "must be late, or have another length, at some point: this is sync again"
             raise BadInput("sweep.arms", arm, allowed)
 
 

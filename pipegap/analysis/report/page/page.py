@@ -1,9 +1,10 @@
 """What a page holds, how its tables are shown, and how it becomes HTML."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
+from itertools import accumulate
 from math import nan
 from pathlib import Path
 from types import MappingProxyType
@@ -145,20 +146,56 @@ def listed(
 def write_latex(listing: Listing, out: Path) -> None:
     """Write the rows of the page as a LaTeX table, no wider than a line, without empty columns.
 
-    It needs the packages that its first line names, and compiles with pdflatex.
+    A table of many columns becomes several below each other, so that its letters stay legible. It
+    needs the packages that its first line names, and compiles with pdflatex.
     """
     columns = [[row[at].words for row in listing.rows] for at in range(len(listing.heads))]
     filled = [pair for pair in zip(listing.heads, columns, strict=True) if any(pair[1])]
-    aligned = "".join("r" if head.kind == "number" else "l" for head, _ in filled)
-    heads = _latex_row([head.title for head, _ in filled])
-    rows = [_latex_row(cells) for cells in zip(*(words for _, words in filled), strict=True)]
-    lines = [
-        r"% \usepackage{booktabs, graphicx} \usepackage[T1]{fontenc}",
+    tables = [r"% \usepackage{booktabs, graphicx} \usepackage[T1]{fontenc}"]
+    for number, part in enumerate(_narrow_parts(filled)):
+        tables += [r"\par\medskip\noindent"] if number else []
+        tables += _tabular(part)
+    (out / listing.tex).write_text("\n".join([*tables, ""]), encoding="utf-8")
+
+
+LatexColumn = tuple[Head, list[str]]
+"""A head and the words of the cells below it."""
+
+
+def _narrow_parts(columns: Sequence[LatexColumn]) -> Iterator[list[LatexColumn]]:
+    """Split the columns of a table into parts that fit into a line of LATEX_LINE characters.
+
+    The columns of text with which the table begins tell its rows apart: each part repeats those of
+    them that take at most half of a line.
+    """
+    widths = [max(map(len, [head.title, *cells])) + 2 for head, cells in columns]
+    pairs = zip(columns, accumulate(widths), strict=True)
+    is_label = [head.kind == "text" and end <= LATEX_LINE / 2 for (head, _), end in pairs]
+    num_labels = [*is_label, False].index(False)
+    part, width = [*columns[:num_labels]], sum(widths[:num_labels])
+    for column, column_width in zip(columns[num_labels:], widths[num_labels:], strict=True):
+        if len(part) > num_labels and width + column_width > LATEX_LINE:
+            yield part
+            part, width = [*columns[:num_labels]], sum(widths[:num_labels])
+        part.append(column)
+        width += column_width
+    yield part
+
+
+LATEX_LINE = 95
+"""Characters of a row that a line of an article takes at about seven points."""
+
+
+def _tabular(columns: Sequence[LatexColumn]) -> list[str]:
+    """Return the lines of a tabular, which is made smaller if it is wider than a line."""
+    aligned = "".join("r" if head.kind == "number" else "l" for head, _ in columns)
+    heads = _latex_row([head.title for head, _ in columns])
+    rows = [_latex_row(cells) for cells in zip(*(words for _, words in columns), strict=True)]
+    return [
         r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
         *(rf"\begin{{tabular}}{{{aligned}}}", r"\toprule", heads, r"\midrule", *rows),
-        *(r"\bottomrule", r"\end{tabular}}", ""),
+        *(r"\bottomrule", r"\end{tabular}}"),
     ]
-    (out / listing.tex).write_text("\n".join(lines), encoding="utf-8")
 
 
 def _latex_row(cells: Sequence[str]) -> str:
