@@ -157,7 +157,7 @@ def test_what_has_not_run_is_waited_for() -> None:
     assert row(page.result(only_tuned), "Muon", "gap")[2:] == ["", page.WAITS, "0", ""]
 
 
-def test_a_pair_comes_from_one_machine(tmp_path: Path) -> None:
+def test_a_pair_comes_from_one_machine() -> None:
     """A seed whose arms are in two tables counts where one table has all of them."""
     whole = made_up()
     is_last = (whole["seed"] == 405) & (whole["arm"] == "delay_ef")

@@ -195,10 +195,7 @@ def test_a_sweep_that_is_done_makes_its_report_once(
 
 
 def test_a_second_command_prints_for_the_terminal_at_hand(
-    words_of_done: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    words_of_done: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a log, a wide and a narrow terminal get is kept for each."""
     told = dict[int | None, str]()

@@ -243,7 +243,7 @@ def dies(store: dist.Store, heartbeat: Heartbeat, send: Send) -> None:
         torch.cuda.synchronize()
 
 
-def test_a_killed_rank_is_named(tmp_path: Path) -> None:
+def test_a_killed_rank_is_named() -> None:
     device_for(2)
     with pytest.raises(GangFailed, match="rank 1 was killed by SIGKILL"):
         run_gang(dies, (), 2, Parent(lambda message: None, timeout=60))

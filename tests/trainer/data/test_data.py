@@ -69,7 +69,7 @@ def test_the_hash_names_the_tokens(tmp_path: Path) -> None:
     assert Prepared(path=str(tmp_path / "none")).hash is None
 
 
-def test_tokens_read_across_shards(tmp_path: Path) -> None:
+def test_tokens_read_across_shards() -> None:
     flat = np.arange(100, dtype=np.uint16)
     tokens = Tokens(np.split(flat, [7, 7, 31, 99]))
     for start, length in [(0, 100), (6, 2), (5, 30), (99, 1), (31, 0 + 5)]:
