@@ -12,11 +12,7 @@ from zlib import crc32
 import numpy as np
 import pandas as pd
 
-from pipegap.sweeps.request.command_line import parse_request
-from pipegap.sweeps.request.expand import points
 from pipegap.trainer.store.records import FORMAT
-from pipegap.trainer.trial import run_trial
-from tests.support import small_sweep
 
 SYNC = {"_target_": "pipegap.trainer.schedules.sync", "num_stages": 1, "num_microbatches": 1}
 TWO_BUFFERED = {
@@ -260,10 +256,10 @@ def grid(**values: Iterable[Any]) -> list[Settings]:
     return [dict(zip(names, combination, strict=True)) for combination in product(*values.values())]
 
 
-SCHEDULES = [
-    {"lr_schedule": {"_target_": f"trainer.lr.{name}", "warmup": 0.1}} for name in ("cosine", "wsd")
+SCHEDULES: list[Settings] = [
+    {"lr_schedule": {"_target_": "trainer.lr.cosine", "warmup": 0.1, "final": 0.1}},
+    {"lr_schedule": {"_target_": "trainer.lr.wsd", "warmup": 0.1}},
 ]
-SCHEDULES[0]["lr_schedule"]["final"] = 0.1
 SIZES = [{"model.hidden_size": width, "num_parameters": width**2 * 50} for width in (48, 96)]
 SWEEPS: Mapping[str, tuple[list[Settings], tuple[str, ...]]] = {
     "optimizers": ([{}], TRIPLE),
@@ -282,7 +278,10 @@ SWEEPS: Mapping[str, tuple[list[Settings], tuple[str, ...]]] = {
     "batch_size": (grid(batch_size=[8, 16], optimizer__lr=[0.002, 0.004, 0.008]), PAIR),
     "taylor": ([{}], (*PAIR, *TAYLOR)),
     "coefficient": ([{}], (*TRIPLE, *CORRECTED, *CONSTANT)),
-    "model_size": ([a | b for a in SIZES for b in grid(optimizer__lr=[0.002, 0.004])], PAIR),
+    "model_size": (
+        [{**size, **rate} for size in SIZES for rate in grid(optimizer__lr=[0.002, 0.004])],
+        PAIR,
+    ),
     "staleness": ([{}], ("sync", "delay+start(0.1)", "delay_ef+start(0.1)")),
     "cooldown": ([{}], (*PAIR, "delay+cooldown(0.1)", "delay_ef")),
     "gradient_feedback": ([{}], (*TRIPLE, "delay_ef_gradient")),
@@ -333,6 +332,10 @@ def _points(
         for optimizer, (place, point) in product(optimizers, enumerate(of_table[:num_points])):
             yield place, arms, partial(_settings, optimizer, point)
         return
+    # Late: bench/report.py takes trials from here, and counts the memory of its process.
+    from pipegap.sweeps.request.command_line import parse_request
+    from pipegap.sweeps.request.expand import points
+
     [of_file] = parse_request([f"sweep={sweep}", "scale=micro"]).sweeps.values()
     for place, of_point in enumerate(points(of_file, Path("results"))[:num_points]):
         yield place, [*of_point.configs], partial(_composed, of_point.configs)
@@ -426,47 +429,3 @@ def _sample(task: str, place: int, log: float) -> dict[str, object]:
         "target_hash": str(gold),
         "acc": float(log > -BYTES),
     }
-
-
-# A small task of multiple choice of the tests' own, and a trial that kept its final weights.
-
-QUESTIONS = [
-    {
-        "ask": f"{i} times {i + 1} is" if i % 3 else "",
-        "choices": [f"{i * (i + 1)}, and so on", "nothing", f"{i}" * (1 + i % 4)],
-        "right": i % 3,
-    }
-    for i in range(30)
-]
-TASK = """\
-task: {name}
-dataset_path: json
-dataset_kwargs:
-  data_files: {{validation: {folder}/questions.jsonl}}
-  cache_dir: {folder}/cache
-validation_split: validation
-output_type: {kind}
-doc_to_text: ask
-doc_to_choice: choices
-doc_to_target: right
-metric_list:
-  - {{metric: acc, aggregation: mean, higher_is_better: true}}
-  - {{metric: acc_norm, aggregation: mean, higher_is_better: true}}
-metadata: {{version: 1}}
-"""
-
-
-def write_task(folder: Path, name: str = "sums", kind: str = "multiple_choice") -> Path:
-    """Its file. Some contexts are empty, and some choices longer than what a model has seen."""
-    rows = [json.dumps(question) for question in QUESTIONS]
-    (folder / "questions.jsonl").write_text("".join(f"{row}\n" for row in rows))
-    path = folder / f"{name}.yaml"
-    path.write_text(TASK.format(name=name, folder=folder, kind=kind))
-    return path
-
-
-def trained(folder: Path, *words: str) -> Path:
-    """The folder of a trial, with its final weights and a config of its own."""
-    out = folder / "trial"
-    run_trial(small_sweep.config(folder, "num_updates=3", "save_final=true", f"out={out}", *words))
-    return out
