@@ -13,7 +13,7 @@ from hypothesis import settings
 from pipegap import sweeps  # noqa: F401  before Ray, which reads variables that it sets when it is imported
 from pipegap.trainer.config import compose
 from pipegap.trainer.ranks import spawn
-from tests.support.composed import composed
+from tests.support.choices import composed
 
 pytest_plugins = ["tests.support.processes"]
 compose._compose = composed  # also for tables of cases, which are made before any fixture
@@ -29,6 +29,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--examples", type=int, help="odd inputs of each kind, drawn anew")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if number := config.getoption("--examples"):
+        from tests.support import fuzzing
+
+        fuzzing.NUM_EXAMPLES.append(number)
 
 
 @pytest.hookimpl(trylast=True)  # after the random order
@@ -84,6 +95,16 @@ def without_figures() -> Iterator[None]:
     from tests.support.pages import with_figures  # slow: only imported where a report is made
 
     with with_figures([]):
+        yield
+
+
+@pytest.fixture
+def few_figures() -> Iterator[None]:
+    """A report has a few figures alone, and pictures of them on its page only: enough for tests of
+    its words and tables, in a third of the time."""
+    from tests.support.pages import FEW, with_figures
+
+    with with_figures(FEW):
         yield
 
 

@@ -6,8 +6,6 @@ how many files each of them touches.
 
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,8 +13,9 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.markdown import ROOT, blocks
+from tests.support.processes import python
 
-CHANGED = ("docs", "pipegap", "tests")
+COPIED = ("docs", "pipegap", "tests")
 """What is copied; the rest of the tree is linked."""
 EXAMPLES = {block.path: block.text for block in blocks(ROOT / "docs" / "extending.md")}
 TESTS = (
@@ -25,12 +24,12 @@ TESTS = (
     *("tests/sweeps/request", "tests/trainer/config/test_config.py", "tests/trainer/corrections"),
     *("tests/trainer/optimizers", "tests/trainer/schedules"),
 )
-CHOSEN = (
+NAMES = (
     "sign_descent or smaller_steps or half_delayed or muon_is_robust or my_gaps or [mine or -mine "
-    "or of_a_scale or explained or (every and not [)"
+    "or overrides_of_a_scale or explained or every_choice or every_claim"
 )
 """The tests of these additions, and those that look at all choices at once."""
-PROMISED = dict(
+NUM_FILES = dict(
     re.findall(r"^\| an? (\w+) \| (\d+) \|", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
 )
 """Kind of addition → number of files, as the table of CONTRIBUTING.md has it."""
@@ -156,7 +155,7 @@ ADDITIONS: Mapping[str, Mapping[str, Sequence[Edit]]] = {
 
 
 def test_an_addition_touches_as_few_files_as_promised() -> None:
-    assert {kind: str(len(edits)) for kind, edits in ADDITIONS.items()} == PROMISED
+    assert {kind: str(len(edits)) for kind, edits in ADDITIONS.items()} == NUM_FILES
 
 
 @pytest.mark.parametrize("kind", ["optimizer", "correction", "schedule"])
@@ -169,7 +168,7 @@ def test_a_choice_touches_one_more_file_at_most_than_its_own(kind: str) -> None:
 def test_the_tests_pass_with_every_addition(tmp_path: Path) -> None:
     """In a copy of what the additions change, with its bytecode, and links to the rest."""
     for path in ROOT.iterdir():
-        if path.name in CHANGED:
+        if path.name in COPIED:
             shutil.copytree(path, tmp_path / path.name, symlinks=True)
         elif path.name != "tmp":
             (tmp_path / path.name).symlink_to(path)
@@ -180,8 +179,6 @@ def test_the_tests_pass_with_every_addition(tmp_path: Path) -> None:
             for edit in of_file:
                 text = edit.of(text)
             file.write_text(text)
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-k", CHOSEN]
-    done = subprocess.run(
-        [*command, *TESTS], cwd=tmp_path, check=False, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout
+    command = ["-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-k", NAMES]
+    process = python(*command, *TESTS, cwd=tmp_path)
+    assert process.returncode == 0, process.stdout

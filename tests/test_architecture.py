@@ -1,14 +1,14 @@
 """The shape of the code base: dependencies point one way, nothing dispatches on a name."""
 
 import ast
-import subprocess
-import sys
 from collections.abc import Collection
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+from tests.support.processes import python
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "pipegap"
@@ -45,15 +45,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             *("base", "config", "data", "executors", "folder", "models", "parts"),
             *("ranks", "schedules", "stages"),
         },
-        "trial": {
-            "base",
-            "config",
-            "executors",
-            "folder",
-            "parts",
-            "ranks",
-            "training",
-        },
+        "trial": {"base", "config", "executors", "folder", "parts", "ranks", "training"},
         "averaged": {"base", "executors", "folder", "models", "parts", "stages"},
         "rehearsal": {"base", "data", "folder", "models", "ranks", "trial"},
         "delayed": {
@@ -141,7 +133,7 @@ def test_trials_and_plans_wait_for_no_import_that_they_do_not_use(tmp_path: Path
         f"assert entry.main({words}) == 0; "
         "assert 'torch._dynamo' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    done = python("-c", code)
     assert done.returncode == 0, done.stderr
 
 
@@ -154,7 +146,7 @@ def test_commands_that_look_or_refuse_do_not_wait_for_torch(tmp_path: Path) -> N
         "assert main(['jobs', 'a=1']) == main(['stop']) == main(['submit', 'sweep=none']) == 2; "
         "assert 'torch' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    done = python("-c", code)
     assert done.returncode == 0, done.stderr
 
 
@@ -261,51 +253,11 @@ def exists(package: Path, room: str) -> bool:
 
 VAGUE = frozenset(
     {
-        "after",
-        "again",
-        "ahead",
-        "alike",
-        "asked",
-        "before",
-        "begun",
-        "beside",
-        "both",
-        "chosen",
-        "counted",
-        "each",
-        "ended",
-        "few",
-        "found",
-        "given",
-        "held",
-        "here",
-        "kept",
-        "known",
-        "left",
-        "listed",
-        "looked",
-        "lost",
-        "made",
-        "mine",
-        "named",
-        "near",
-        "now",
-        "one",
-        "other",
-        "others",
-        "own",
-        "read",
-        "rest",
-        "said",
-        "seen",
-        "shown",
-        "taken",
-        "theirs",
-        "then",
-        "there",
-        "told",
-        "wanted",
-        "written",
+        *("after", "again", "ahead", "alike", "asked", "before", "begun", "beside", "both"),
+        *("chosen", "counted", "each", "ended", "few", "found", "given", "held", "here", "kept"),
+        *("known", "left", "listed", "looked", "lost", "made", "mine", "named", "near", "now"),
+        *("one", "other", "others", "own", "read", "rest", "said", "seen", "shown", "taken"),
+        *("theirs", "then", "there", "told", "wanted", "written"),
     }
 )
 """Participles and pronouns, which do not say what a variable holds."""

@@ -1,7 +1,6 @@
 """The front package: public names of two packages, and the commands of all."""
 
 import re
-import subprocess
 import sys
 from contextlib import suppress
 from importlib import import_module
@@ -15,6 +14,7 @@ import pipegap
 from pipegap.__main__ import DOES, GROUPS, PROGRAMS, run
 from pipegap.analysis.commands import COMMANDS as OF_ANALYSIS
 from pipegap.sweeps.commands import COMMANDS as OF_SWEEPS
+from tests.support.processes import python
 
 
 @pytest.fixture(autouse=True)
@@ -65,10 +65,7 @@ def test_every_command_has_an_example_and_keys_of_one_form(
 @pytest.mark.filterwarnings("ignore:Pydantic V1 style")  # of a library of the dashboard
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "trial"])
 def test_a_word_that_a_command_refuses_to_go_without_is_marked_in_its_help(
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A trial goes without any word."""
     module, *words = PROGRAMS[name]
@@ -146,13 +143,7 @@ def test_a_file_of_the_working_folder_hides_nothing_installed(tmp_path: Path) ->
         "subprocess.run([sys.executable, '-c', 'import torch, yaml'], check=True)\n"
     )
     words = ["trial", "--cfg", "lr_schedule=constant", "lr_schedule._target_=mine.constant"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pipegap", *words],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-m", "pipegap", *words, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert '"_target_": "mine.constant"' in done.stdout
 

@@ -15,6 +15,7 @@ from ray._private.runtime_env.packaging import create_package
 from pipegap.trainer.__main__ import main as trial
 from pipegap.trainer.base.places import CODE_ROOT, CONF
 from tests.support import small_sweep
+from tests.support.processes import python
 
 SOURCE = ("pyproject.toml", "README.md", "pipegap")
 PROJECT = tomllib.loads((CODE_ROOT / "pyproject.toml").read_text())["project"]
@@ -64,16 +65,9 @@ def run(site: Path, cwd: Path, *words: str) -> str:
     """What `python WORDS` prints, run in `cwd` where only the installed code is known."""
     environment = {k: v for k, v in os.environ.items() if k != "PIPEGAP_COMMIT"}
     environment["PYTHONPATH"] = str(site)
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=cwd,
-        env=environment,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    process = python(*words, cwd=cwd, env=environment)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 def test_every_config_is_installed_and_no_file_is_forgotten(site: Path) -> None:
@@ -81,8 +75,8 @@ def test_every_config_is_installed_and_no_file_is_forgotten(site: Path) -> None:
 
 
 def files(folder: Path) -> set[str]:
-    found = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
-    return {path.relative_to(folder).as_posix() for path in found}
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    return {path.relative_to(folder).as_posix() for path in paths}
 
 
 def test_the_wheel_has_one_package(site: Path) -> None:
@@ -94,12 +88,17 @@ def test_the_wheel_has_one_package(site: Path) -> None:
 def others(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Somebody else's packages, each with a name that a folder of ours has too."""
     folder = tmp_path_factory.mktemp("others")
-    for name in OTHERS:
-        (folder / name / name).mkdir(parents=True)
-        (folder / name / name / "__init__.py").write_text(f"MINE = {name!r}\n")
-        about = f'[project]\nname = "other-{name}"\nversion = "1"\n'
-        (folder / name / "pyproject.toml").write_text(about)
-    pip("wheel", *OFFLINE, "--wheel-dir", str(folder), *(str(folder / name) for name in OTHERS))
+    for name in OTHERS:  # by hand: to build them would take seconds
+        about = f"other_{name}-1.dist-info"
+        texts = {
+            f"{name}/__init__.py": f"MINE = {name!r}\n",
+            f"{about}/METADATA": f"Metadata-Version: 2.1\nName: other-{name}\nVersion: 1\n",
+            f"{about}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        }
+        texts[f"{about}/RECORD"] = "".join(f"{path},,\n" for path in texts)
+        with ZipFile(folder / f"other_{name}-1-py3-none-any.whl", "w") as wheel:
+            for path, text in texts.items():
+                wheel.writestr(path, text)
     return [str(wheel) for wheel in folder.glob("*.whl")]
 
 
@@ -110,10 +109,9 @@ def test_packages_of_its_folders_names_break_nothing(
     are whole; a trial names the release that made it."""
     [ours] = site.parent.glob("*.whl")
     first, last = tmp_path / "first", tmp_path / "last"
-    for folder, wheels in (
-        *((first, [str(ours)]), (first, others)),
-        *((last, others), (last, [str(ours)])),
-    ):
+    shutil.copytree(site, first)  # where ours was installed first
+    shutil.rmtree(first / "conf")
+    for folder, wheels in ((first, others), (last, others), (last, [str(ours)])):
         pip("install", "--no-deps", "--no-index", "--upgrade", "--target", str(folder), *wheels)
     assert contents(first) == contents(last)
     words = small_sweep.overrides(tmp_path, "num_updates=2", f"results={tmp_path / 'results'}")
@@ -132,10 +130,10 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_sweeps_are_planned_by_name_and_by_path(site: Path, tmp_path: Path) -> None:
-    own = shutil.copy(CONF / "sweep" / "main.yaml", tmp_path / "mine.yaml")
+    path = shutil.copy(CONF / "sweep" / "main.yaml", tmp_path / "mine.yaml")
     words = ("scale=micro", "dry_run=true", f"data.path={small_sweep.corpus(tmp_path)}")
-    told = run(site, tmp_path, "-m", "pipegap", "sweep", f"sweep=main,{own}", *words)
-    assert "48 asked, 24 unique" in told
+    plan = run(site, tmp_path, "-m", "pipegap", "sweep", f"sweep=main,{path}", *words)
+    assert "48 asked, 24 unique" in plan
 
 
 def test_one_program_has_every_command(
@@ -145,8 +143,8 @@ def test_one_program_has_every_command(
     composed = run(site, tmp_path, program, "trial", "--cfg", "optimizer=muon")
     assert trial(["--cfg", "optimizer=muon"]) == 0
     assert composed == capsys.readouterr().out
-    told = run(site, tmp_path, program, "--help")
-    assert told == run(site, tmp_path, "-m", "pipegap")
+    text = run(site, tmp_path, program, "--help")
+    assert text == run(site, tmp_path, "-m", "pipegap")
 
 
 def test_a_job_takes_the_installed_code_along(site: Path, tmp_path: Path) -> None:
@@ -154,11 +152,11 @@ def test_a_job_takes_the_installed_code_along(site: Path, tmp_path: Path) -> Non
         "import json; from pipegap.sweeps.cluster.jobs import runtime_env; "
         "print(json.dumps(runtime_env()))"
     )
-    asked = json.loads(run(site, tmp_path, "-c", ask))
-    assert asked["env_vars"]["PIPEGAP_COMMIT"] == RELEASE
+    environment = json.loads(run(site, tmp_path, "-c", ask))
+    assert environment["env_vars"]["PIPEGAP_COMMIT"] == RELEASE
     package, node = tmp_path / "package.zip", tmp_path / "node"
-    excludes = asked["excludes"]
-    create_package(asked["working_dir"], package, include_gitignore=False, excludes=excludes)
+    excludes = environment["excludes"]
+    create_package(environment["working_dir"], package, include_gitignore=False, excludes=excludes)
     ZipFile(package).extractall(node)
     assert {path.name for path in node.iterdir()} == {"pipegap"}
     composed = run(node, node, "-m", "pipegap", "trial", "--cfg", "optimizer=muon")

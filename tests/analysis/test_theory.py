@@ -1,6 +1,8 @@
 """Edges of stability and noise against closed forms, numbers found before, and each other."""
 
 import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,9 +25,13 @@ from pipegap.analysis.theory import (
 )
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.config.identity import declared
-from tests.support import every_correction, every_optimizer
-from tests.support.every_correction import settings
-from tests.support.quadratic import responses, trained, trajectory
+from pipegap.trainer.executors.emulated import Emulated
+from pipegap.trainer.executors.executor import Clip
+from pipegap.trainer.schedules.recipes import constant_delay
+from pipegap.trainer.stages.stage import Stage
+from tests.support import choices, every_correction
+from tests.support.delayed import PHASES
+from tests.support.every_correction import ONE_STAGE, maker, settings
 
 NONE = every_correction.settings("none")
 FEEDBACK = every_correction.settings("error_feedback")
@@ -45,12 +51,16 @@ KNOWN = {
 
 
 def node(name: str, **changes: Any) -> dict[str, Any]:
-    settings = every_optimizer.maker(name, **changes).keywords
-    return {"_target_": every_optimizer.address(name), **settings}
+    settings = choices.optimizer_maker(name, **changes).keywords
+    return {"_target_": choices.optimizer_address(name), **settings}
+
+
+def closed(optimizer: dict[str, Any], correction: dict[str, Any], delay: int) -> Loop:
+    return Loop(linear(optimizer), hooks(correction, delay))
 
 
 def limit(optimizer: dict[str, Any], correction: dict[str, Any], delay: int) -> float:
-    return largest_stable(Loop(linear(optimizer), hooks(correction, delay)))
+    return largest_stable(closed(optimizer, correction, delay))
 
 
 def close(value: float, printed: str) -> bool:
@@ -153,7 +163,7 @@ def is_linear(group: str, name: str) -> bool:
 REFUSED = r"is not linear|no fixed recursion|not covered by the theory"
 
 
-@pytest.mark.parametrize("name", every_optimizer.NAMES)
+@pytest.mark.parametrize("name", choices.OPTIMIZERS)
 def test_every_optimizer_is_linear_or_refused_with_a_reason(name: str) -> None:
     if is_linear("optimizer", name):
         assert linear(node(name)).denominator.coef[0] == 1
@@ -234,7 +244,7 @@ def trained_for(delay: int, lr: float = 0.01) -> Run:
     start = 2 * torch.randn(1, D, generator=generator, dtype=torch.float64)
     # The identity as input makes the weights the output.
     batch = torch.cat([torch.eye(D), torch.zeros(D, 1)], dim=1).double()
-    optimizer = every_optimizer.maker("signum", lr=lr, momentum=BETA, weight_decay=0.0)
+    optimizer = choices.optimizer_maker("signum", lr=lr, momentum=BETA, weight_decay=0.0)
     weights_by_update = trained(start, optimizer, settings("none"), delay, T, lambda t: batch, loss)
     weights = torch.cat(weights_by_update).numpy()
     momentum, rows = np.zeros(D), []
@@ -277,11 +287,10 @@ def test_no_update_of_late_gradients_ends_above_the_bound(delay: int) -> None:
 
 # The recursion of a loop is what the project's own stage and executor do on a quadratic.
 
-T_OF_RECURSION = 30
+NUM_UPDATES = 30
 SMALL = 1e-12
-NONE_OF_RECURSION: dict[str, Any] = {}
 CORRECTIONS = {
-    "none": ("none", NONE_OF_RECURSION),
+    "none": ("none", {}),
     "feedback": ("error_feedback", {"coefficient": 0.7}),
     "feedback, lag delay": ("error_feedback", {"coefficient": 1.0, "lag": "delay"}),
     "feedback on gradients": ("error_feedback_gradient", {"coefficient": 0.4}),
@@ -294,20 +303,10 @@ OPTIMIZERS = {
 each_correction = pytest.mark.parametrize("correction", CORRECTIONS)
 
 
-def node_of_recursion(name: str, **changes: Any) -> dict[str, Any]:
-    """Settings without decay of the weights."""
-    made = every_optimizer.maker(name, weight_decay=0.0, **changes)
-    return {"_target_": every_optimizer.address(name), **made.keywords}
-
-
-def closed(optimizer: dict[str, Any], correction: dict[str, Any], delay: int) -> Loop:
-    return Loop(linear(optimizer), hooks(correction, delay))
-
-
 def trained_of_recursion(optimizer: dict[str, Any], *rest: Any, **more: Any) -> NDArray[np.float64]:
     name = optimizer["_target_"].rpartition(".")[2]
     options = {key: value for key, value in optimizer.items() if key != "_target_"}
-    return np.array(trajectory(every_optimizer.maker(name, **options), *rest, **more))
+    return np.array(trajectory(choices.optimizer_maker(name, **options), *rest, **more))
 
 
 @each_correction
@@ -316,8 +315,8 @@ def trained_of_recursion(optimizer: dict[str, Any], *rest: Any, **more: Any) -> 
 def test_weights_follow_the_recursion(correction: str, kind: str, delay: int) -> None:
     """Exact up to rounding, from the update on at which no lag reaches the start of the run."""
     fed = settings(*CORRECTIONS[correction])
-    optimizer = node_of_recursion("sgd", lr=0.15, **OPTIMIZERS[kind])
-    weights = trained_of_recursion(optimizer, fed, delay, T_OF_RECURSION)
+    optimizer = node("sgd", weight_decay=0.0, lr=0.15, **OPTIMIZERS[kind])
+    weights = trained_of_recursion(optimizer, fed, delay, NUM_UPDATES)
     a = closed(optimizer, fed, delay).characteristic(0.15)
     left = np.convolve(weights, a, mode="valid")[2 * delay + 2 :]
     assert np.abs(left).max() < SMALL * np.abs(weights).max()
@@ -328,7 +327,7 @@ def test_weights_follow_the_recursion(correction: str, kind: str, delay: int) ->
 def test_noise_is_the_power_of_the_response_to_one_noisy_gradient(correction: str) -> None:
     """White noise of variance 1 gives the sum of the squares of that response."""
     fed, k = settings(*CORRECTIONS[correction]), 0.2
-    optimizer = node_of_recursion("sgd", lr=k, **OPTIMIZERS["nesterov"])
+    optimizer = node("sgd", weight_decay=0.0, lr=k, **OPTIMIZERS["nesterov"])
     quiet, noisy = (
         trained_of_recursion(optimizer, fed, 1, 140, noise=noise) for noise in ({}, {9: 1.0})
     )
@@ -360,7 +359,8 @@ def test_an_optimizer_follows_its_recursion(name: str, monkeypatch: pytest.Monke
     """
     monkeypatch.setattr(ORTHOGONALISED, lambda gradient, **_: gradient)
     decays = {key: 0.5 - 0.1 * i for i, key in enumerate(DECAYS)}
-    optimizer, fed = node_of_recursion(name, **decays, **FROZEN[name]), settings("error_feedback")
+    optimizer = node(name, weight_decay=0.0, **decays, **FROZEN[name])
+    fed = settings("error_feedback")
     loop = closed(optimizer, fed, 1)
     k = 0.7 * largest_stable(loop)
     scale = EPS if name in BY_EPS else 1.0
@@ -377,12 +377,85 @@ KINDS = {"lion": "matrix", "signum": "matrix", "shampoo": "matrix", "scion": "em
 @pytest.mark.parametrize("name", KINDS)
 def test_the_sign_of_an_update_is_that_of_the_filter(name: str) -> None:
     optimizer, weight = (
-        node_of_recursion(name, lr=1e-6),
+        node(name, weight_decay=0.0, lr=1e-6),
         nn.Parameter(torch.zeros(1, 1, dtype=torch.float64)),
     )
     gradients = torch.randn(80, 1, 1, generator=torch.Generator().manual_seed(0)).double()
-    made = every_optimizer.maker(name, lr=1e-6, weight_decay=0.0)([(KINDS[name], weight)])
+    made = choices.optimizer_maker(name, lr=1e-6, weight_decay=0.0)([(KINDS[name], weight)])
     updates = [update.item() for update in responses(made, weight, list(gradients))]
     own = linear(optimizer)
     filtered = lfilter(own.numerator.coef, own.denominator.coef, gradients.flatten().numpy())
     assert np.array_equal(np.sign(updates), np.sign(filtered))
+
+
+# One weight on a quadratic, trained by the project's own stage and emulated executor.
+
+
+def trajectory(
+    optimizer: Callable[..., torch.optim.Optimizer],
+    correction: Mapping[str, Any],
+    delay: int,
+    num_updates: int,
+    noise: Mapping[int, float] | None = None,
+) -> list[float]:
+    """W(0) = 1, …, W(T) for the loss W² / 2 + n_t W, in fp64; `noise` is n_t, 0 where missing."""
+    start = torch.ones(1, 1, dtype=torch.float64)
+    batch = partial(_batch, noise or {})
+    weights = trained(start, optimizer, correction, delay, num_updates, batch, _loss)
+    return [weight.item() for weight in weights]
+
+
+def trained(
+    start: Tensor,
+    optimizer: Callable[..., torch.optim.Optimizer],
+    correction: Mapping[str, Any],
+    delay: int,
+    num_updates: int,
+    batch: Callable[[int], Tensor],
+    loss: Callable[[Tensor, Tensor], Tensor],
+) -> list[Tensor]:
+    """W(0) = `start`, …, W(T), [1, d] each, of a layer without bias under a constant delay.
+
+    All columns of a batch but the last are inputs, all but the first are handed to the loss.
+    """
+    module = nn.Linear(start.shape[1], 1, bias=False, dtype=start.dtype)
+    module.weight = nn.Parameter(start.clone())
+    schedule = constant_delay(num_updates, delay=delay, **ONE_STAGE, **PHASES)
+    stage = Stage(
+        module,
+        {"weight": "matrix"},
+        optimizer,
+        partial(maker(correction), num_updates),
+        lambda t: 1.0,
+        lag=delay,
+        tied=frozenset(),
+        tied_lag=delay,
+        dtype=start.dtype,
+    )
+    executor = Emulated([stage], schedule, batch, loss, Clip(float("inf")))
+    [master] = stage.versions.master
+    weights = [master.clone()]
+    executor.run(0, num_updates, lambda _: weights.append(master.clone()))
+    return weights
+
+
+def _batch(noise: Mapping[int, float], t: int) -> Tensor:
+    """The model's input, which makes its output the weight, and n_t."""
+    return torch.tensor([[1.0, noise.get(t, 0.0)]], dtype=torch.float64)
+
+
+def _loss(output: Tensor, noise: Tensor) -> Tensor:
+    return (output.square() / 2 + noise * output).sum()
+
+
+def responses(
+    optimizer: torch.optim.Optimizer, weight: nn.Parameter, gradients: Sequence[Tensor]
+) -> list[Tensor]:
+    """W(t) − W(t+1) for each of these gradients, which do not depend on W."""
+    updates = []
+    for gradient in gradients:
+        before = weight.detach().clone()
+        weight.grad = gradient.clone()
+        optimizer.step()
+        updates.append(before - weight.detach())
+    return updates

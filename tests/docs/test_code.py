@@ -504,7 +504,6 @@ def run(folder: Path, *words: str) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.usefixtures("folder")
 def test_the_optimizer(folder: Path) -> None:
     words = words_of("optimizer=sign_descent")
     losses = [
@@ -515,7 +514,6 @@ def test_the_optimizer(folder: Path) -> None:
         config_of_extending(folder, *words, "optimizer.lr=-1")
 
 
-@pytest.mark.usefixtures("folder")
 def test_the_correction(folder: Path) -> None:
     """It acts where the gradient is late and nowhere else."""
     words = [word for word in words_of("correction=smaller_steps") if ".share" not in word]
@@ -531,13 +529,11 @@ def test_the_correction(folder: Path) -> None:
     assert loss["late", 1.0] == run(folder, late)["final_val_loss"]
 
 
-@pytest.mark.usefixtures("folder")
 def test_the_schedule(folder: Path) -> None:
     assert run(folder, *words_of("pipeline=half_delayed"))["delays"] == [1, 0]
     assert "delays [1, 0]" in DOCUMENT_OF_EXTENDING.read_text()
 
 
-@pytest.mark.usefixtures("folder")
 def test_the_sweep(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with_own, with_own_rates, of_file = [
         w[2:] for w in shell_lines(DOCUMENT_OF_EXTENDING) if w[:2] == ["pipegap", "sweep"]
@@ -564,13 +560,11 @@ def run_script(folder: Path, name: str) -> None:
     runpy.run_path(name, run_name="__main__")
 
 
-@pytest.mark.usefixtures("folder")
 def test_the_claim(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_script(folder, "my_claim.py")
     assert "A delay costs Muon less than AdamW - reproduced" in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("folder")
 def test_the_figure(folder: Path) -> None:
     run_script(folder, "my_figure.py")
     shown = pd.read_csv(folder / "my_gaps.csv")
@@ -579,7 +573,6 @@ def test_the_figure(folder: Path) -> None:
     assert "gap (nats per token)" in (folder / "my_gaps.svg").read_text()
 
 
-@pytest.mark.usefixtures("folder")
 def test_the_figure_says_where_it_has_nothing_to_show(folder: Path) -> None:
     """As after the trials of this page, which have no pair."""
     write_arms(folder / "results", {"sync": [1.0]})

@@ -6,8 +6,6 @@ import ast
 import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,7 +32,6 @@ from pipegap.trainer.data import hub
 from pipegap.trainer.data.__main__ import CORPORA, _request
 from pipegap.trainer.data.tokenizers import ENCODERS
 from tests.support import small_sweep
-from tests.support.answers import write_answers
 from tests.support.markdown import (
     DOCUMENTS,
     FENCE,
@@ -54,7 +51,7 @@ from tests.support.own_files import (
 )
 from tests.support.pages import with_figures
 from tests.support.processes import python
-from tests.support.synthetic_store import write_arms
+from tests.support.synthetic_store import write_answers, write_arms
 
 Words = Sequence[str]
 ELSEWHERE = {"git", "cd", "source", "export", "tensorboard", "trackio", "wandb", "pip", "python3"}
@@ -224,12 +221,9 @@ def test_a_command_is_understood(
 @pytest.mark.parametrize(
     "words",
     [
-        "make sweep-tiny-nowhere",
-        "pipegap trial optimizer.momentun=0.9",
-        "pipegap sweep sweep=main seeds=[a]",
-        "pipegap advise optimiser=muon",
-        "pipegap data wikipedia",
-        "python -m bench.nothing",
+        *("make sweep-tiny-nowhere", "pipegap trial optimizer.momentun=0.9"),
+        *("pipegap sweep sweep=main seeds=[a]", "pipegap advise optimiser=muon"),
+        *("pipegap data wikipedia", "python -m bench.nothing"),
     ],
 )
 def test_a_wrong_command_is_noticed(words: str) -> None:
@@ -347,10 +341,7 @@ def test_its_three_groups_name_every_page_of_docs() -> None:
 # docs/tutorial.md ends in an answer: it runs as printed, but for two of its three optimizers.
 
 DOCUMENT = ROOT / "docs" / "tutorial.md"
-SMALLER = {
-    "trial": ["num_updates=4"],
-    "sweep": ["grid.optimizer=[muon]"],
-}
+SMALLER = {"trial": ["num_updates=4"], "sweep": ["grid.optimizer=[muon]"]}
 """Command → words that win over those of the page."""
 
 
@@ -370,14 +361,9 @@ def run(folder: Path, words: list[str]) -> str:
     program, name, *rest = words
     command = [name] if program == "python" else ["-m", "pipegap", name]
     given = {word.partition("=")[0]: word for word in [*rest, *SMALLER.get(name, [])]}
-    done = subprocess.run(
-        [sys.executable, *command, *given.values()],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = python(*command, *given.values(), cwd=folder, env=environment)
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 
@@ -410,7 +396,6 @@ def test_the_sweep_ends_in_an_answer(said: dict[str, str]) -> None:
 
 # The tables have the columns of their schema, and the notebook runs.
 
-ROOT_OF_PANDAS = Path(__file__).parents[2]
 SECTIONS = {"load": TRIAL, "gaps": GAP, "best": BEST, "downstream": DOWNSTREAM}
 
 

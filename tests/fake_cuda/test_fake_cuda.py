@@ -9,17 +9,19 @@ from pipegap.trainer.base.places import CONF
 from pipegap.trainer.config.plan import plan_trial
 from pipegap.trainer.optimizers.routing import is_averaging
 from tests.support import models
-from tests.support.every_optimizer import NAMES, maker
-from tests.support.fake_cuda.asked import (
+from tests.support.choices import OPTIMIZERS, optimizer_maker
+from tests.support.fake_cuda.parts import EF, LAUNCHES, PEAKS, REST, few_tokens, in_two
+from tests.support.fake_cuda.questions import (
     answers,
     choices,
-    needed,
+    needs_fake_gpu,
     require_planned,
     require_sound,
     small,
 )
-from tests.support.fake_cuda.parts import EF, LAUNCHES, PEAKS, REST, few_tokens, in_two
 from tests.support.steps import resolved, words_of_scale
+
+pytestmark = needs_fake_gpu
 
 # Between two renewals: LAPACK's routines report to the host whether they converged.
 RENEWED = ("kl_soap", "shampoo", "soap", "soap_muon")
@@ -62,21 +64,19 @@ def looked_at(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
     """What was seen of each trial, by name."""
     trials = {**WHOLE, **PIPELINES}
     questions = [
-        {"module": "trials", "words": small(*words), "updates": 2, "whole": name in WHOLE}
+        {"about": "trial", "words": small(*words), "updates": 2, "whole": name in WHOLE}
         for name, words in trials.items()
     ]
     return dict(zip(trials, answers(request.config, questions), strict=True))
 
 
 @pytest.mark.slow
-@needed
 @pytest.mark.parametrize("name", [*WHOLE, *PIPELINES])
 def test_a_trial_on_a_gpu(looked_at: dict[str, dict[str, Any]], name: str) -> None:
     require_sound(looked_at[name])
 
 
 @pytest.mark.slow
-@needed
 def test_every_family_is_tried() -> None:
     words = [small(), *(words for words, _ in FAMILIES.values())]
     tried = {word.removeprefix("model=") for of in words for word in of if "model=" in word}
@@ -96,13 +96,12 @@ MANY = ("pipeline.num_microbatches=2",)
 
 
 @pytest.mark.long
-@needed
 def test_what_a_trial_does_on_a_gpu(request: pytest.FixtureRequest) -> None:
     """Updates, an evaluation, a comparison with the fresh update, and a checkpoint; and what a rank
     sends to the one that writes the checkpoint of a gang."""
     words = small(*EF_OF_DAILY, *MANY)
-    question = {"module": "trials", "words": words, "updates": 2, "whole": True}
-    facts, sent = answers(request.config, [question, {"module": "gang_state"}])
+    question = {"about": "trial", "words": words, "updates": 2, "whole": True}
+    facts, sent = answers(request.config, [question, {"about": "gang_state"}])
     require_sound(facts)
     assert sent == {"devices": ["cpu"] * 3, "is_shared": True, "others": [3]}, (
         "the recording rank would restore another rank's tensors on its own GPU"
@@ -117,7 +116,7 @@ def test_what_a_trial_does_on_a_gpu(request: pytest.FixtureRequest) -> None:
 
 FEW_TOKENS = ("batch_size=1", "seq_len=16", "pipeline.num_microbatches=1", "model.loss_chunk=null")
 LAYERS = 2
-CASES = [(scale, name) for name in NAMES for scale in ("135m", "2b")]
+CASES = [(scale, name) for name in OPTIMIZERS for scale in ("135m", "2b")]
 COMPARED = {
     "adamw at 135m": in_two("135m", "model.num_layers=3"),
     "muon at 135m": in_two("135m", "model.num_layers=3", "optimizer=muon"),
@@ -136,7 +135,7 @@ def words_of(scale: str, name: str) -> list[str]:
         "135m": in_two(scale, optimizer, "model.num_layers=3"),
         "2b": words_of_scale(scale, optimizer, *FEW_TOKENS, *EF, f"model.num_layers={LAYERS}"),
     }[scale]
-    if not is_averaging(maker(name).func):
+    if not is_averaging(optimizer_maker(name).func):
         return words
     return [word for word in words if not word.startswith("correction=")]
 
@@ -148,12 +147,11 @@ def looked_at_of_memory(request: pytest.FixtureRequest) -> dict[Any, dict[str, A
         *({"words": words_of(*case), "whole": False} for case in CASES),
         *({"words": [*words, "diagnostics=2"], "whole": True} for words in COMPARED.values()),
     ]
-    asked = [{"module": "trials", "updates": 2, **question} for question in questions]
+    asked = [{"about": "trial", "updates": 2, **question} for question in questions]
     return dict(zip([*CASES, *COMPARED], answers(request.config, asked), strict=True))
 
 
 @pytest.mark.slow
-@needed
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_the_peak_is_as_planned(
     looked_at_of_memory: dict[Any, dict[str, Any]], case: tuple[str, str]
@@ -162,7 +160,6 @@ def test_the_peak_is_as_planned(
 
 
 @pytest.mark.slow
-@needed
 @pytest.mark.parametrize("trial", COMPARED)
 def test_a_comparison_takes_what_is_planned_and_a_checkpoint_nothing(
     looked_at_of_memory: dict[Any, dict[str, Any]], trial: str
@@ -187,14 +184,13 @@ def looked_at_of_peaks(request: pytest.FixtureRequest) -> dict[str, dict[str, An
         **{f"few {scale}": [*few_tokens(scale), "compile=false"] for scale in LAUNCHES},
     }
     questions = [
-        {"module": "trials", "words": words, "updates": 2, "whole": False}
+        {"about": "trial", "words": words, "updates": 2, "whole": False}
         for words in trials.values()
     ]
     return dict(zip(trials, answers(request.config, questions), strict=True))
 
 
 @pytest.mark.slow
-@needed
 @pytest.mark.parametrize("scale", PEAKS)
 def test_the_peak_is_as_recorded_and_as_planned(
     looked_at_of_peaks: dict[str, dict[str, Any]], scale: str
@@ -205,7 +201,6 @@ def test_the_peak_is_as_recorded_and_as_planned(
 
 
 @pytest.mark.slow
-@needed
 @pytest.mark.parametrize("scale", LAUNCHES)
 def test_kernels_of_each_part_are_at_most_those_recorded(
     looked_at_of_peaks: dict[str, dict[str, Any]], scale: str
@@ -266,16 +261,15 @@ LARGEST = words_of_scale("10b", "pipeline=pipedream_2bw", EF_OF_RANKS, *FEW)
 def looked_at_of_ranks(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
     """What was seen of each rank, by name."""
     questions = [
-        {"module": "rank", "words": words, "rank": rank, "updates": UPDATES}
+        {"about": "rank", "words": words, "rank": rank, "updates": UPDATES}
         for words, rank in RANKS.values()
     ]
-    largest = {"module": "rank", "words": LARGEST, "rank": 0, "updates": 1, "saves": True}
+    largest = {"about": "rank", "words": LARGEST, "rank": 0, "updates": 1, "saves": True}
     seen = answers(request.config, [*questions, largest])
     return dict(zip([*RANKS, "10b"], seen, strict=True))
 
 
 @pytest.mark.slow
-@needed
 def test_rank_0_of_the_largest_scale_at_a_checkpoint(
     looked_at_of_ranks: dict[str, dict[str, Any]],
 ) -> None:
@@ -288,7 +282,6 @@ def test_rank_0_of_the_largest_scale_at_a_checkpoint(
 
 
 @pytest.mark.slow
-@needed
 @pytest.mark.parametrize("name", RANKS)
 def test_a_rank_on_a_gpu(looked_at_of_ranks: dict[str, dict[str, Any]], name: str) -> None:
     """The host waits once per update, in the thread of the sums, and at the drain for the clock's

@@ -62,11 +62,7 @@ def test_a_power_law_has_its_exponent_whatever_the_unit() -> None:
 
 @pytest.mark.parametrize(
     ("slope", "noise", "word"),
-    [
-        (-0.3, 0.05, "**falls**"),
-        (0.0, 0.05, "**stays**"),
-        (0.05, 0.3, "not enough data"),
-    ],
+    [(-0.3, 0.05, "**falls**"), (0.0, 0.05, "**stays**"), (0.05, 0.3, "not enough data")],
 )
 def test_a_trend_is_judged_by_its_interval(slope: float, noise: float, word: str) -> None:
     assert page.gap_trend(power_law(slope, noise), SIZES).word == word
@@ -161,7 +157,7 @@ def test_what_has_not_run_is_waited_for() -> None:
     assert row(page.result(only_tuned), "Muon", "gap")[2:] == ["", page.WAITS, "0", ""]
 
 
-def test_a_pair_comes_from_one_machine(tmp_path: Path) -> None:
+def test_a_pair_comes_from_one_machine() -> None:
     """A seed whose arms are in two tables counts where one table has all of them."""
     whole = made_up()
     is_last = (whole["seed"] == 405) & (whole["arm"] == "delay_ef")

@@ -79,7 +79,7 @@ REFERENCES = {
 every = pytest.mark.parametrize("name", REFERENCES)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _folder() -> Iterator[None]:
     with as_in_a_new_process():
         yield
@@ -126,7 +126,6 @@ def distance(ours: list[Tensor], theirs: list[Tensor]) -> float:
     return max(float((a - b).abs().max()) for a, b in pairs)
 
 
-@pytest.mark.usefixtures("_folder")
 @every
 def test_it_equals_its_equation_over_fifty_updates(name: str) -> None:
     theirs = ends_of(REFERENCES[name](SimpleNamespace(), NUM_UPDATES))
@@ -138,7 +137,6 @@ def test_it_equals_its_equation_over_fifty_updates(name: str) -> None:
         assert distance(ends_of(other(options, NUM_UPDATES)), theirs) > 1e-5, other
 
 
-@pytest.mark.usefixtures("_folder")
 @every
 def test_it_survives_drains_and_a_restart(name: str, tmp_path: Path) -> None:
     """Bit for bit, by a checkpoint's file."""
@@ -153,7 +151,6 @@ def test_it_survives_drains_and_a_restart(name: str, tmp_path: Path) -> None:
     assert_equal(other, toy.weights(straight))
 
 
-@pytest.mark.usefixtures("_folder")
 @every
 def test_without_delay_it_is_the_identity(name: str) -> None:
     fresh = sync(10, num_stages=2, num_microbatches=3)
@@ -162,7 +159,6 @@ def test_without_delay_it_is_the_identity(name: str) -> None:
     assert plain == predicted
 
 
-@pytest.mark.usefixtures("_folder")
 def test_a_trial_learns_with_it_and_a_compiled_one_refuses_it(tmp_path: Path) -> None:
     small_sweep.corpus(tmp_path)
     paths = [f"data.path={tmp_path / 'corpus'}", f"results={tmp_path / 'results'}"]
@@ -178,14 +174,9 @@ def test_a_trial_learns_with_it_and_a_compiled_one_refuses_it(tmp_path: Path) ->
         run_trial(compose([*words, "compile=update"]))
 
 
-@pytest.mark.usefixtures("_folder")
 @pytest.mark.parametrize(
     ("noise", "gap", "word"),
-    [
-        (0.001, 0.02, "**agrees**"),
-        (0.001, -0.02, "**disagrees**"),
-        (0.02, 0.01, "not enough data"),
-    ],
+    [(0.001, 0.02, "**agrees**"), (0.001, -0.02, "**disagrees**"), (0.02, 0.01, "not enough data")],
 )
 def test_a_statement_is_judged_by_its_interval(noise: float, gap: float, word: str) -> None:
     rng = np.random.default_rng(0)
@@ -195,7 +186,6 @@ def test_a_statement_is_judged_by_its_interval(noise: float, gap: float, word: s
     assert page.verdict(of, "pipedream", "sync") == word
 
 
-@pytest.mark.usefixtures("_folder")
 def test_the_statements_are_marins() -> None:
     """As the rule counts them: of two gaps apart, the larger one comes first."""
     assert len(page.STATEMENTS) == 21
@@ -209,7 +199,6 @@ def test_the_statements_are_marins() -> None:
     assert page.reported("constant_delay(5)_weight_prediction", "sync") == ""
 
 
-@pytest.mark.usefixtures("_folder")
 def test_the_page_says_what_its_table_says() -> None:
     assert page.result(load(FOLDER / TABLE)) in (FOLDER / "README.md").read_text()
 

@@ -289,17 +289,8 @@ def scion(w: Tensor, batches: Batches, o: Settings, place: int) -> Tensor:
 
 
 OF_MATRICES = [
-    muon,
-    normuon,
-    adamuon,
-    dion,
-    dion2,
-    dion3,
-    shampoo,
-    soap,
-    kl_soap,
-    basis_rotation,
-    kron,
+    *(muon, normuon, adamuon, dion, dion2, dion3),
+    *(shampoo, soap, kl_soap, basis_rotation, kron),
 ]
 """The rest of the weights is AdamW's."""
 

@@ -23,8 +23,7 @@ from pipegap.analysis.claims.measure import (
 from pipegap.analysis.claims.optimizers import BestBelow
 from pipegap.analysis.claims.rule import ClaimRule, Comparison, Row
 from pipegap.analysis.statistics.diagnostics import Noise
-from tests.support.answers import write_answers
-from tests.support.synthetic_store import config, result, write
+from tests.support.synthetic_store import config, result, write, write_answers
 
 Values = NDArray[np.float64]
 STORES = 4_000

@@ -181,15 +181,15 @@ SHOWN = 40
 Main = Callable[[Sequence[str]], int]
 Tree = dict[str, tuple[int, bytes | None]]
 
-asked: list[int] = []
+NUM_EXAMPLES: list[int] = []
 """How many inputs of each kind `make fuzz` asks for; empty in the suite."""
 
 
 def inputs(num: int, share: float = 1.0) -> settings:
     """As many inputs in the suite, always the same ones, or that share of what was asked for."""
     return settings(
-        max_examples=max(1, round(asked[0] * share)) if asked else num,
-        derandomize=not asked,
+        max_examples=max(1, round(NUM_EXAMPLES[0] * share)) if NUM_EXAMPLES else num,
+        derandomize=not NUM_EXAMPLES,
         database=None,
         phases=[Phase.explicit, Phase.generate, Phase.shrink],
         deadline=None,
@@ -233,7 +233,7 @@ def passable(words: Iterable[str]) -> list[str]:
 def run(main: Main, words: Sequence[str], seconds: float = CPU_SECONDS) -> Ended:
     """Runs `main` with these words. What it raises is a defect."""
     out, err = io.StringIO(), io.StringIO()
-    allowed = seconds if asked else BUSY * seconds
+    allowed = seconds if NUM_EXAMPLES else BUSY * seconds
     with redirect_stdout(out), redirect_stderr(err), limited(allowed):
         try:
             code: Any = main(words)

@@ -24,8 +24,7 @@ from pipegap.trainer.executors.pipelined import Pipelined
 from pipegap.trainer.parts import Parts, build_emulated, build_parts, build_pipelined
 from pipegap.trainer.ranks.groups import Gang, Heartbeat, joined
 from pipegap.trainer.ranks.spawn import Parent, run_gang
-from tests.support.lazy_kernels import BETWEEN_PASSES, PASSES, lazy_kernels
-from tests.support.nccl_like import nccl_like
+from tests.support.gpu_rules import BETWEEN_PASSES, PASSES, lazy_kernels, nccl_like
 
 RANKS, ROWS, LENGTH = 2, 2, 128
 IN_A_ROW = 64
@@ -33,16 +32,10 @@ IN_A_ROW = 64
 TIMEOUT = 600
 CPU = torch.device("cpu")
 WORDS = [
-    "model.hidden_size=256",
-    "model.num_layers=8",
-    "model.num_heads=4",
-    "model.num_kv_heads=4",
-    "model.intermediate_size=704",
+    *("model.hidden_size=256", "model.num_layers=8", "model.num_heads=4", "model.num_kv_heads=4"),
+    *("model.intermediate_size=704", "lr_schedule=constant", "runner=pipelined"),
     "model.tied_embeddings=false",  # torch's pipelines know no tied weights
-    "lr_schedule=constant",
-    "runner=pipelined",
-    f"seq_len={LENGTH}",
-    f"pipeline.num_stages={RANKS}",
+    *(f"seq_len={LENGTH}", f"pipeline.num_stages={RANKS}"),
 ]
 Run = Callable[[], object]
 Send = Callable[[Any], None]
@@ -144,7 +137,7 @@ def sent(
 def _as_rank_of_gangs(
     store: dist.Store,
     heartbeat: Heartbeat,
-    send: Callable[[object], None],
+    send: Send,
     program: Callable[..., None],
     arguments: Sequence[object],
 ) -> None:
@@ -190,12 +183,7 @@ def emulated(config: Config) -> Numbers:
         return train(build_emulated(config, parts, device), parts)
 
 
-def as_rank(
-    store: dist.Store,
-    heartbeat: Heartbeat,
-    send: Callable[[object], None],
-    configs: Sequence[Config],
-) -> None:
+def as_rank(store: dist.Store, heartbeat: Heartbeat, send: Send, configs: Sequence[Config]) -> None:
     p, replicas = configs[0]["pipeline"]["num_stages"], configs[0]["num_replicas"]
     device = rank_device(configs[0]["device"], heartbeat.rank, p * replicas)
     group = joined(store, heartbeat.rank, p, replicas, device, heartbeat, 60)
@@ -206,10 +194,7 @@ def as_rank(
 
 
 def as_rank_of_many(
-    store: dist.Store,
-    heartbeat: Heartbeat,
-    send: Callable[[object], None],
-    configs: Sequence[Config],
+    store: dist.Store, heartbeat: Heartbeat, send: Send, configs: Sequence[Config]
 ) -> None:
     """Like `as_rank`, with a gang for each config, under the rules of NCCL and of late kernels."""
     for i, config in enumerate(configs):

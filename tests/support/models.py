@@ -1,4 +1,4 @@
-"""A small Llama and tokens for it."""
+"""A small Llama, mixture of experts and hybrid, tokens for them, and transformers' own ones."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -26,58 +26,26 @@ from pipegap.trainer.stages.stage import Stage
 from tests.support import toy
 from tests.support.delayed import ADAMW
 
-SMALL = Llama(
-    vocab_size=61,
-    hidden_size=48,
-    num_layers=4,
-    num_heads=6,
-    num_kv_heads=2,
-    intermediate_size=80,
-    rope_theta=100000.0,
-    rms_norm_eps=1e-5,
-    initializer_range=0.1,
-    tied_embeddings=True,
-    activation_checkpointing=False,
-)
+DECODER: dict[str, Any] = {
+    **{"vocab_size": 61, "hidden_size": 48, "num_layers": 4, "rope_theta": 100000.0},
+    **{"initializer_range": 0.1, "tied_embeddings": True, "activation_checkpointing": False},
+}
+SMALL = Llama(**DECODER, num_heads=6, num_kv_heads=2, intermediate_size=80, rms_norm_eps=1e-5)
 TOKENS = torch.randint(0, 61, (3, 18), generator=torch.Generator().manual_seed(0))
-
-
-# A small mixture of experts in Qwen3-MoE's shape, and tokens for it.
-
 SIZES: dict[str, Any] = {
-    "vocab_size": 61,
-    "hidden_size": 48,
-    "num_layers": 4,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "head_size": 16,
-    "num_experts": 8,
-    "experts_per_token": 2,
-    "intermediate_size": 24,
-    "router": "matrix",
-    "balance": "none",
-    "balance_coefficient": 0.05,
-    "rope_theta": 100000.0,
-    "rms_norm_eps": 1e-6,
-    "initializer_range": 0.1,
-    "tied_embeddings": True,
-    "activation_checkpointing": False,
+    **DECODER,
+    **{"num_heads": 4, "num_kv_heads": 2, "head_size": 16, "rms_norm_eps": 1e-6},
+    **{"num_experts": 8, "experts_per_token": 2, "intermediate_size": 24},
+    **{"router": "matrix", "balance": "none", "balance_coefficient": 0.05},
 }
 """The keys of any small model with experts."""
 MOE = Qwen3Moe(**SIZES)
 TOKENS_OF_MOE = torch.randint(0, 61, (3, 33), generator=torch.Generator().manual_seed(0))
 WORDS = (
-    "model=micro_moe",
-    "model.num_heads=2",
-    "model.head_size=8",
-    "model.intermediate_size=16",
-    "model.num_layers=4",
+    *("model=micro_moe", "model.num_heads=2", "model.head_size=8"),
+    *("model.intermediate_size=16", "model.num_layers=4"),
 )
 """After those of `small`, a mixture as small."""
-
-
-# A small hybrid in Qwen3-Next's shape.
-
 HYBRID = Qwen3Next(
     **SIZES,
     full_attention_every=4,
@@ -91,18 +59,10 @@ HYBRID = Qwen3Next(
     shared_intermediate_size=40,
 )
 WORDS_OF_HYBRID = (
-    "model=tiny_hybrid",
-    "model.num_heads=2",
-    "model.head_size=8",
-    "model.num_key_heads=1",
-    "model.num_value_heads=2",
-    "model.key_head_size=8",
-    "model.value_head_size=8",
-    "model.chunk_size=8",
-    "model.num_experts=4",
-    "model.intermediate_size=16",
-    "model.shared_intermediate_size=16",
-    "model.num_layers=4",
+    *("model=tiny_hybrid", "model.num_heads=2", "model.head_size=8", "model.num_layers=4"),
+    *("model.num_key_heads=1", "model.num_value_heads=2", "model.key_head_size=8"),
+    *("model.value_head_size=8", "model.chunk_size=8", "model.num_experts=4"),
+    *("model.intermediate_size=16", "model.shared_intermediate_size=16"),
     "model.full_attention_every=2",
 )
 """After those of `small`, a hybrid as small."""

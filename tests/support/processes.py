@@ -1,7 +1,5 @@
 """Processes of this machine, as /proc shows them."""
 
-import os
-import shutil
 import subprocess
 import sys
 import time
@@ -14,22 +12,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-
-NO_RIGHTS = "-dac_override,-dac_read_search"
-"""Of root, to read what is another user's."""
-
-
-def closed_to(folder: Path) -> list[str]:
-    """Makes a folder another user's, and returns the words before a command that runs it as
-    somebody who may not read that; skips the test where neither can be had."""
-    if os.geteuid():
-        folder.chmod(0)
-        return []
-    if shutil.which("setpriv") is None:
-        pytest.skip("root reads everything, and setpriv is not here")
-    folder.chmod(0o700)
-    os.chown(folder, 65534, 65534)
-    return ["setpriv", "--bounding-set", NO_RIGHTS, "--inh-caps", NO_RIGHTS]
 
 
 def python(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:

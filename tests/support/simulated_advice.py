@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -22,7 +22,7 @@ from pipegap.analysis.advice.advise import answered
 from pipegap.analysis.advice.evidence import Evidence, Gap
 from pipegap.analysis.advice.speed import TwoSteps, equal_stages, fastest, with_two_steps
 from pipegap.analysis.advice.timing import Timing, timing
-from pipegap.analysis.advice.verdict import MOST_SEEDS, UNDECIDED, Decision
+from pipegap.analysis.advice.verdict import MOST_SEEDS, UNDECIDED, Advice, Decision
 from pipegap.analysis.claims.rule import Rate
 from pipegap.analysis.statistics.pairs import Values
 from pipegap.analysis.statistics.tax import Tax
@@ -233,6 +233,12 @@ def main(words: Sequence[str]) -> None:
         for n in (3, 5, 8):
             again = rate_if_asked_again(Kind("main", 1, 1, n), draws)
             print(f"{again}  asked again with more seeds, from {n} on")
+
+
+def ask(store: Path, stages: int = 4, microbatches: int = 8, **more: Any) -> Advice:
+    """An advice on a store of the test's own."""
+    more = {"optimizer": "adamw", "stages": stages, "microbatches": microbatches} | more
+    return advise(load(store), **more)
 
 
 if __name__ == "__main__":

@@ -23,15 +23,8 @@ from pipegap.trainer.store.bucket import BucketClient
 from tests.support.own_files import prepared
 
 SMALL = [
-    "model.hidden_size=24",
-    "model.num_layers=2",
-    "model.intermediate_size=32",
-    "batch_size=4",
-    "seq_len=16",
-    "num_updates=12",
-    "eval_every=4",
-    "checkpoint_every=5",
-    "optimizer.lr=0.01",
+    *("model.hidden_size=24", "model.num_layers=2", "model.intermediate_size=32", "batch_size=4"),
+    *("seq_len=16", "num_updates=12", "eval_every=4", "checkpoint_every=5", "optimizer.lr=0.01"),
 ]
 
 

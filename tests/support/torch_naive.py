@@ -13,7 +13,7 @@ from pipegap.trainer.base.resources import rank_device
 from pipegap.trainer.corrections.error_feedback import ErrorFeedback
 from pipegap.trainer.schedules.recipes import pipedream_2bw
 from tests.oracles import corrections, semantics
-from tests.support import every_correction, every_optimizer, toy
+from tests.support import choices, every_correction, toy
 from tests.support.torch_pipeline import (
     EMBEDDING,
     HEAD,
@@ -194,7 +194,7 @@ def of_our_pipeline(case: Case, name: str, num_stages: int) -> Trained:
     shape = {"num_stages": num_stages, "num_microbatches": case.microbatches}
     executor = toy.emulated(
         pipedream_2bw(T, **shape, synchronous_start=0, synchronous_cooldown=0),
-        every_optimizer.maker(name, lr=0.02),
+        choices.optimizer_maker(name, lr=0.02),
         partial(ErrorFeedback, coefficient=case.error_feedback, lag=1),
         case.clip_norm,
         torch.float32,

@@ -26,17 +26,9 @@ from pipegap.trainer.delayed import DelayedOptimizer
 from pipegap.trainer.ranks.groups import Heartbeat, joined
 from pipegap.trainer.torch_pipelining import Schedule2BW
 from tests.support import toy
-from tests.support.gangs import sent
+from tests.support.gangs import Send, sent
 from tests.support.torch_naive import expected
-from tests.support.torch_pipeline import (
-    OPTIMIZERS,
-    TIGHT,
-    Case,
-    T,
-    batch,
-    modules,
-    newton_schulz,
-)
+from tests.support.torch_pipeline import OPTIMIZERS, TIGHT, Case, T, batch, modules, newton_schulz
 
 MICROBATCHES = 4
 EVALUATED_BEFORE, CALLED_BEFORE = 3, (5, 6)
@@ -268,7 +260,7 @@ def _whole(tensor: Tensor) -> Tensor:
 def as_rank(
     store: dist.Store,
     heartbeat: Heartbeat,
-    send: Callable[[object], None],
+    send: Send,
     names: Sequence[str],
     device_name: str = "cpu",
 ) -> None:

@@ -26,10 +26,9 @@ from pipegap.trainer.executors.channel import POSTED_EARLY
 from pipegap.trainer.optimizers.routing import Chained, kinds
 from pipegap.trainer.ranks.groups import Heartbeat, joined
 from pipegap.trainer.torch_pipelining import Schedule2BW
-from tests.support import every_correction, every_optimizer, toy
-from tests.support.gangs import sent
-from tests.support.lazy_kernels import lazy_kernels
-from tests.support.nccl_like import nccl_like
+from tests.support import choices, every_correction, toy
+from tests.support.gangs import Send, sent
+from tests.support.gpu_rules import lazy_kernels, nccl_like
 
 
 def sgd(stage: nn.Module) -> Optimizer:
@@ -102,7 +101,7 @@ def of_torch(name: str, stage: nn.Module) -> Optimizer:
 def ours(name: str, stage: nn.Module) -> Optimizer:
     kind = kinds(stage)
     weights = [(kind[n], w) for n, w in stage.named_parameters()]
-    optimizer: Optimizer = every_optimizer.maker(name, lr=0.02)(weights)
+    optimizer: Optimizer = choices.optimizer_maker(name, lr=0.02)(weights)
     return optimizer
 
 
@@ -119,7 +118,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
     "torch_muon": torch_muon,
     "dist_muon": dist_muon,
     **{f"torch_{name}": partial(of_torch, name) for name in OF_TORCH},
-    **{f"our_{name}": partial(ours, name) for name in every_optimizer.NAMES},
+    **{f"our_{name}": partial(ours, name) for name in choices.OPTIMIZERS},
 }
 
 
@@ -284,11 +283,7 @@ class Training:
 
 
 def as_rank(
-    store: dist.Store,
-    heartbeat: Heartbeat,
-    send: Callable[[object], None],
-    num_stages: int,
-    cases: Sequence[Case],
+    store: dist.Store, heartbeat: Heartbeat, send: Send, num_stages: int, cases: Sequence[Case]
 ) -> None:
     torch.set_num_threads(1)
     device = rank_device(cases[0].device, heartbeat.rank, num_stages)

@@ -31,30 +31,15 @@ from tests.support.buckets import Bucket
 
 def finished(**keys: Any) -> Row:
     """The result of a completed trial."""
-    return {
-        "trial_id": "a",
-        "status": "completed",
-        "final_val_loss": 1.0,
-        "num_updates": 12,
-        "wall_seconds": 1.0,
-        "delays": [0],
-        **keys,
-    }
+    row = {"trial_id": "a", "status": "completed", "final_val_loss": 1.0, "num_updates": 12}
+    return {**row, "wall_seconds": 1.0, "delays": [0], **keys}
 
 
 def state(num_updates: int, trial_id: str = "a", **keys: Any) -> Row:
     """The state after `num_updates` of a trial without weights."""
-    return {
-        "trial_id": trial_id,
-        "num_updates": num_updates,
-        "config": {},
-        "executor": {},
-        "random": {},
-        "delays": [0],
-        "val_loss": 1.0,
-        "train_seconds": 1.0,
-        **keys,
-    }
+    empty = {"config": {}, "executor": {}, "random": {}, "delays": [0]}
+    losses = {"val_loss": 1.0, "train_seconds": 1.0}
+    return {"trial_id": trial_id, "num_updates": num_updates, **empty, **losses, **keys}
 
 
 def leave_finished(folder: Path, config: dict[str, Any], **result: Any) -> None:
@@ -76,13 +61,8 @@ def leave_loss(folder: Path, loss: float | None) -> None:
 ASYNC = ("pipeline=pipedream_2bw", "correction=error_feedback", "save_final=true")
 TIMING = {"tokens_per_second", "wall_seconds", "finished_at"}
 MACHINE = {
-    "git",
-    "attempts",
-    "peak_memory_bytes",
-    "peak_memory_bytes_by_rank",
-    "bubble",
-    "bubble_by_rank",
-    "update_wait_by_rank",
+    *("git", "attempts", "peak_memory_bytes", "peak_memory_bytes_by_rank"),
+    *("bubble", "bubble_by_rank", "update_wait_by_rank"),
 }
 
 

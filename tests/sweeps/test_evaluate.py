@@ -29,17 +29,53 @@ from pipegap.trainer.models.export import start_from
 from pipegap.trainer.parts import open_data
 from pipegap.trainer.store.snapshot import Snapshot
 from pipegap.trainer.trial import run_trial
-from tests.support import answers, small_sweep
+from tests.support import small_sweep
 from tests.support.models import whole
 from tests.support.trials import leave_finished
 
 pytest.importorskip("lm_eval", reason="needs the extra [evaluation]")
 WORDS = ("sweep=main", "scale=micro", "grid.optimizer=[adamw]", "seeds=[0,1]")
+QUESTIONS = [
+    {
+        "ask": f"{i} times {i + 1} is" if i % 3 else "",
+        "choices": [f"{i * (i + 1)}, and so on", "nothing", f"{i}" * (1 + i % 4)],
+        "right": i % 3,
+    }
+    for i in range(30)
+]
+TASK = """\
+task: {name}
+dataset_path: json
+dataset_kwargs:
+  data_files: {{validation: {folder}/questions.jsonl}}
+  cache_dir: {folder}/cache
+validation_split: validation
+output_type: {kind}
+doc_to_text: ask
+doc_to_choice: choices
+doc_to_target: right
+metric_list:
+  - {{metric: acc, aggregation: mean, higher_is_better: true}}
+  - {{metric: acc_norm, aggregation: mean, higher_is_better: true}}
+metadata: {{version: 1}}
+"""
+
+
+def write_task(folder: Path, name: str = "sums", kind: str = "multiple_choice") -> Path:
+    """Its file. Some contexts are empty, and some choices longer than what a model has seen."""
+    rows = [json.dumps(question) for question in QUESTIONS]
+    (folder / "questions.jsonl").write_text("".join(f"{row}\n" for row in rows))
+    path = folder / f"{name}.yaml"
+    path.write_text(TASK.format(name=name, folder=folder, kind=kind))
+    return path
 
 
 @pytest.fixture(scope="module")
 def trial(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    folder = answers.trained(tmp_path_factory.mktemp("trained"))
+    """A trial that kept its final weights."""
+    place = tmp_path_factory.mktemp("trained")
+    folder, words = place / "trial", ("num_updates=3", "save_final=true")
+    run_trial(small_sweep.config(place, *words, f"out={folder}"))
     config = json.loads((folder / "config.json").read_text())
     return SimpleNamespace(folder=folder, config=config, name="adamw")
 
@@ -75,7 +111,7 @@ def test_a_trial_is_asked_once_and_whole(
     """Accuracies are those that lm-eval reports; likelihoods those of our own modules."""
     monkeypatch.setattr(evaluate, "_with_weights", lambda request: [trial])
     monkeypatch.setattr("lm_eval.evaluator.TaskManager", None)  # it would take seconds, each time
-    task = answers.write_task(tmp_path)
+    task = write_task(tmp_path)
     words = ["evaluate", *WORDS, f"tasks=[{task}]", "max_length=64"]
 
     def killed(*args: object, **settings: object) -> None:
@@ -99,7 +135,7 @@ def test_a_trial_is_asked_once_and_whole(
     assert scores["accuracy_norm"].mean() == results["acc_norm,none"]
     assert 0 < results["acc,none"] != results["acc_norm,none"]
     module = final_model(trial)
-    for place, question in enumerate(answers.QUESTIONS):
+    for place, question in enumerate(QUESTIONS):
         choices = question["choices"]
         logs = log_likelihoods(module, question["ask"], choices)
         bits = -np.array(logs) / np.log(2) / [len(choice) for choice in choices]
@@ -134,13 +170,13 @@ def test_tasks_that_cannot_be_asked_are_refused(
     assert main(["evaluate", *WORDS, *own, "advice=null", "tasks=copa"]) == 2
     assert "must have trials that kept their final weights" in capsys.readouterr().err
     monkeypatch.setattr(evaluate, "_with_weights", lambda request: [trial])
-    writes = answers.write_task(tmp_path, "writes", "generate_until")
+    writes = write_task(tmp_path, "writes", "generate_until")
     refusals = {
         str(writes): "must be a task of multiple choice",
         "copa": "holds no copa: `pipegap data evaluation` prepares it",
         "piqqa": "tasks=piqqa: must be one of piqa, ",
     }
-    task = answers.write_task(tmp_path)
+    task = write_task(tmp_path)
     assert main(["evaluate", *WORDS, f"tasks={task}", "max_length=8"]) == 2
     assert "max_length=8: must be at least the tokens of each answer" in capsys.readouterr().err
     assert not [*(trial.folder / "evaluation").glob(".*")]
@@ -171,10 +207,7 @@ def test_a_prepared_benchmark_is_asked_in_lm_eval_s_words(tmp_path: Path) -> Non
 # The last weights that a trial keeps, and the loss of their mean.
 
 WORDS_OF_AVERAGED = (
-    "lr_schedule=constant",
-    "save_final=true",
-    "checkpoint_every=2",
-    "eval_batch_size=3",
+    *("lr_schedule=constant", "save_final=true", "checkpoint_every=2", "eval_batch_size=3"),
 )
 RUNNERS = {
     "emulated": (),

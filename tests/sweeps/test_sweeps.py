@@ -22,7 +22,7 @@ from pipegap.trainer.store.snapshot import Snapshot
 from tests.support import buckets, small_sweep
 from tests.support.processes import python
 from tests.support.small_sweep import LENGTH, BucketSweep, check, disturb
-from tests.support.trials import finished, leave_finished, leave_loss
+from tests.support.trials import leave_finished, leave_loss
 
 
 def test_a_store_that_cannot_be_written_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,10 +155,7 @@ def words_of_done(
     )
     words = [f"sweep={file}", *small_sweep.overrides(tmp_path)]
     for trial in all_planned(plan_sweeps(parse_request(words))):
-        trial.folder.mkdir(parents=True)
-        (trial.folder / "config.json").write_text(json.dumps(trial.config))
-        result = finished(trial_id=trial.plan.trial_id)
-        (trial.folder / "result.json").write_text(json.dumps(result))
+        leave_finished(trial.folder, trial.config, trial_id=trial.plan.trial_id)
     return words
 
 
@@ -198,10 +195,7 @@ def test_a_sweep_that_is_done_makes_its_report_once(
 
 
 def test_a_second_command_prints_for_the_terminal_at_hand(
-    words_of_done: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    words_of_done: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a log, a wide and a narrow terminal get is kept for each."""
     told = dict[int | None, str]()
@@ -238,14 +232,7 @@ TABLES = ("gaps.csv", "table1_2_losses.csv", "final_losses_main.csv", "validatio
 
 
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "XDG_CACHE_HOME": str(folder)}
-    return subprocess.run(
-        [sys.executable, "-m", "pipegap", *words],
-        env=environment,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    return python("-m", "pipegap", *words, env={**os.environ, "XDG_CACHE_HOME": str(folder)})
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -20,7 +19,8 @@ from pipegap.trainer.ranks.groups import Heartbeat, joined
 from pipegap.trainer.ranks.spawn import Parent, run_gang
 from pipegap.trainer.trial import run_trial
 from tests.support import gangs, models, small_sweep
-from tests.support.every_optimizer import NAMES
+from tests.support.choices import OPTIMIZERS
+from tests.support.gangs import Send
 from tests.support.torch_naive import differences, expected
 from tests.support.torch_parallel import SETTINGS, assert_alike
 from tests.support.torch_pipeline import Case, on_ranks
@@ -56,7 +56,7 @@ def same_twice(tmp_path: Path, *words: str) -> bool:
     return untimed(one) == untimed(two)
 
 
-@pytest.mark.parametrize("optimizer", NAMES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_same_numbers_twice(tmp_path: Path, optimizer: str) -> None:
     assert same_twice(tmp_path, f"optimizer={optimizer}")
 
@@ -232,7 +232,7 @@ def test_a_traced_trial_records_what_its_emulation_does(tmp_path: Path, p: int) 
     assert pipelined == emulated
 
 
-def dies(store: dist.Store, heartbeat: Heartbeat, send: Callable[[object], None]) -> None:
+def dies(store: dist.Store, heartbeat: Heartbeat, send: Send) -> None:
     """Rank 1 dies while rank 0 waits for a sum by NCCL."""
     device = rank_device(device_for(2), heartbeat.rank, 2)
     with joined(store, heartbeat.rank, 2, 1, device, heartbeat, 60) as gang:
@@ -243,7 +243,7 @@ def dies(store: dist.Store, heartbeat: Heartbeat, send: Callable[[object], None]
         torch.cuda.synchronize()
 
 
-def test_a_killed_rank_is_named(tmp_path: Path) -> None:
+def test_a_killed_rank_is_named() -> None:
     device_for(2)
     with pytest.raises(GangFailed, match="rank 1 was killed by SIGKILL"):
         run_gang(dies, (), 2, Parent(lambda message: None, timeout=60))

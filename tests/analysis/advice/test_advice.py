@@ -24,7 +24,7 @@ from pipegap.analysis.commands import COMMANDS
 from pipegap.analysis.commands import advise as advise_command
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.store.records import records
-from tests.support.advised import ask
+from tests.support.simulated_advice import ask
 from tests.support.synthetic_store import config, ids, put, record, write, write_arms
 
 

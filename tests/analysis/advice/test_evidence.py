@@ -21,14 +21,11 @@ from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import points
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.store.records import Record, RecordedTrial, records
-from tests.support.advised import ask
-from tests.support.simulated_advice import Kind, kinds, public_verdict, rate, verdict
+from tests.support.simulated_advice import Kind, ask, kinds, public_verdict, rate, verdict
 from tests.support.synthetic_store import config, ids, put, record, result, write
 
 
-def test_an_answer_says_how_many_seeds_compare_two_machines(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_answer_says_how_many_seeds_compare_two_machines(tmp_path: Path) -> None:
     """The longer delayed run of seed 1 ran elsewhere: no pair of one length has two machines."""
     put(tmp_path, "sync", [1.00, 1.01, 1.02])
     put(tmp_path, "delay", [1.02, 1.03, 1.05])

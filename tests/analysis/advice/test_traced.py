@@ -6,16 +6,12 @@ from typing import Any
 
 import pytest
 
-from pipegap.analysis.advice.speed import (
-    Costs,
-    flushed_speeds,
-    with_step_time,
-)
+from pipegap.analysis.advice.speed import Costs, flushed_speeds, with_step_time
 from pipegap.analysis.advice.timing import LITTLE, timing, traced_costs
 from pipegap.analysis.commands import advise
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.tracing.trace import Span, write_trace
-from tests.support.advised import ask
+from tests.support.simulated_advice import ask
 from tests.support.synthetic_store import put
 
 MEASURED = Costs((1.0,) * 4, (2.0,) * 4)

@@ -32,8 +32,9 @@ from pipegap.analysis.statistics.tax import ESTIMATED, REPORTED, reported_taxes
 from pipegap.analysis.table.metrics import training_losses
 from pipegap.trainer.base.errors import BadInput
 from tests.support.pages import as_svg, with_figures
-from tests.support.swept_store import ANSWERED, SWEEPS, write_sweep
-from tests.support.synthetic_store import ids, put, record
+from tests.support.synthetic_store import ANSWERED, SWEEPS, ids, put, record, write_sweep
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*pairs mix:UserWarning")
 
 ANY_TRIALS = ("momentum", "coefficient", "staleness", "horizon", ANSWERED)
 """Sweeps one of which has what a figure of any trials shows."""
@@ -123,13 +124,11 @@ def short(value: object) -> object:
 each = pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
 
 
-@pytest.mark.filterwarnings("ignore:.*pairs mix:UserWarning")
 def test_a_figure_has_a_name_of_its_own_and_one_of_a_sweep_has_a_source() -> None:
     assert len(BY_NAME) == len(FIGURES)
     assert all(figure.source for figure in FIGURES if figure.sweeps)
 
 
-@pytest.mark.filterwarnings("ignore:.*pairs mix:UserWarning")
 def test_a_figure_of_any_sweep_gets_its_store_or_hears_which_sweep_is_missing(
     swept: Callable[..., Table],
 ) -> None:
@@ -144,7 +143,6 @@ def test_a_figure_of_any_sweep_gets_its_store_or_hears_which_sweep_is_missing(
         of_sweep(figure._replace(sweeps=("nowhere",)), swept)
 
 
-@pytest.mark.filterwarnings("ignore:.*pairs mix:UserWarning")
 def test_nothing_to_show_is_no_figure(tmp_path: Path) -> None:
     trials = load(tmp_path)
     assert [f.name for f in FIGURES if not f.data(trials, gaps(trials)).empty] == []
@@ -160,7 +158,6 @@ def _made_by(function: Any) -> tuple[object, ...]:
     return getattr(function, "func", function), *getattr(function, "keywords", ())
 
 
-@pytest.mark.filterwarnings("ignore:.*pairs mix:UserWarning")
 @pytest.mark.parametrize("figure", unlike(FIGURES), ids=lambda figure: figure.name)
 @pytest.mark.parametrize(
     "changes", [{"arms": ("sync",)}, {"diverged": "delay", "num_points": 1}, {"diverged": "sync"}]
@@ -173,7 +170,6 @@ def test_a_store_that_lacks_something_is_drawn_or_left_out(
     assert data.empty or plot(figure, data).specs
 
 
-@pytest.mark.filterwarnings("ignore:.*pairs mix:UserWarning")
 @each
 def test_every_row_is_in_the_picture_and_no_axis_hides_a_value(
     figure: Figure, drawn: Callable[[str], Drawn]
@@ -190,7 +186,6 @@ def test_every_row_is_in_the_picture_and_no_axis_hides_a_value(
         assert all(low <= value <= high for value in values)
 
 
-@pytest.mark.filterwarnings("ignore:.*pairs mix:UserWarning")
 @each
 def test_its_panels_are_vega_lite(figure: Figure, drawn: Callable[[str], Drawn]) -> None:
     """Altair validates nothing when a report draws: it would take as long as drawing. The last
@@ -199,7 +194,6 @@ def test_its_panels_are_vega_lite(figure: Figure, drawn: Callable[[str], Drawn])
         VEGA_LITE.validate({**spec, "datasets": {}})  # whose rows may have any columns
 
 
-@pytest.mark.filterwarnings("ignore:.*pairs mix:UserWarning")
 @each
 def test_panels_have_one_axis_for_one_quantity(
     figure: Figure, drawn: Callable[[str], Drawn]
@@ -220,7 +214,6 @@ SHOWN = dict(
 """Figure → its panels, series, groups or values, and the titles of its axes x and y."""
 
 
-@pytest.mark.filterwarnings("ignore:.*pairs mix:UserWarning")
 @each
 def test_it_has_its_panels_arms_and_axes(figure: Figure, drawn: Callable[[str], Drawn]) -> None:
     data, [spec, *_] = drawn(figure.name).plot[1:]
@@ -263,7 +256,6 @@ PLACES = ["panel", "subtitle", "quantity", "group", "series", "key", "value", "u
 """What a mean is of, if a figure has the column."""
 
 
-@pytest.mark.filterwarnings("ignore:.*pairs mix:UserWarning")
 @each
 def test_numbers_are_those_of_the_trials_their_pairs_and_students_t(
     figure: Figure, shown: Callable[[str], Table]
@@ -290,7 +282,6 @@ def test_numbers_are_those_of_the_trials_their_pairs_and_students_t(
     assert with_mean[is_gap].all()
 
 
-@pytest.mark.filterwarnings("ignore:.*pairs mix:UserWarning")
 @each
 def test_it_is_told_in_words_and_by_the_names_of_people(
     figure: Figure, drawn: Callable[[str], Drawn]
@@ -302,7 +293,6 @@ def test_it_is_told_in_words_and_by_the_names_of_people(
     assert not [name for name in ("adamw", "muon", "delay_ef", "optimizer.lr") if name in said]
 
 
-@pytest.mark.filterwarnings("ignore:.*pairs mix:UserWarning")
 @each
 def test_its_words_can_be_read_on_paper_and_at_night(
     figure: Figure, drawn: Callable[[str], Drawn]
@@ -317,7 +307,6 @@ def test_its_words_can_be_read_on_paper_and_at_night(
             assert color == ON_COLOR or contrast(on_dark(color), NIGHT) >= READABLE
 
 
-@pytest.mark.filterwarnings("ignore:.*pairs mix:UserWarning")
 @pytest.mark.parametrize("name", KINDS)
 def test_a_page_has_a_panel_each_of_its_own_width(name: str, drawn: Callable[[str], Drawn]) -> None:
     made, spec = drawn(name)
@@ -331,7 +320,6 @@ def files(folder: Path, name: str) -> dict[str, bytes]:
     return {path.suffix: path.read_bytes() for path in folder.glob(f"{name}.*")}
 
 
-@pytest.mark.filterwarnings("ignore:.*pairs mix:UserWarning")
 @pytest.mark.parametrize(
     "name", [KINDS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in KINDS[1:])]
 )

@@ -18,8 +18,7 @@ from pipegap.analysis.figures.panels import MOST_CURVES
 from pipegap.analysis.report.paper_tables import TABLES
 from pipegap.analysis.table.metrics import training_losses
 from pipegap.analysis.table.names import optimizer as optimizer_name
-from tests.support.swept_store import write_sweep
-from tests.support.synthetic_store import config, late, put, result, write, write_arms
+from tests.support.synthetic_store import config, late, put, result, write, write_arms, write_sweep
 
 
 def shown(store: Path, name: str) -> pd.DataFrame:
@@ -78,11 +77,7 @@ def test_no_swept_number_no_figure(tmp_path: Path) -> None:
     write_arms(tmp_path, {"sync": [1.0], "delay": [1.2], "delay_ef": [1.1]})
     write_arms(tmp_path, {"sync": [1.0], "delay": [1.1]}, optimizer="muon")
     for name in (
-        "gap_lines",
-        "gap_by_coefficient",
-        "gap_by_delay",
-        "update_cosine",
-        "update_error",
+        *("gap_lines", "gap_by_coefficient", "gap_by_delay", "update_cosine", "update_error"),
     ):
         assert shown(tmp_path, name).empty
     put(tmp_path, "sync", [1.0], lr=0.002)  # a second point without a pair

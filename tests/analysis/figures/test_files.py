@@ -237,7 +237,6 @@ def test_where_nothing_can_be_written_it_is_made_each_time(
     assert [kept(make, "a"), kept(make, "a")] == [b"0", b"1"]
 
 
-@pytest.mark.usefixtures("folder")
 def test_letters_are_the_same_made_and_kept(folder: Path) -> None:
     pages = []
     for _ in range(2):

@@ -85,13 +85,8 @@ def test_what_a_record_asks_and_the_store_lacks_is_missing_and_priced(tmp_path: 
     text = page(store, tmp_path / "out")
     left = pd.read_csv(tmp_path / "out" / "missing.csv")
     row = left[left["sweep"] == "main"].to_dict("records")[0]
-    assert [row[name] for name in ("asked", "done", "missing", "seconds", "tokens")] == [
-        4,
-        2,
-        2,
-        3600,
-        2000,
-    ]
+    numbers = [row[name] for name in ("asked", "done", "missing", "seconds", "tokens")]
+    assert numbers == [4, 2, 2, 3600, 2000]
     assert row["arms"] == "2 delay"
     assert "2 trials of 1 sweep are missing: 60 min one after the other, 2,000 tokens" in text
     assert "pipegap sweep sweep=main scale=tiny" in text

@@ -29,11 +29,11 @@ from pipegap.trainer.folder.lease import leased
 from tests.support.pages import VENDOR, Made, own, page, vendored
 from tests.support.synthetic_store import (
     LOSSES,
+    add,
     config,
     ids,
     put,
     record,
-    result,
     write,
     write_arms,
 )
@@ -143,8 +143,7 @@ def test_a_store_that_lacks_nearly_everything(arms: tuple[str, ...], tmp_path: P
     store = tmp_path / "results"
     (store / "trials").mkdir(parents=True)
     for arm in arms:
-        settings = config(arm)
-        write(store, settings, result(settings, None), curve=True)
+        put(store, arm, [None])
         write(store, config(arm, seed=1), None)
     record(store, "main", "tiny", ["gone", *ids(store)])
     (store / "sweeps" / "broken.json").write_text('{"sweep":')
@@ -304,8 +303,7 @@ def test_what_is_left_out_is_said_in_the_file_too(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("without_figures")
 def test_warnings_are_part_of_the_report(tmp_path: Path) -> None:
     for arm, commit in (("sync", "abc"), ("delay", "def")):
-        settings = config(arm)
-        write(tmp_path, settings, result(settings, 1.0, git=commit))
+        add(tmp_path, arm, 1.0, git=commit)
     assert "warning: 1 of 1 pairs mix git (def and abc" in report(tmp_path, tmp_path / "out")
 
 
@@ -319,9 +317,7 @@ def test_a_file_in_the_way_is_bad_input(tmp_path: Path) -> None:
 def test_figures_show_every_seed_of_the_best_point(tmp_path: Path) -> None:
     write_arms(tmp_path, LOSSES_OF_REPORT)
     for arm, loss in (("sync", 1.8), ("delay", 1.9)):
-        settings = config(arm)
-        settings["optimizer"]["lr"] = 0.001
-        write(tmp_path, settings, result(settings, loss), curve=True)
+        put(tmp_path, arm, [loss], lr=0.001)
     losses, curves = shown(tmp_path, "final_losses", "validation_curves").values()
     assert set(losses["group"]) == {"AdamW"}
     assert set(losses["setting"]) == {"learning rate 0.004: best sync of 2"}

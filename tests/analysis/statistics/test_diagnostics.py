@@ -24,8 +24,15 @@ from pipegap.analysis.statistics.diagnostics import (
 )
 from pipegap.analysis.statistics.pairs import mean_intervals, overhead
 from pipegap.analysis.table.metrics import answered
-from tests.support.answers import BYTES, write_answers
-from tests.support.synthetic_store import config, result, write, write_arms, write_in
+from tests.support.synthetic_store import (
+    BYTES,
+    config,
+    result,
+    write,
+    write_answers,
+    write_arms,
+    write_in,
+)
 
 LEVEL = 2.0
 

@@ -104,11 +104,7 @@ def test_the_share_removed_is_a_ratio_of_means_over_the_same_seeds(tmp_path: Pat
         {"sync": [1.0] * 3, "delay_ef": [1.1, 1.1, 1.1]},
     ],
     ids=[
-        "gap may be zero",
-        "gap is weak",
-        "one seed",
-        "correction diverged",
-        "plain diverged",
+        *("gap may be zero", "gap is weak", "one seed", "correction diverged", "plain diverged"),
         "no plain arm",
     ],
 )
@@ -381,9 +377,7 @@ def test_two_corpora_are_two_points(tmp_path: Path) -> None:
 def test_the_setting_says_what_tells_points_apart(tmp_path: Path) -> None:
     for rate in (0.002, 0.004):
         for arm in ("sync", "delay"):
-            settings = config(arm)
-            settings["optimizer"]["lr"] = rate
-            write(tmp_path, settings, result(settings, None if rate > 0.003 else 1.0))
+            put(tmp_path, arm, [None if rate > 0.003 else 1.0], lr=rate)
     write_arms(tmp_path, {"sync": [1.0], "delay": [1.0]}, optimizer="muon")
     table = gaps(load(tmp_path))
     assert table["setting"].tolist() == ["optimizer.lr=0.002", "optimizer.lr=0.004", ""]

@@ -330,8 +330,7 @@ def test_an_interval_covers(law: str, lengths: str, n: int, tax: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "tax"),
-    [("the main job", 0.95), ("the main job", 0.98), ("a quarter more", 1.6)],
+    ("lengths", "tax"), [("the main job", 0.95), ("the main job", 0.98), ("a quarter more", 1.6)]
 )
 def test_a_tax_beyond_all_lengths_is_seldom_told(lengths: str, tax: float) -> None:
     """That it is told at all depends on the losses: of the intervals that are, 72 to 93 % cover."""

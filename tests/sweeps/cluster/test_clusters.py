@@ -37,6 +37,7 @@ from tests.support import small_sweep, tracked
 from tests.support.clusters import TOKEN, head, two_nodes
 from tests.support.own_files import leaks, new_keys
 from tests.support.pages import with_figures
+from tests.support.processes import python
 from tests.support.small_sweep import END_TIMEOUT, SmallSweep
 from tests.support.tracked import SECRET
 from tests.support.trials import leave_finished, wait_for
@@ -63,13 +64,7 @@ class Cluster:
         )
 
     def run(self, *words: str, **changed: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "pipegap", *words],
-            env={**self.environment, **changed},
-            text=True,
-            capture_output=True,
-            check=False,
-        )
+        return python("-m", "pipegap", *words, env={**self.environment, **changed})
 
     def submit(self, *words: str) -> subprocess.CompletedProcess[str]:
         return self.run("submit", *self.words, *words)
@@ -225,6 +220,11 @@ class ClusterOfOwnCluster(NamedTuple):
     keys: dict[str, str]
 
 
+def on_own_cluster(test: T) -> T:
+    """A test of it is long, and Ray warns."""
+    return pytest.mark.long(pytest.mark.filterwarnings("ignore")(test))
+
+
 def announced() -> str | None:
     return ANNOUNCED.read_text() if ANNOUNCED.exists() else None
 
@@ -289,8 +289,7 @@ def swept(
     return Swept(folder, said.getvalue())
 
 
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
+@on_own_cluster
 def test_a_sweep_runs_reports_and_is_done(swept: Swept, capsys: pytest.CaptureFixture[str]) -> None:
     for printed in (
         "4 stages, 8 microbatches  1F1B ",
@@ -319,8 +318,7 @@ def test_a_sweep_runs_reports_and_is_done(swept: Swept, capsys: pytest.CaptureFi
     assert all(trial["seconds"] is not None for trial in record["trials"].values())
 
 
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
+@on_own_cluster
 def test_no_key_is_in_a_file_of_ray_or_of_the_store(
     swept: Swept, cluster_of_own_cluster: ClusterOfOwnCluster
 ) -> None:
@@ -329,8 +327,7 @@ def test_no_key_is_in_a_file_of_ray_or_of_the_store(
     assert not leaks(cluster_of_own_cluster.keys, cluster_of_own_cluster.folder, swept.folder)
 
 
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
+@on_own_cluster
 def test_a_failing_sweep_stops_tells_of_it_and_keeps_the_url(
     cluster_of_own_cluster: ClusterOfOwnCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -355,8 +352,7 @@ def test_a_failing_sweep_stops_tells_of_it_and_keeps_the_url(
     gc.collect()  # a stopped Tune leaves files open; here nobody minds
 
 
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
+@on_own_cluster
 @pytest.mark.slow
 def test_a_failing_trial_is_recorded_and_stops_no_other(
     cluster_of_own_cluster: ClusterOfOwnCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -377,8 +373,7 @@ def test_a_failing_trial_is_recorded_and_stops_no_other(
     assert [trial_id for trial_id, loss in losses.items() if loss is None] == [broken.folder.name]
 
 
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
+@on_own_cluster
 def test_a_first_trial_that_fails_is_one_line_and_nothing_begins(
     cluster_of_own_cluster: ClusterOfOwnCluster,
     tmp_path: Path,
@@ -408,8 +403,7 @@ def of_processes(look: Callable[[psutil.Process], T]) -> list[T]:
     return seen
 
 
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
+@on_own_cluster
 def test_no_other_machine_reaches_it_and_its_processes_have_its_variables(
     cluster_of_own_cluster: ClusterOfOwnCluster,
 ) -> None:
@@ -422,8 +416,7 @@ def test_no_other_machine_reaches_it_and_its_processes_have_its_variables(
     assert connection.ENVIRONMENT.items() <= ray.get(variables, timeout=60).items()
 
 
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
+@on_own_cluster
 def test_what_nobody_asks_is_not_started(cluster_of_own_cluster: ClusterOfOwnCluster) -> None:
     """And what is, is in no group with the driver, for which a signal of `timeout` is meant."""
     found = of_processes(lambda each: (" ".join(each.cmdline()), os.getpgid(each.pid)))
@@ -439,8 +432,7 @@ def kill(flag: Any) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
+@on_own_cluster
 def test_only_a_real_wish_stops(cluster_of_own_cluster: ClusterOfOwnCluster) -> None:
     """The flag's process is killed twice: before a wish to stop, and after it."""
     asked = False
@@ -462,8 +454,7 @@ def test_only_a_real_wish_stops(cluster_of_own_cluster: ClusterOfOwnCluster) -> 
         time.sleep(0.1)
 
 
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
+@on_own_cluster
 def test_what_ray_reports_is_a_line_each_and_said_once(
     cluster_of_own_cluster: ClusterOfOwnCluster,
 ) -> None:
@@ -507,7 +498,7 @@ def test_a_gang_of_four_over_two_nodes(tmp_path: Path) -> None:
     with two_nodes(num_cpus=2) as run:
         done = run(*sweep, *apart, *gang)
     assert done.returncode == 0, done.stdout + done.stderr
-    alone = subprocess.run([sys.executable, *sweep, *words], check=False, capture_output=True)
+    alone = python(*sweep, *words)
     assert alone.returncode == 0, alone.stderr
     assert losses(tmp_path / "apart") == losses(tmp_path / "results")
     assert len(losses(tmp_path / "results")) == 3

@@ -18,13 +18,7 @@ import ray
 from pipegap.sweeps.__main__ import main
 from pipegap.sweeps.cluster import connection, driver, gang, stop_flag
 from pipegap.sweeps.cluster.driver import Offers
-from pipegap.sweeps.cluster.queue import (
-    LOOK_EVERY,
-    LOOKS_AT_ONCE,
-    MAX_RETURNS,
-    WorkList,
-    in_order,
-)
+from pipegap.sweeps.cluster.queue import LOOK_EVERY, LOOKS_AT_ONCE, MAX_RETURNS, WorkList, in_order
 from pipegap.sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import Trial, points, unique
@@ -41,6 +35,7 @@ from pipegap.trainer.store.store import TrialState
 from tests.support import small_sweep
 from tests.support.buckets import URL, Bucket
 from tests.support.drivers import of_flops, simulate
+from tests.support.processes import python
 from tests.support.trials import leave_finished
 
 
@@ -186,8 +181,7 @@ def test_a_cluster_of_our_own_is_the_same_however_it_is_said(address: str) -> No
     asks = "import os, pipegap.sweeps; print(*sorted(n for n in os.environ if n in os.sys.argv))"
     names = ["RAY_ADDRESS", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "TUNE_RESULT_DIR"]
     environment = {**os.environ, "RAY_ADDRESS": address, "TUNE_RESULT_DIR": "/anywhere"}
-    command = [sys.executable, "-c", asks, *names]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    found = python("-c", asks, *names, env=environment)
     assert found.stdout.split() == ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"]
 
 
@@ -440,8 +434,7 @@ GANG = ("runner=pipelined", "pipeline.num_stages=2", "num_threads=1")
 
 def run(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     words = small_sweep.overrides(folder, "num_updates=8", *more)
-    command = [sys.executable, "-m", "pipegap", "sweep", *SWEEP, "first_trial=true", *words]
-    return subprocess.run(command, check=False, capture_output=True, text=True)
+    return python("-m", "pipegap", "sweep", *SWEEP, "first_trial=true", *words)
 
 
 @pytest.mark.slow
@@ -486,9 +479,7 @@ def train(store: BucketStore, folder: Path, *words: str) -> Trial:
     return trial
 
 
-def test_a_trial_is_trained_once(
-    server: Bucket, store: BucketStore, told: Told, tmp_path: Path
-) -> None:
+def test_a_trial_is_trained_once(store: BucketStore, told: Told, tmp_path: Path) -> None:
     trial = train(store, tmp_path)
     train(store, tmp_path)
     first, second = (row for row in told if row["status"] != Status.RUNNING)
@@ -515,7 +506,7 @@ def test_a_store_that_is_away_is_no_failure(
 
 
 def test_what_no_attempt_can_mend_is_recorded(
-    server: Bucket, store: BucketStore, told: Told, tmp_path: Path
+    store: BucketStore, told: Told, tmp_path: Path
 ) -> None:
     trial = train(store, tmp_path, f"resume_from={tmp_path / 'checkpoint-1.pt'}")
     assert told[-1]["status"] == Status.FAILED

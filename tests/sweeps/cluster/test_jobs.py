@@ -186,13 +186,8 @@ def test_a_job_runs_by_the_interpreter_of_ray_whatever_the_path_has() -> None:
 # What a job takes along: the code, allowed variables, no key; and paths that all nodes share.
 
 STRAYS = [
-    ".env",
-    ".git/config",
-    ".venv/bin/python",
-    "checkpoint.pt",
-    "data/wiki/manifest.json",
-    "results/trials/1/result.json",
-    "pipegap/trainer/__pycache__/stage.pyc",
+    *(".env", ".git/config", ".venv/bin/python", "checkpoint.pt", "data/wiki/manifest.json"),
+    *("results/trials/1/result.json", "pipegap/trainer/__pycache__/stage.pyc"),
     "tests/trainer/test_trial.py",
 ]
 

@@ -156,10 +156,7 @@ def test_a_text_is_never_longer_than_a_server_takes(tmp_path: Path, server: Webh
     assert len([key for key in keys if key.startswith('"failed ')]) == 40
 
 
-DAMAGE = {
-    "other JSON": b'[]\n{"a": 1}\n12\nnull',
-    "bytes": b'\xff\xfe"x"\0\0',
-}
+DAMAGE = {"other JSON": b'[]\n{"a": 1}\n12\nnull', "bytes": b'\xff\xfe"x"\0\0'}
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
@@ -209,11 +206,7 @@ def test_what_is_a_url_is_taken(url: str) -> None:
 
 
 NO_HOST = ["hooks.slack.com/x", "ftp://a/b", "https:///x", "http://[::1/x", "http://[z]/", "ü"]
-NO_HOST += [
-    "https://a/ b",
-    "http://a:b/",
-    "http://a:99999/",
-]
+NO_HOST += ["https://a/ b", "http://a:b/", "http://a:99999/"]
 
 
 @pytest.mark.parametrize("url", NO_HOST)

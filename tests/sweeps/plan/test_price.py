@@ -337,7 +337,7 @@ def empty_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 
 @pytest.mark.usefixtures("empty_caches")
-def test_a_machine_is_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_machine_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = devices.measured()
     assert {*rates.products} == {"float32", "bfloat16"}
     assert all(1e8 < rate < 1e13 for rate in (*rates.products.values(), rates.bytes))

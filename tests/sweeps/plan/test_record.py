@@ -15,7 +15,7 @@ from pipegap.sweeps.request.expand import Trial
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.store.files import FileStore
 from tests.support import small_sweep
-from tests.support.trials import finished
+from tests.support.trials import leave_finished
 
 SWEEP = """\
 scales: {micro: ["seeds=[3, 5]"]}
@@ -47,11 +47,9 @@ def recorded(folder: Path, now: Round) -> dict[str, Any]:
 
 def finish(trial: Trial, loss: float) -> None:
     """Finishes the trial with a throughput of half its tokens per second."""
-    trial.folder.mkdir(parents=True)
-    (trial.folder / "config.json").write_text(json.dumps(trial.config))
-    result = finished(final_val_loss=loss, tokens=trial.plan.tokens)
-    speed = {"tokens_per_second": trial.plan.tokens / 2}
-    (trial.folder / "result.json").write_text(json.dumps({**result, **speed}))
+    tokens = trial.plan.tokens
+    speed = {"tokens": tokens, "tokens_per_second": tokens / 2}
+    leave_finished(trial.folder, trial.config, final_val_loss=loss, **speed)
 
 
 def read(folder: Path) -> dict[str, Any]:

@@ -332,11 +332,7 @@ FILES = {
         "pair: [{optimizer: sgd, optimizer.lr: 1}]",
         "sweep.grid.pair=optimizer.lr … one place",
     ),
-    "a key of grid and arm": (
-        "delay: [",
-        "delay: [optimizer.lr=1, ",
-        "optimizer.lr … arms.delay",
-    ),
+    "a key of grid and arm": ("delay: [", "delay: [optimizer.lr=1, ", "optimizer.lr … arms.delay"),
     "no sync": ("  sync: [pipeline=sync]\n  delay", "  delay", "sweep.arms … sync"),
     "equal arms": (", correction=error_feedback]", "]", "sweep.arms … delay_ef … must differ"),
     "no override": ("pipeline=sync", "pipeline", "sweep.arms.sync.0 … key=value"),

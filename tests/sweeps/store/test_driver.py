@@ -257,11 +257,7 @@ def test_what_another_process_wrote_stays(server: Bucket, content: bytes | None)
 
 @pytest.mark.parametrize("skew", [-1e6, 0.0, 1e6], ids=["behind", "same", "ahead"])
 def test_a_copy_tells_whose_trials_run(
-    objects: SweepStore,
-    trial: Trial,
-    server: Bucket,
-    monkeypatch: pytest.MonkeyPatch,
-    skew: float,
+    objects: SweepStore, trial: Trial, server: Bucket, monkeypatch: pytest.MonkeyPatch, skew: float
 ) -> None:
     """An attempt's object is written at each heartbeat: its age is the server's clock's."""
     with pytest.raises(Stopped):

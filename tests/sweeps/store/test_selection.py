@@ -4,10 +4,9 @@ import csv
 import io
 import json
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +27,7 @@ from pipegap.trainer.store.files import FileStore
 from pipegap.trainer.trial import run_trial
 from tests.support import buckets, small_sweep
 from tests.support.buckets import URL
+from tests.support.processes import python
 from tests.support.synthetic_store import config, write, write_arms
 
 
@@ -232,9 +232,8 @@ def test_failed_and_forced_trials_run_again_to_the_same_numbers(tmp_path: Path) 
     [failing] = [folder for folder in trials.iterdir() if folder != finished]
     other = json.loads((failing / "result.json").read_text())
     (failing / "result.json").write_text(json.dumps({**other, "status": "failed"}))
-    command = [sys.executable, "-m", "pipegap", "rerun", f"results={tmp_path}/results"]
-    words = ["status=failed,completed", "force=true"]
-    done = subprocess.run([*command, *words], check=False, capture_output=True, text=True)
+    rerun = partial(python, "-m", "pipegap", "rerun", f"results={tmp_path}/results")
+    done = rerun("status=failed,completed", "force=true")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "2 completed"), done.stderr
     earlier = json.loads((finished / "earlier-000001" / "result.json").read_text())
     for folder, loss in ((finished, expected), (failing, other)):
@@ -243,15 +242,11 @@ def test_failed_and_forced_trials_run_again_to_the_same_numbers(tmp_path: Path) 
         assert len([*folder.glob("attempt-*.json")]) == 2
     assert earlier["final_val_loss"] == expected["final_val_loss"]
     (failing / "result.json").write_text(json.dumps({**other, "status": "failed"}))
-    words = ["status=failed", "first_trial=true"]
-    done = subprocess.run([*command, *words], check=False, capture_output=True, text=True)
+    done = rerun("status=failed", "first_trial=true")
     lines = done.stdout.splitlines()
     assert (done.returncode, lines[-1]) == (0, "1 completed"), done.stderr
     assert sum(line.startswith("first     completed; stopped after 3") for line in lines) == 1
-    nothing = subprocess.run(
-        [*command, "status=completed"], check=False, capture_output=True, text=True
-    )
-    assert "2 completed are left as they are" in nothing.stdout
+    assert "2 completed are left as they are" in rerun("status=completed").stdout
 
 
 # A store that does not answer, or refuses: each command says so in a line, and how it ended.
@@ -282,10 +277,7 @@ FAULTS = {
     "400 ExpiredToken": (2, "permission denied (ExpiredToken)"),
     "500 InternalError": (1, "500 Internal Server Error"),
     "404 NoSuchBucket": (2, "there is no such bucket"),
-    "403": (
-        2,
-        "permission denied (http://127.0.0.1:{port} answers 403 Forbidden: is it the",
-    ),
+    "403": (2, "permission denied (http://127.0.0.1:{port} answers 403 Forbidden: is it the"),
     "404": (1, "http://127.0.0.1:{port} answers 404 Not Found: is it the server of this bucket?"),
     "cut": (1, "http://127.0.0.1:{port} gives no answer (it ended the connection): is it the"),
 }
@@ -372,16 +364,10 @@ def test_each_command_ends_each_fault_in_a_line(
 @pytest.mark.usefixtures("asked_once")
 @pytest.mark.parametrize(
     ("server", "why"),
-    [
-        ("http://127.0.0.1:9", "Connection refused"),
-        ("http://no.invalid", "failed to lookup"),
-    ],
+    [("http://127.0.0.1:9", "Connection refused"), ("http://no.invalid", "failed to lookup")],
 )
 def test_a_server_that_nobody_reaches_is_named(
-    server: str,
-    why: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    server: str, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     buckets.found(monkeypatch, 9)
     monkeypatch.setenv("AWS_ENDPOINT_URL", server)
@@ -398,9 +384,7 @@ def test_a_store_that_is_throttled_now_and_then_is_no_trouble(answers: list[str]
 
 @pytest.mark.parametrize("name", [*COMMANDS, *OF_SWEEPS])
 def test_each_command_refuses_what_is_no_folder(
-    name: str,
-    tmp_path_factory: pytest.TempPathFactory,
-    capsys: pytest.CaptureFixture[str],
+    name: str, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = tmp_path_factory.mktemp("place") / "store"
     place.touch()

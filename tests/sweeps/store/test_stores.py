@@ -2,11 +2,12 @@
 
 An object store is one in memory, or of a server that this project did not write."""
 
+import json
 import os
 import pickle
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from urllib.parse import quote
 import pytest
 
 from pipegap import analysis
+from pipegap.analysis.__main__ import main as analysis_main
 from pipegap.sweeps.__main__ import main as sweeps
+from pipegap.sweeps.cluster.queue import WorkList
 from pipegap.sweeps.commands.rerun import recorded
 from pipegap.sweeps.plan import sweep_record
 from pipegap.sweeps.plan.sweep_plan import Round
@@ -33,7 +36,7 @@ from pipegap.trainer.store.store import SweepStore, TrialState
 from pipegap.trainer.trial import run_trial
 from tests.support import buckets, small_sweep
 from tests.support.buckets import URL, Bucket
-from tests.support.trials import after, rows, run, trial_of
+from tests.support.trials import Place, after, rows, run, trial_of
 
 
 @pytest.fixture(params=["folder", "server", "moto_server"])
@@ -298,114 +301,114 @@ SERVERS = ("server", "moto_server")
 
 
 @pytest.fixture(params=SERVERS)
-def bucket(request: pytest.FixtureRequest) -> BucketClient:
+def client(request: pytest.FixtureRequest) -> BucketClient:
     request.getfixturevalue(request.param)
     return BucketClient(URL)
 
 
-def test_an_object_is_created_once(bucket: BucketClient) -> None:
-    version = bucket.write("a/b.json", b"first", None)
+def test_an_object_is_created_once(client: BucketClient) -> None:
+    version = client.write("a/b.json", b"first", None)
     with pytest.raises(Changed):
-        bucket.write("a/b.json", b"second", None)
-    assert bucket.read("a/b.json")[:2] == (b"first", version)
+        client.write("a/b.json", b"second", None)
+    assert client.read("a/b.json")[:2] == (b"first", version)
 
 
-def test_a_version_is_replaced_once(bucket: BucketClient) -> None:
-    first = bucket.write("a", b"first", None)
-    second = bucket.write("a", b"second", first)
+def test_a_version_is_replaced_once(client: BucketClient) -> None:
+    first = client.write("a", b"first", None)
+    second = client.write("a", b"second", first)
     assert second != first
     with pytest.raises(Changed):
-        bucket.write("a", b"third", first)
-    assert bucket.read("a")[:2] == (b"second", second)
-    bucket.delete(["a"])
+        client.write("a", b"third", first)
+    assert client.read("a")[:2] == (b"second", second)
+    client.delete(["a"])
     with pytest.raises(Changed):
-        bucket.write("a", b"third", second)
+        client.write("a", b"third", second)
     with pytest.raises(FileNotFoundError):
-        bucket.read("a")
+        client.read("a")
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, 1001])
 def test_a_large_object_comes_back_in_parts(
-    size: int, bucket: BucketClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    size: int, client: BucketClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = bytes(i % 251 for i in range(size))
-    bucket.upload("a/large", content)
-    [meta] = bucket.list("a")
+    client.upload("a/large", content)
+    [meta] = client.list("a")
     assert meta.size == size
     monkeypatch.setattr(requests, "CHUNK", 500)
-    bucket.download(meta, tmp_path / "large")
+    client.download(meta, tmp_path / "large")
     assert (tmp_path / "large").read_bytes() == content
 
 
 @pytest.mark.parametrize("size", [1, 1001])
 def test_no_download_is_of_two_contents(
-    size: int, bucket: BucketClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    size: int, client: BucketClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bucket.upload("a/large", bytes(size))
-    [meta] = bucket.list("a")
-    bucket.upload("a/large", b"1" * size)
+    client.upload("a/large", bytes(size))
+    [meta] = client.list("a")
+    client.upload("a/large", b"1" * size)
     monkeypatch.setattr(requests, "CHUNK", 500)
     with pytest.raises(Changed):
-        bucket.download(meta, tmp_path / "changed")
-    bucket.delete(["a/large"])
+        client.download(meta, tmp_path / "changed")
+    client.delete(["a/large"])
     with pytest.raises(FileNotFoundError):
-        bucket.download(meta, tmp_path / "gone")
+        client.download(meta, tmp_path / "gone")
 
 
-def test_etags_are_those_of_a_listing(bucket: BucketClient) -> None:
-    etags = {"a/b": bucket.write("a/b", b"1", None), "a/c": bucket.upload("a/c", b"2")}
-    etags["a/large"] = bucket.upload("a/large", BytesIO(bytes(requests.CHUNK + 1)))
-    assert {meta.key: {"e_tag": meta.e_tag} for meta in bucket.list("a")} == {
+def test_etags_are_those_of_a_listing(client: BucketClient) -> None:
+    etags = {"a/b": client.write("a/b", b"1", None), "a/c": client.upload("a/c", b"2")}
+    etags["a/large"] = client.upload("a/large", BytesIO(bytes(requests.CHUNK + 1)))
+    assert {meta.key: {"e_tag": meta.e_tag} for meta in client.list("a")} == {
         key: {"e_tag": version["e_tag"]} for key, version in etags.items()
     }
 
 
-def test_a_copy_has_the_same_bytes(bucket: BucketClient) -> None:
-    bucket.upload("a/b", b"content")
-    bucket.copy("a/b", "c/d/e")
-    assert bucket.read("c/d/e").content == bucket.read("a/b").content == b"content"
+def test_a_copy_has_the_same_bytes(client: BucketClient) -> None:
+    client.upload("a/b", b"content")
+    client.copy("a/b", "c/d/e")
+    assert client.read("c/d/e").content == client.read("a/b").content == b"content"
 
 
-def test_a_large_object_goes_in_parts(bucket: BucketClient, tmp_path: Path) -> None:
+def test_a_large_object_goes_in_parts(client: BucketClient, tmp_path: Path) -> None:
     content = b"0123456789abcdef" * (1 << 16) * 17  # two requests and a part
-    bucket.upload("a/large", BytesIO(content))
-    bucket.download(bucket.list("a")[0], tmp_path / "large")
+    client.upload("a/large", BytesIO(content))
+    client.download(client.list("a")[0], tmp_path / "large")
     assert (tmp_path / "large").read_bytes() == content
-    bucket.upload("a/large", b"small")
-    assert bucket.read("a/large").content == b"small"
+    client.upload("a/large", b"small")
+    assert client.read("a/large").content == b"small"
 
 
-def test_a_listing_is_of_a_folder_and_has_every_page(bucket: BucketClient) -> None:
+def test_a_listing_is_of_a_folder_and_has_every_page(client: BucketClient) -> None:
     names = ["Ünï cödé", "a b+c&d=e", "%41", "x.json", *map(str, range(2 * buckets.PAGE))]
     for name in names:
-        bucket.upload(f"many/{name}", name.encode())
-    bucket.upload("manyother", b"not below")
-    listed = {meta.key: meta for meta in bucket.list("many")}
+        client.upload(f"many/{name}", name.encode())
+    client.upload("manyother", b"not below")
+    listed = {meta.key: meta for meta in client.list("many")}
     assert listed.keys() == {f"many/{name}" for name in names}
     assert {meta.size for meta in listed.values() if "cöd" in meta.key} == {len(names[0].encode())}
     before = listed["many/x.json"].e_tag
-    bucket.upload("many/x.json", b"another")
-    assert {meta.key: meta.e_tag for meta in bucket.list("many")}["many/x.json"] != before
-    bucket.delete([*listed, "many/gone"])
-    assert [*bucket.list("many")] == []
-    assert len(bucket.list("")) == 1
-    bucket.delete([])
+    client.upload("many/x.json", b"another")
+    assert {meta.key: meta.e_tag for meta in client.list("many")}["many/x.json"] != before
+    client.delete([*listed, "many/gone"])
+    assert [*client.list("many")] == []
+    assert len(client.list("")) == 1
+    client.delete([])
 
 
 def test_the_servers_clock_tells_the_time_and_leaves_nothing(
-    bucket: BucketClient, monkeypatch: pytest.MonkeyPatch
+    client: BucketClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bucket.write("a", b"", None)
+    client.write("a", b"", None)
     monkeypatch.setattr(time, "time", lambda: 0.0)
-    [meta] = bucket.list("")
-    assert 0 <= bucket.now() - bucket.read("a").modified < 60
-    assert 0 <= bucket.now() - meta.modified < 60
-    assert [meta.key for meta in bucket.list("")] == ["a"]
+    [meta] = client.list("")
+    assert 0 <= client.now() - client.read("a").modified < 60
+    assert 0 <= client.now() - meta.modified < 60
+    assert [meta.key for meta in client.list("")] == ["a"]
 
 
-def test_another_process_gets_the_same_bucket(bucket: BucketClient) -> None:
-    bucket.write("a", b"here", None)
-    assert pickle.loads(pickle.dumps(bucket)).read("a").content == b"here"
+def test_another_process_gets_the_same_bucket(client: BucketClient) -> None:
+    client.write("a", b"here", None)
+    assert pickle.loads(pickle.dumps(client)).read("a").content == b"here"
 
 
 def test_no_bucket_is_no_empty_one(moto_server: int) -> None:
@@ -426,3 +429,117 @@ def test_a_prefix_is_what_it_says(prefix: str, moto_server: int) -> None:
     """A URL would end at # and ?, have one name for `a b` and `a%20b`, and end before a space."""
     buckets.put(moto_server, f"{quote(prefix)}/k", b"here")
     assert BucketClient(f"s3://{buckets.BUCKET}/{prefix}").read("k").content == b"here"
+
+
+# A store survives people: what is damaged or out of place is named, and everything else goes on.
+#
+# One suite for a folder and for a bucket.
+
+Damage = Callable[[Place], None]
+
+
+def copied(place: Place) -> None:
+    for name, content in place.files(place.ids[0]).items():
+        place.write(f"trials/{place.ids[0]}.bak/{name}", content)
+
+
+def torn_config_of_no_trial(place: Place) -> None:
+    place.write("trials/0123456789abcdef/config.json", b'{"model": ')
+
+
+def torn_rows(place: Place) -> None:
+    rows = place.files(place.ids[0])["metrics.jsonl"]
+    place.write(f"trials/{place.ids[0]}/metrics.jsonl", rows[:-9])
+
+
+NAMED: dict[Damage, tuple[str, ...]] = {
+    copied: (".bak is a copy of trial ",),
+    torn_config_of_no_trial: ("0123456789abcdef/config.json is not whole JSON",),
+    torn_rows: (),
+}
+
+
+@pytest.mark.parametrize("kind", ["folder", "bucket"])
+@pytest.mark.parametrize("damage", NAMED, ids=lambda damage: damage.__name__)
+def test_it_is_named_once_and_everything_else_goes_on(
+    kind: str,
+    damage: Damage,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    place: Place = request.getfixturevalue(kind)
+    damage(place)
+    results = f"results={place.store.name}"
+    capsys.readouterr()
+    assert sweeps(["list", results, "format=json"]) == 0
+    listed = capsys.readouterr()
+    assert sorted(row["trial_id"] for row in json.loads(listed.out)) == sorted(place.ids)
+    assert_named(listed.err, damage)
+    assert sweeps([*place.words, "dry_run=true"]) == 0
+    assert "3 done, 1 to do" in (planned := capsys.readouterr()).out
+    assert planned.err.count("\n") <= 1
+    assert analysis_main([results, f"out={tmp_path / 'out'}"]) == 0
+    assert_named("".join(capsys.readouterr()), damage)
+    work = WorkList(place.store)
+    work.add([place.trials[-1]])
+    assert work.next() is place.trials[-1], "the trial that was stopped goes on"
+    assert run(place.store, place.trials[-1])["status"] == "completed"
+
+
+def assert_named(text: str, damage: Damage) -> None:
+    for says in NAMED[damage]:
+        lines = [line for line in text.splitlines() if says in line]
+        assert len(lines) == 1, text
+        assert lines[0].startswith(("warning: not counted, ", "warning: left out: "))
+    assert "Traceback" not in text
+
+
+# What keeps a trial from running is told. Without it the trial runs again.
+
+
+DAMAGED_MARKERS = {"torn": b"\xff", "of another trial": b"0123456789abcdef\n"}
+
+
+@pytest.mark.parametrize("kind", ["folder", "bucket"])
+@pytest.mark.parametrize("marker", DAMAGED_MARKERS.values(), ids=[*DAMAGED_MARKERS])
+def test_nobody_waits_for_a_trial_that_cannot_run_and_what_is_damaged_can_be_deleted(
+    kind: str, marker: bytes, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place: Place = request.getfixturevalue(kind)
+    whole = run(place.store, place.trials[0])
+    place.write(path := f"trials/{place.ids[0]}/trial_id", marker)
+    work = WorkList(place.store)
+    work.add([place.trials[0]])
+    assert work.next() is None
+    assert len(work) == 0, "it does not count as run by somebody else"
+    capsys.readouterr()
+    assert sweeps([*place.words, "dry_run=true"]) == 0
+    errors = capsys.readouterr().err
+    assert 1 <= errors.count("\n") <= 2
+    assert errors.startswith("warning: ")
+    results = f"results={place.store.name}"
+    assert sweeps(["prune", results, "checkpoints=all"]) == 0
+    assert sweeps(["rerun", results, "force=true", f"trial_id={place.ids[1]}", "dry_run=true"]) == 0
+    assert "Traceback" not in capsys.readouterr().err
+    place.remove(path)
+    place.store.pull()
+    again = run(place.store, place.trials[0])
+    assert again["final_val_loss"] == whole["final_val_loss"]
+
+
+def test_a_trial_goes_on_without_a_checkpoint_that_is_gone(
+    bucket: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Somebody deletes it once it is listed."""
+    [key] = [key for key in bucket.server.objects if "checkpoint-" in key]
+
+    def delete(method: str, asked_key: str) -> None:
+        if (method, asked_key) == ("get", key):
+            bucket.server.remove(key)
+
+    bucket.server.fault = delete
+    result = run(bucket.store, bucket.trials[-1])
+    assert f"{key} is gone" in capsys.readouterr().err
+    assert result["status"] == "completed"
+    assert result["attempts"][0]["from_update"] == 0

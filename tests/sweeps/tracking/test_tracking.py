@@ -32,7 +32,7 @@ from pipegap.trainer.folder.wellformed import Row
 from pipegap.trainer.trial import run_trial
 from tests.support import small_sweep, trials
 from tests.support.markdown import ROOT
-from tests.support.processes import Refused
+from tests.support.processes import Refused, python
 from tests.support.tracked import PATIENT, chosen, folder, plain, rows, runs, tracked, untimed
 
 
@@ -271,15 +271,8 @@ def test_a_bad_key_without_network_neither_fails_the_trial_nor_keeps_its_process
 ) -> None:
     config = small_sweep.config(tmp_path)
     words = ["tracking.mode=online", f"tracking.wait={wait}", "tracking.init_timeout=1"]
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE, *words],
-        input=json.dumps(config),
-        env=without_network(tmp_path / "home"),
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=PATIENT,
-    )
+    environment = without_network(tmp_path / "home")
+    done = python("-c", ALONE, *words, input=json.dumps(config), env=environment, timeout=PATIENT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("\n") == 1
     assert says in done.stdout
@@ -293,13 +286,7 @@ def test_a_sweep_whose_tracker_fails_says_so_once_and_is_as_without(tmp_path: Pa
     words += ["grid.optimizer=[adamw]", "grid.optimizer.momentum=[0.9]", "tracking=wandb"]
     words += ["tracking.mode=online", "tracking.init_timeout=1", f"tracking.wait={PATIENT}"]
     words += small_sweep.overrides(tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-m", "pipegap", "sweep", *words],
-        env=without_network(tmp_path / "home"),
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    done = python("-m", "pipegap", "sweep", *words, env=without_network(tmp_path / "home"))
     assert done.returncode == 0, done.stderr
     first, last = [
         line for line in done.stderr.splitlines() if line.startswith("warning: tracking")
@@ -395,16 +382,13 @@ def test_trials_of_a_sweep_share_the_database(tmp_path: Path) -> None:
     """Which is another process's than the test's: it wrote to another store."""
     words = ["sweep=momentum", "scale=micro", "seeds=[0]", "grid.optimizer=[adamw]"]
     words += ["grid.optimizer.momentum=[0.9]", "tracking=trackio", "tracking.project=mine"]
-    command = [sys.executable, "-m", "pipegap", "sweep", *words, *small_sweep.overrides(tmp_path)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    done = python("-m", "pipegap", "sweep", *words, *small_sweep.overrides(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     store = tmp_path / "results/tracking/trackio"
     read = "import json, trackio; from tests.sweeps.tracking.test_tracking import shown; "
     read += "print(json.dumps({run.id: shown(run) for run in trackio.Api().runs('mine')}))"
-    environment = {**os.environ, "TRACKIO_DIR": str(store)}
-    found = subprocess.run(
-        [sys.executable, "-c", read], env=environment, check=True, capture_output=True, text=True
-    )
+    found = python("-c", read, env={**os.environ, "TRACKIO_DIR": str(store)})
+    assert found.returncode == 0, found.stderr
     expected = {}
     for metrics in tmp_path.glob("results/trials/*/metrics.jsonl"):
         lines = map(json.loads, metrics.read_text().splitlines())

@@ -39,7 +39,7 @@ from pipegap.trainer.store.files import FileStore
 from pipegap.trainer.store.snapshot import Snapshot
 from tests.support import small_sweep
 from tests.support.small_sweep import ZEN_4
-from tests.support.synthetic_store import config, ids, record, result, write, write_arms
+from tests.support.synthetic_store import add, config, ids, record, result, write_arms
 
 ROW = {"update": 4, "tokens_per_second": 100.0, "wall_seconds": 10.0}
 
@@ -74,14 +74,8 @@ def test_what_a_folder_says(tmp_path: Path) -> None:
         assert seen_state(folder).status == "running"
         assert "pid" in seen_state(folder).where
         metrics(folder, {**ROW, "update": 3}, ROW)
-        assert (
-            seen_state(folder).num_done,
-            seen_state(folder).tokens_per_second,
-        ) == (5, 100.0)
-    assert (seen_state(folder).status, seen_state(folder).where) == (
-        "interrupted",
-        "",
-    )
+        assert (seen_state(folder).num_done, seen_state(folder).tokens_per_second) == (5, 100.0)
+    assert (seen_state(folder).status, seen_state(folder).where) == ("interrupted", "")
     (folder / "result.json").write_text('{"status": "failed"}')
     assert seen_state(folder).status == "failed"
     with leased(folder, lambda: "completed"):
@@ -371,8 +365,7 @@ def test_a_gap_table_that_cannot_be_made_ends_nothing(tmp_path: Path) -> None:
     so_far = GapTable(tmp_path)
     so_far.refresh(progress, 100)
     assert "+0.2500" in so_far.text
-    settings = config("delay", seed=1)
-    write(tmp_path, settings, result(settings, 1.0, data_hash="other"))
+    add(tmp_path, "delay", 1.0, seed=1, data_hash="other")
     progress.trials["0002"] = None  # type: ignore[assignment]
     progress.states["0002"] = State(Status.COMPLETED)
     so_far.refresh(progress, 100)

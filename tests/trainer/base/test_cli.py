@@ -99,8 +99,7 @@ def test_a_full_disk_and_a_file_of_another_user_are_a_line(
 
 
 @pytest.mark.parametrize(
-    ("files", "code"),
-    [("<&- >&- 2>&-", 0), (">&-", 0), ("2>/dev/full", 0), (">/dev/full", FAILED)],
+    ("files", "code"), [("<&- >&- 2>&-", 0), (">&-", 0), ("2>/dev/full", 0), (">/dev/full", FAILED)]
 )
 def test_standard_files_that_nobody_can_use(tmp_path: Path, files: str, code: int) -> None:
     """Closed ones get no number that a file of ours has; what is said in vain changes no code."""

@@ -288,7 +288,6 @@ def other() -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-@pytest.mark.usefixtures("folder")
 def test_what_a_killed_process_wrote_in_place_is_deleted(
     folder: Path, other: subprocess.Popen[str]
 ) -> None:
@@ -305,7 +304,6 @@ def test_what_a_killed_process_wrote_in_place_is_deleted(
     assert names(folder) == {"old.so", "new.py"}
 
 
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     ("error", "cause", "kept"),
     [(Stopped(1), None, {"a.so"}), (Stopped(1), ValueError(), set()), (ValueError(), None, set())],

@@ -30,7 +30,7 @@ from pipegap.trainer.executors.executor import Diverged, Update
 from pipegap.trainer.optimizers import entrywise
 from pipegap.trainer.optimizers.routing import Chained, Parameters, moved_by
 from tests.support import every_correction
-from tests.support.every_optimizer import NAMES
+from tests.support.choices import OPTIMIZERS
 from tests.support.steps import DENSE, executor, resolved
 
 DELAYED = ("pipeline=pipedream_2bw", "correction=error_feedback")
@@ -497,7 +497,7 @@ def reads_ahead(name: str) -> bool:
 
 
 CHOICES = [
-    *((f"optimizer={name}",) for name in NAMES),
+    *((f"optimizer={name}",) for name in OPTIMIZERS),
     ("optimizer=muon", "optimizer.orthogonalisation=polar_express"),
     ("optimizer=muon", "optimizer.cautious_decay=true"),
     ("optimizer=muon", "optimizer.nesterov=false", "optimizer.newton_schulz_steps=3"),

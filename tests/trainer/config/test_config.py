@@ -28,8 +28,7 @@ from pipegap.trainer.config.identity import GROUPS, trial_id, yamls
 from pipegap.trainer.config.plan import Planner, plan_trial
 from pipegap.trainer.delayed import DelayedOptimizer, record
 from tests.support import small_sweep
-from tests.support.choices import words_of
-from tests.support.composed import composed, composed_by_hydra
+from tests.support.choices import composed, composed_by_hydra, words_of
 from tests.support.processes import python
 
 GROUPS_OF_CONFIG = ("model", "data", "optimizer", "pipeline", "correction", "lr_schedule")
@@ -148,11 +147,8 @@ GOOD = [
     ["model=tiny_deep", "pipeline.num_stages=4", "pipeline.num_microbatches=4", "dtype=bfloat16"],
     ["data.path=elsewhere", "lr_schedule=wsd"],
 ]
-BAD = [
-    ["optimizer.lrr=1"],
-    ["num_updates=${nowhere}"],
-    ["optimizer=adamw", "correction.coefficient=1"],
-]
+BAD = [["optimizer.lrr=1"], ["num_updates=${nowhere}"]]
+BAD += [["optimizer=adamw", "correction.coefficient=1"]]
 SECRET = "sk-0123456789"
 RESOLVERS = (
     "${oc.env:PIPEGAP_SECRET}",
@@ -170,7 +166,7 @@ def exactly(config: object) -> str:
 
 @pytest.fixture(scope="module")
 def by_hydra_alone() -> Iterator[None]:
-    """As nowhere else in the tests: see `tests/support/composed.py`."""
+    """As nowhere else in the tests: see `tests/support/choices.py`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compose_module, "_compose", composed_by_hydra)
         yield
@@ -257,19 +253,8 @@ def test_seeds_share_all_of_a_plan_but_the_id() -> None:
 # Odd but right words just work; what is no YAML is said in a line; `dtype=auto` is resolved.
 
 PATHS = [
-    "dätä/wiki",
-    "data/🙂",
-    "👩\u200d🔬/a\u00a0b",
-    "a b/c",
-    "a=b",
-    "a,b",
-    "(a)",
-    "{a",
-    "a:b",
-    "-",
-    "a#b",
-    "%a",
-    "@a",
+    *("dätä/wiki", "data/🙂", "👩\u200d🔬/a\u00a0b", "a b/c", "a=b", "a,b", "(a)", "{a"),
+    *("a:b", "-", "a#b", "%a", "@a"),
 ]
 
 

@@ -38,7 +38,7 @@ from pipegap.trainer.optimizers.routing import (
 )
 from pipegap.trainer.trial import run_trial
 from tests.support import small_sweep
-from tests.support.every_optimizer import NAMES, maker
+from tests.support.choices import OPTIMIZERS, optimizer_maker
 from tests.support.trials import Stop, stop_at
 
 
@@ -77,14 +77,8 @@ LAYOUTS = [
 def test_the_size_of_a_checkpoint_is_foreseen(layout: list[str], tmp_path: Path) -> None:
     """Against one that is written: AdamW's, whose state is counted exactly."""
     small_sweep.corpus(tmp_path)
-    words = [
-        f"data.path={tmp_path / 'corpus'}",
-        "batch_size=1",
-        "seq_len=8",
-        "num_updates=5",
-        "checkpoint_every=4",
-        f"out={tmp_path / 't'}",
-    ]
+    words = [f"data.path={tmp_path / 'corpus'}", f"out={tmp_path / 't'}", "batch_size=1"]
+    words += ["seq_len=8", "num_updates=5", "checkpoint_every=4"]
     config = compose([*words, *layout])
     with pytest.raises(Stop):
         run_trial(config, stop_at(4))
@@ -181,11 +175,11 @@ def test_in_fp32_the_newest_leaf_is_the_master() -> None:
         assert plan_trial(compose_of_memory(["num_updates=1", *words])).memory_bytes == 4 * n * sets
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_plan_counts_what_the_optimizer_keeps(name: str) -> None:
     """But for dion's factor of low rank, the means of rows or columns that normuon, normuonh and
     nanochat keep, and the three numbers of each row that muown does."""
-    factory = maker(name)
+    factory = optimizer_maker(name)
     kinds: dict[Kind, tuple[int, int]] = {"matrix": (32, 48), "embedding": (40, 16)}
     weights = [(kind, nn.Parameter(torch.randn(shape))) for kind, shape in kinds.items()]
     optimizer = factory(weights)

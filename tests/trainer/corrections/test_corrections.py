@@ -26,7 +26,7 @@ from pipegap.trainer.folder import record
 from pipegap.trainer.optimizers.routing import kinds
 from pipegap.trainer.schedules.recipes import pipedream, pipedream_2bw, sync
 from tests.oracles.corrections import REFERENCES, Plain
-from tests.support import every_optimizer, toy
+from tests.support import choices, toy
 from tests.support.delayed import ADAMW, KEEP, PHASES, Loop, T, assert_equal
 from tests.support.every_correction import (
     NAMES,
@@ -197,7 +197,7 @@ def test_it_is_the_authors_equations_around_any_optimizer(
     optimizer: str, delay: int, coefficient: float
 ) -> None:
     """In fp64 over 50 updates, where training evaluates, and at its end."""
-    make = every_optimizer.maker(optimizer, lr=0.02)
+    make = choices.optimizer_maker(optimizer, lr=0.02)
     executor = toy.emulated(SCHEDULES[delay], make, partial(LOOK, coefficient=coefficient))
     expected = naive(make, delay, coefficient)
     for first, last in ((0, 20), (20, T_OF_EMA_NESTEROV)):
@@ -256,7 +256,7 @@ def test_a_rate_without_a_scheduler_counts_as_the_peak() -> None:
 
 def test_matrices_of_constant_norm_keep_it_where_they_look() -> None:
     """What is read and stepped from lies on the sphere, as what is evaluated does."""
-    make = every_optimizer.maker("muonh", lr=0.05)
+    make = choices.optimizer_maker("muonh", lr=0.05)
     executor = toy.emulated(SCHEDULES[1], make, partial(LOOK, coefficient=1.0))
     toy.run(executor, (0, 20))
     [stage] = executor._stages

@@ -69,7 +69,7 @@ def test_the_hash_names_the_tokens(tmp_path: Path) -> None:
     assert Prepared(path=str(tmp_path / "none")).hash is None
 
 
-def test_tokens_read_across_shards(tmp_path: Path) -> None:
+def test_tokens_read_across_shards() -> None:
     flat = np.arange(100, dtype=np.uint16)
     tokens = Tokens(np.split(flat, [7, 7, 31, 99]))
     for start, length in [(0, 100), (6, 2), (5, 30), (99, 1), (31, 0 + 5)]:
@@ -337,14 +337,19 @@ PARQUET = {
 }
 
 
+def from_hub(folder: Path, field: str = "text", *, skip: bool = False) -> list[str]:
+    """The documents of a copy of a data set, as `datasets` reads it."""
+    options = {"config": None, "split": "train", "revision": None, "field": field, "skip": skip}
+    return [*HubDocuments(str(folder), **options)]  # type: ignore[arg-type]
+
+
 def is_one_line_or_left_out(
     path: Path, why: str, capsys: pytest.CaptureFixture[str], hub: bool = False
 ) -> None:
     def read(*, skip: bool) -> list[str]:
-        if not hub:
-            return [*documents([path], "text", skip=skip)]
-        options = {"config": None, "split": "train", "revision": None, "field": "text"}
-        return [*HubDocuments(str(path.parent), **options, skip=skip)]  # type: ignore[arg-type]
+        if hub:
+            return from_hub(path.parent, skip=skip)
+        return [*documents([path], "text", skip=skip)]
 
     with pytest.raises(BadInput, match=re.escape(why)) as caught:
         read(skip=False)
@@ -371,11 +376,7 @@ def test_a_row(kind: str, hub: bool, tmp_path: Path, capsys: pytest.CaptureFixtu
     column(path, bad)
     if hub and kind == "bytes":  # `datasets` ends there: the way out is the other reader
         with pytest.raises(BadInput, match=r"data=text data.path=\S+copy reads its files"):
-            [
-                *HubDocuments(
-                    str(path.parent), config=None, split="train", revision=None, field="text"
-                )
-            ]
+            from_hub(path.parent)
     else:
         is_one_line_or_left_out(path, why, capsys, hub)
 
@@ -383,9 +384,8 @@ def test_a_row(kind: str, hub: bool, tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_chat(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
-    options = {"config": None, "split": "train", "revision": None, "field": "messages"}
     with pytest.raises(BadInput, match=r"=messages: must hold text, not list, in row 1 of"):
-        [*HubDocuments(str(tmp_path), **options)]  # type: ignore[arg-type]
+        from_hub(tmp_path, "messages")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -38,6 +38,8 @@ from tests.support.own_files import (
     write_txt,
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
 TEXTS_OF_OWN = texts(120, 12)
 SHARE = 0.2
 
@@ -69,7 +71,6 @@ def of_letter(letter: str) -> str:
     return tokenizer.to_str()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_every_kind_of_file_gives_the_same_tokens(tmp_path: Path) -> None:
     write_txt(tmp_path / "a.txt", TEXTS_OF_OWN)
     write_jsonl(tmp_path / "a.jsonl", ["", *TEXTS_OF_OWN])
@@ -86,7 +87,6 @@ def test_every_kind_of_file_gives_the_same_tokens(tmp_path: Path) -> None:
     assert len(list((tmp_path / "s").iterdir())) == 4
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_trial_is_named_by_content_and_not_by_place(tmp_path: Path) -> None:
     tokenizer = tmp_path / "t.json"
     tokenizer.write_text(of_letter("a"))
@@ -121,7 +121,6 @@ class Seen(Bytes):
         return super().encode(documents)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_preparation_that_died_goes_on(
     streamed: bool,
@@ -162,23 +161,17 @@ def test_a_preparation_that_died_goes_on(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "cut", "whole"]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_workers_change_no_order() -> None:
     things = [*range(40)]
     assert list(mapped(hex, things, 2, lambda thing: 0, 0)) == [hex(thing) for thing in things]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("share", "number", "why"),
     [
         (0.01, 1, "data=a.txt: must hold text, two documents to train .*: it has one"),
         (0.5, 1, "data=a.txt: must hold text, two documents to train .*: it has one"),
-        (
-            1e-9,
-            120,
-            "validation_share=1e-09: must be larger, .* of 120 documents one part has",
-        ),
+        (1e-9, 120, "validation_share=1e-09: must be larger, .* of 120 documents one part has"),
         (0.999999, 120, "validation_share=0.999999: must be smaller, or the text longer: of 120"),
     ],
 )
@@ -205,7 +198,7 @@ def left_out(path: str) -> list[str]:
     return [str(file) for file in named(path, READERS).left_out]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
@@ -215,8 +208,6 @@ def make(*names: str) -> None:
         write_txt(Path(name), [f"text of {name}"])
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.usefixtures("folder")
 def test_a_folder_and_a_pattern_name_the_same_files_in_one_order() -> None:
     make("t/a-b/x.txt", "t/a/x.txt", "t/B.TXT", "t/b.txt", "elsewhere/l.txt")
     make("t/.ipynb_checkpoints/b-checkpoint.txt", "t/._b.txt", "t/b.txt~", "t/README.md")
@@ -232,8 +223,6 @@ def test_a_folder_and_a_pattern_name_the_same_files_in_one_order() -> None:
     ]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     ("path", "files"),
     [
@@ -259,8 +248,6 @@ def test_patterns(path: str, files: list[str]) -> None:
     assert found(path) == files
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     ("path", "files"),
     [
@@ -283,8 +270,6 @@ def source(path: object, **more: object) -> TextFiles:
     return TextFiles(path=str(path), shards="shards", validation_share=0.2, **known)  # type: ignore[arg-type]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.usefixtures("folder")
 def test_a_mark_of_byte_order_is_no_text() -> None:
     for kind, write in (("txt", write_txt), ("jsonl", write_jsonl)):
         write(Path(f"plain/a.{kind}"), TEXTS_OF_PATHS)
@@ -298,8 +283,6 @@ def test_a_mark_of_byte_order_is_no_text() -> None:
                 [*source(f"wide.{kind}").documents()]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.usefixtures("folder")
 def test_what_is_left_out_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     write_jsonl(Path("t/a.jsonl"), TEXTS_OF_PATHS)
     Path("t/b.csv.gz").write_bytes(b"")
@@ -308,8 +291,6 @@ def test_what_is_left_out_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("kind", ["gone", "pipe"])
 def test_a_text_that_cannot_be_read_is_refused(kind: str) -> None:
     make("t/a.txt")
@@ -327,8 +308,6 @@ def copy(name: str) -> HubText:
     return HubText(path="shards", name=name, split="train", **options, **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.usefixtures("folder")
 def test_a_copy_has_the_files_and_the_order_of_a_folder() -> None:
     for name in ("a-b/x", "a/x", "B"):
         write_jsonl(Path(f"c/{name}.jsonl"), [f"text of {name}"])
@@ -340,8 +319,6 @@ def test_a_copy_has_the_files_and_the_order_of_a_folder() -> None:
     assert [*copy("c").documents()] == [*source("c").documents()]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.usefixtures("folder")
 def test_a_copy_that_datasets_would_read_otherwise_is_refused() -> None:
     write_jsonl(Path("c[1]/a.jsonl"), TEXTS_OF_PATHS)
     write_jsonl(Path("c1/a.jsonl"), TEXTS_OF_PATHS[1:])
@@ -360,8 +337,6 @@ def zst(content: bytes) -> bytes:
 COMPRESSED = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zst}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("how", COMPRESSED)
 @pytest.mark.parametrize(("kind", "write"), [("txt", write_txt), ("jsonl", write_jsonl)])
 def test_compressed_text_is_the_text(
@@ -389,8 +364,6 @@ def test_compressed_text_is_the_text(
             [*source(path).documents()]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.usefixtures("folder")
 def test_what_is_not_read_is_refused_with_the_forms_that_are() -> None:
     """A .json may be anything; a .parquet compresses itself."""
     for name in ("a.json", "a.gz", "a.parquet.gz", "a.tar.gz", "a.jsonl.lz4"):
@@ -402,8 +375,6 @@ def test_what_is_not_read_is_refused_with_the_forms_that_are() -> None:
             source(name).documents()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.usefixtures("folder")
 def test_parts_come_in_the_order_in_which_they_were_written() -> None:
     make(*(f"t/part={part}/{file}.txt" for part in (10, 9, 2, 1) for file in (0, 10, 9)))
     make("t/v1.10/a.txt", "t/v1.9/a.txt", "t/v01/a.txt", "t/v1/a.txt")

@@ -28,7 +28,7 @@ from pipegap.trainer.optimizers.routing import kinds
 from pipegap.trainer.ranks.groups import Heartbeat
 from tests.support import toy
 from tests.support.delayed import ADAMW, Loop
-from tests.support.gangs import sent
+from tests.support.gangs import Send, sent
 from tests.support.markdown import ROOT, blocks
 
 pytest.importorskip("accelerate")
@@ -236,11 +236,7 @@ def test_lightning(delay: int, tmp_path: Path) -> None:
 
     def fit(folder: Path, alone: bool, resumed: Path | None = None) -> Module:
         saving = lightning.callbacks.ModelCheckpoint(
-            folder,
-            filename="{step}",
-            every_n_train_steps=4,
-            save_top_k=-1,
-            save_weights_only=alone,
+            folder, filename="{step}", every_n_train_steps=4, save_top_k=-1, save_weights_only=alone
         )
         trainer = lightning.Trainer(
             accelerator="cpu",
@@ -387,9 +383,7 @@ def whole_weights(model: nn.Module) -> list[Tensor]:
     return [w.full_tensor() if isinstance(w, DTensor) else w.clone() for w in weights]
 
 
-def as_rank(
-    store: dist.Store, heartbeat: Heartbeat, send: Callable[[object], None], num: int
-) -> None:
+def as_rank(store: dist.Store, heartbeat: Heartbeat, send: Send, num: int) -> None:
     """Sends, for each way to train, the weights after `num` batches, also of a resumed training."""
     torch.set_num_threads(1)
     dist.init_process_group(

@@ -28,7 +28,7 @@ from pipegap.trainer.optimizers.routing import kinds
 from pipegap.trainer.parts import build_parts
 from pipegap.trainer.schedules.recipes import constant_delay, pipedream_2bw, sync
 from pipegap.trainer.trial import run_trial
-from tests.support import every_correction, every_optimizer, small_sweep, toy
+from tests.support import choices, every_correction, small_sweep, toy
 from tests.support.delayed import ADAMW, KEEP, PHASES, Loop, T
 from tests.support.trials import rows
 
@@ -408,7 +408,7 @@ def test_autocast_around_the_whole_loop_keeps_no_old_cast(delay: int) -> None:
 
 # A loop of one's own makes the numbers of a trial, and of the bare optimizer, to the bit.
 
-OPTIMIZERS = {"adamw": ADAMW, "muon": every_optimizer.maker("muon", lr=0.02)}
+OPTIMIZERS = {"adamw": ADAMW, "muon": choices.optimizer_maker("muon", lr=0.02)}
 FEEDBACK = partial(ErrorFeedback, coefficient=1.0, lag=1)
 CUT = {"num_stages": 1, "num_microbatches": 2}
 SYNCHRONOUS_ENDS = {"synchronous_start": 3, "synchronous_cooldown": 0.2}
@@ -467,7 +467,7 @@ def test_equals_a_trial(optimizer: str, tmp_path: Path) -> None:
     module = parts.model.stage(0, parts.model.split(1, config["seq_len"])).to_empty(device="cpu")
     parts.model.initialise(module, config["seed"])
     kind, settings = kinds(module), config["optimizer"]
-    make = every_optimizer.maker(optimizer, **settings)
+    make = choices.optimizer_maker(optimizer, **settings)
     delayed = DelayedOptimizer(make([(kind[n], p) for n, p in module.named_parameters()]))
     scheduler = LambdaLR(delayed, parts.lr_factor)
     losses = []

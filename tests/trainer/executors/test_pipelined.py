@@ -32,9 +32,8 @@ from pipegap.trainer.schedules.operations import Schedule
 from pipegap.trainer.schedules.recipes import pipedream, pipedream_2bw, sync
 from pipegap.trainer.stages.stage import Stage
 from tests.oracles import corrections, semantics, torch_runtime
-from tests.support import every_correction, every_optimizer, gangs, models, small_sweep, toy
+from tests.support import choices, every_correction, gangs, models, small_sweep, toy
 from tests.support.delayed import ADAMW, PHASES
-from tests.support.every_optimizer import NAMES
 from tests.support.gangs import Send, on_ranks, prepare
 from tests.support.models import EMBEDDING, SMALL, emulated, modules, whole
 from tests.support.steps import executor, resolved
@@ -59,10 +58,7 @@ def daily_stages(combination: tuple[str, ...]) -> int | None:
 DAILY = {p: [each for each in COMBINATIONS if daily_stages(each) == p] for p in (2, 4)}
 OTHERS = {p: [each for each in COMBINATIONS if daily_stages(each) != p] for p in (2, 4)}
 SHAPE = (
-    "model.num_layers=4",
-    "pipeline.num_microbatches=4",
-    "batch_size=8",
-    "num_updates=6",
+    *("model.num_layers=4", "pipeline.num_microbatches=4", "batch_size=8", "num_updates=6"),
     "clip_norm=0.5",
 )
 
@@ -195,10 +191,7 @@ def config_of_clip_by_stage(folder: Path, *words: str) -> dict[str, Any]:
 
 
 def with_totals_held_back(
-    store: dist.Store,
-    heartbeat: Heartbeat,
-    send: Callable[[object], None],
-    configs: Sequence[gangs.Config],
+    store: dist.Store, heartbeat: Heartbeat, send: Send, configs: Sequence[gangs.Config]
 ) -> None:
     """The first rank adds nothing to the totals before the last one has applied two updates."""
     begin, update = Totals.__init__, Stage.update
@@ -377,9 +370,9 @@ def trained(config: dict[str, Any]) -> Emulated:
 
 
 PIPELINES = sorted(path.stem for path in (CONF / "pipeline").glob("*.yaml"))
-CORRECTED = list(zip(NAMES, cycle(every_correction.NAMES), strict=False))
+CORRECTED = list(zip(choices.OPTIMIZERS, cycle(every_correction.NAMES), strict=False))
 OTHERS_OF_TIED_EMBEDDINGS = [
-    pair for pair in product(NAMES, every_correction.NAMES) if pair not in CORRECTED
+    pair for pair in product(choices.OPTIMIZERS, every_correction.NAMES) if pair not in CORRECTED
 ]
 
 
@@ -402,7 +395,7 @@ def test_copies_stay_equal_by_any_update(optimizer: str, correction: str) -> Non
     """Each optimizer with a correction, in stages of different delays; the slow ones with all."""
     config = {
         **by_stage("pipeline=pipedream", "pipeline.num_microbatches=1"),
-        "optimizer": every_optimizer.node(optimizer),
+        "optimizer": choices.optimizer_node(optimizer),
         "correction": every_correction.settings(correction),
     }
     assert torch.equal(*copies(trained(config)))
@@ -489,7 +482,7 @@ def trained_alike(*words: str) -> bool:
     [
         *(models.WORDS, models.WORDS_OF_HYBRID),
         # Kron draws random numbers for one weight after the other.
-        *((f"optimizer={name}", "model=nano") for name in NAMES if name != "kron"),
+        *((f"optimizer={name}", "model=nano") for name in choices.OPTIMIZERS if name != "kron"),
     ],
     ids=lambda words: words[0],
 )
@@ -508,12 +501,8 @@ Both = tuple[gangs.Numbers, torch_runtime.Trained]
 # Torch's runtime knows no tied weights, and no clip. Layers that are recomputed read their weights
 # in the backward too. Our runs drain in the middle, torch's do not.
 WORDS = (
-    "model.num_layers=4",
-    "model.tied_embeddings=false",
-    "model.activation_checkpointing=true",
-    "batch_size=12",
-    "num_updates=6",
-    "clip_norm=null",
+    *("model.num_layers=4", "model.tied_embeddings=false"),
+    *("model.activation_checkpointing=true", "batch_size=12", "num_updates=6", "clip_norm=null"),
 )
 FOUR = "pipeline.num_microbatches=4"
 NOT_AGAIN = "model.activation_checkpointing=false"  # torch cannot split a recomputed backward
@@ -533,9 +522,7 @@ CASES = {
 }
 
 
-def as_rank(
-    store: dist.Store, heartbeat: Heartbeat, send: Callable[[object], None], cases: Sequence[Case]
-) -> None:
+def as_rank(store: dist.Store, heartbeat: Heartbeat, send: Send, cases: Sequence[Case]) -> None:
     p = cases[0][0]["pipeline"]["num_stages"]
     with reproducible(0, 1), joined(store, heartbeat.rank, p, 1, gangs.CPU, heartbeat, 60) as gang:
         for config, theirs in cases:

@@ -269,11 +269,8 @@ def test_tensors_that_share_memory_share_it_in_a_copy() -> None:
 # A trial goes on with other stages and in another executor as if it had been so all the time.
 
 LIKE = (
-    "model.num_layers=4",
-    "pipeline=pipedream_2bw",
-    "correction=error_feedback",
-    "pipeline.num_microbatches=4",
-    "save_final=true",
+    *("model.num_layers=4", "pipeline=pipedream_2bw", "correction=error_feedback"),
+    *("pipeline.num_microbatches=4", "save_final=true"),
 )
 LAYOUTS = {
     "two ranks": ("runner=pipelined", "pipeline.num_stages=2"),

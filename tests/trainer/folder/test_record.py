@@ -294,7 +294,7 @@ with leased(Path(sys.argv[1]), lambda: "done"):
 """
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "ACQUIRE_TIMEOUT", 0.0)
 
@@ -322,16 +322,11 @@ def held(folder: Path, **facts: object) -> Path:
     return path
 
 
-def change_of_lease(path: Path, **facts: object) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | facts))
-
-
 def age(path: Path, seconds: float) -> None:
     then = path.stat().st_mtime - seconds
     os.utime(path, (then, then))
 
 
-@pytest.mark.usefixtures("impatient")
 def test_a_holder_keeps_it_while_it_lives_and_is_named(
     tmp_path: Path, other: subprocess.Popen[str]
 ) -> None:
@@ -344,15 +339,13 @@ def test_a_holder_keeps_it_while_it_lives_and_is_named(
     assert take(tmp_path) == 2
 
 
-@pytest.mark.usefixtures("impatient")
 def test_a_process_with_the_number_of_a_dead_one_is_another(tmp_path: Path) -> None:
     path = held(tmp_path)
     assert holder(tmp_path) is not None
-    change_of_lease(path, process_started="1")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "process_started": "1"}))
     assert holder(tmp_path) is None
 
 
-@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("skew", [-86400.0, 86400.0])
 def test_another_machine_counts_by_its_signs_of_life_whatever_the_clocks_say(
     tmp_path: Path, skew: float, monkeypatch: pytest.MonkeyPatch
@@ -369,7 +362,6 @@ def test_another_machine_counts_by_its_signs_of_life_whatever_the_clocks_say(
     assert take(tmp_path) == 2
 
 
-@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("content", ["", '{"ended": 1}'], ids=["not yet written", "damaged"])
 def test_who_did_not_say_who_it_is_counts_as_another_machine(content: str, tmp_path: Path) -> None:
     attempt_path(tmp_path, 1).write_text(content)
@@ -379,7 +371,6 @@ def test_who_did_not_say_who_it_is_counts_as_another_machine(content: str, tmp_p
     assert take(tmp_path) == 2
 
 
-@pytest.mark.usefixtures("impatient")
 def test_a_holder_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "HEARTBEAT_EVERY", 0.05)
     path = attempt_path(tmp_path, 1)
@@ -391,7 +382,6 @@ def test_a_holder_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.Monkey
             time.sleep(0.05)
 
 
-@pytest.mark.usefixtures("impatient")
 def test_of_many_that_race_one_gets_each_attempt(tmp_path: Path) -> None:
     race = """
 import sys
@@ -411,7 +401,6 @@ for _ in range(20):
     assert numbers == [*range(1, 81)]
 
 
-@pytest.mark.usefixtures("impatient")
 def test_who_was_taken_over_writes_nothing_more(tmp_path: Path) -> None:
     """As after a machine's long sleep: the other found it stale, and trains."""
     folder = TrialFolder(tmp_path, "a")
@@ -441,7 +430,6 @@ def ends(folder: Path) -> list[tuple[str | None, int | None]]:
     return [(attempt.get("ended"), attempt.get("from_update")) for attempt in read]
 
 
-@pytest.mark.usefixtures("impatient")
 def test_the_log_says_how_each_attempt_ended(tmp_path: Path) -> None:
     config = small_sweep.config(tmp_path, f"out={tmp_path / 'trial'}")
     seen: list[int] = []
@@ -461,7 +449,6 @@ def test_the_log_says_how_each_attempt_ended(tmp_path: Path) -> None:
     assert ends(tmp_path / "trial") == expected
 
 
-@pytest.mark.usefixtures("impatient")
 def test_a_full_disk_leaves_no_attempt_that_would_hold_the_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -475,7 +462,6 @@ def test_a_full_disk_leaves_no_attempt_that_would_hold_the_trial(
     assert take(tmp_path) == 1
 
 
-@pytest.mark.usefixtures("impatient")
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(BadInput, match=r"out=.*/file/trial: must be writable"):
@@ -486,7 +472,6 @@ GANG = ("runner=pipelined", "pipeline.num_stages=2", "pipeline.num_microbatches=
 RUNNERS = {"emulated": (), "pipelined": GANG}
 
 
-@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("act", ["taken over by another process", "deleted while its trial ran"])
 def test_the_loser_says_one_line_and_fails(
@@ -508,7 +493,6 @@ def test_the_loser_says_one_line_and_fails(
     assert not (out / "result.json").exists()
 
 
-@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
     ("content", "number"),
     [

@@ -24,11 +24,11 @@ from pipegap.trainer.schedules.operations import Schedule
 from pipegap.trainer.schedules.recipes import constant_delay, pipedream, pipedream_2bw, sync
 from pipegap.trainer.stages.update import dry_update
 from tests.support import delayed, gangs, small_sweep, toy
+from tests.support.choices import OPTIMIZERS, optimizer_maker
 from tests.support.delayed import PHASES
-from tests.support.every_optimizer import NAMES, maker
 from tests.support.models import SMALL, whole
 
-every = pytest.mark.parametrize("name", NAMES)
+every = pytest.mark.parametrize("name", OPTIMIZERS)
 ON_SPHERES = ("adamh", "muonh", "normuonh")
 """Optimizers that do not decay hidden matrices: their norm is set anew, up to rounding."""
 ONE_STAGE = {"num_stages": 1, "num_microbatches": 1, **delayed.PHASES}
@@ -68,7 +68,7 @@ def test_a_stage_may_lack_any_kind(name: str, present: Kind) -> None:
         [(kind, p) for kind, p in one_of_each() if kind != present],
     ):
         start = [p.detach().clone() for _, p in weights]
-        optimizer = maker(name)(weights)
+        optimizer = optimizer_maker(name)(weights)
         step(optimizer, 0)
         step(optimizer, 1)
         for (_, p), before in zip(weights, start, strict=True):
@@ -81,7 +81,7 @@ def test_no_draw_depends_on_what_ran_before(name: str) -> None:
 
     def trained(disturb: bool) -> list[torch.Tensor]:
         weights = one_of_each()
-        optimizer = maker(name)(weights)
+        optimizer = optimizer_maker(name)(weights)
         for t in range(3):
             if disturb:
                 torch.rand(t + 1), np.random.random(t + 1)
@@ -97,14 +97,14 @@ def test_no_draw_depends_on_what_ran_before(name: str) -> None:
 @pytest.mark.parametrize("name", ON_SPHERES)
 def test_a_matrix_of_zeros_stays_and_is_no_nan(name: str) -> None:
     weight = nn.Parameter(torch.zeros(6, 4))
-    step(maker(name)([("matrix", weight)]), 0)
+    step(optimizer_maker(name)([("matrix", weight)]), 0)
     assert torch.equal(weight, torch.zeros(6, 4))
 
 
 def test_rows_of_zeros_grow_under_muown() -> None:
     """Their first update gives them a direction, and Adam then a length."""
     weight, lr = nn.Parameter(torch.zeros(6, 4)), 0.01
-    optimizer = maker("muown", lr=lr)([("matrix", weight)])
+    optimizer = optimizer_maker("muown", lr=lr)([("matrix", weight)])
     for t in range(4):
         step(optimizer, 0)
         lengths = weight.detach().norm(dim=1)
@@ -117,8 +117,8 @@ def test_rows_of_zeros_grow_under_muown() -> None:
 @pytest.mark.parametrize(("tau", "coefficient"), [(1, 1.0), (3, 0.0)])
 def test_the_delayed_update_is_its_equation(name: str, tau: int, coefficient: float) -> None:
     """To the last bit: whatever the optimizer does, the stage applies it where the oracle does."""
-    lr = maker(name).keywords["lr"]
-    optimizer = maker(name, precondition_every=3, auxiliary_lr=lr)
+    lr = optimizer_maker(name).keywords["lr"]
+    optimizer = optimizer_maker(name, precondition_every=3, auxiliary_lr=lr)
     history, losses = delayed.expected(
         optimizer, torch.float32, lambda t: max(0, t - tau), coefficient=coefficient, clip_norm=0.5
     )
@@ -137,7 +137,7 @@ SPECIAL = ("dion", "kron", "mars", "muonh", "schedule_free_adamw", "soap")
 
 @pytest.mark.parametrize(
     "names",
-    [SPECIAL, pytest.param({*NAMES} - {*SPECIAL}, marks=pytest.mark.slow)],
+    [SPECIAL, pytest.param({*OPTIMIZERS} - {*SPECIAL}, marks=pytest.mark.slow)],
     ids=["special", "the others"],
 )
 def test_the_true_pipeline_gives_the_emulations_numbers(
@@ -176,7 +176,7 @@ def apart(tensors: Mapping[Kind, Tensor]) -> list[tuple[Kind, Tensor]]:
 
 
 def stacked(name: str) -> tuple[Named, Optimizer]:
-    factory = maker(name, precondition_every=3)
+    factory = optimizer_maker(name, precondition_every=3)
     weights: Named = [(kind, nn.Parameter(w)) for kind, w in drawn(99).items()]
     weights.append(("balance", nn.Parameter(torch.zeros(4))))
     optimizer = optimizer_in_parts(factory, weights, is_entrywise=is_entrywise(factory.func))
@@ -200,7 +200,7 @@ def by_itself(name: str) -> list[Tensor]:
     """The weights after the updates if every matrix of the stack is a weight of its own."""
     parts = apart(drawn(99))
     weights: Named = [("matrix" if k == "experts" else k, nn.Parameter(w)) for k, w in parts]
-    optimizer = maker(name, precondition_every=3)(weights)
+    optimizer = optimizer_maker(name, precondition_every=3)(weights)
     for t in range(UPDATES):
         for (_, weight), (_, gradient) in zip(weights, apart(drawn(t)), strict=True):
             weight.grad = gradient
@@ -266,7 +266,7 @@ def test_entrywise_optimizers_are_declared_so(name: str) -> None:
     """A stack of an entrywise optimizer is one weight: half the time of an update, or less."""
     stack, tall = drawn(99)["experts"], nn.Parameter(drawn(99)["experts"].flatten(0, 1))
     matrices = [nn.Parameter(matrix.clone()) for matrix in stack]
-    factory = maker(name, precondition_every=3)
+    factory = optimizer_maker(name, precondition_every=3)
     for weights in (matrices, [tall]):
         optimizer = factory([("matrix", weight) for weight in weights])
         for t in range(UPDATES):
@@ -279,7 +279,7 @@ def test_entrywise_optimizers_are_declared_so(name: str) -> None:
 
 # Schedule-Free trains at y, and is evaluated and exported at x, their average, in every arm.
 
-OURS = maker("schedule_free_adamw", lr=0.02, weight_decay=0.0)
+OURS = optimizer_maker("schedule_free_adamw", lr=0.02, weight_decay=0.0)
 
 
 def bare(parameters: Parameters) -> Optimizer:
@@ -292,11 +292,7 @@ def in_parts(parameters: Parameters) -> Optimizer:
     return OptimizerInParts(bare, parameters, is_entrywise=True)
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    [OURS, bare, in_parts],
-    ids=["ours", "bare", "in parts"],
-)
+@pytest.mark.parametrize("optimizer", [OURS, bare, in_parts], ids=["ours", "bare", "in parts"])
 @pytest.mark.parametrize(
     "make",
     [

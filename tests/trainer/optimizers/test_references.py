@@ -16,7 +16,7 @@ from tests.oracles import matrix_optimizers
 from tests.oracles import matrix_optimizers as of_matrices
 from tests.oracles import optimizers as references
 from tests.oracles.matrix_optimizers import kl_soap as equations
-from tests.support.every_optimizer import NAMES, maker
+from tests.support.choices import OPTIMIZERS, optimizer_maker
 
 T = 10
 WEIGHTS = [("matrix", shape) for shape in references.MATRICES] + [
@@ -42,7 +42,7 @@ TOLERANCES = {
 ROUNDING = 1e-12
 
 REFINEMENTS = ("equilibrate_rows", "renormalise", "second_moment", "cautious_decay")
-CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in NAMES]
+CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in OPTIMIZERS]
 CASES += [
     ("sgd", {"nesterov": True, "weight_decay": 0.1}),
     ("sgdw", {"nesterov": True}),
@@ -120,7 +120,7 @@ def trained(
     start, batches = problem(updates)
     ours = [nn.Parameter(weight.to(dtype, copy=True)) for weight in start]
     kinds = [kind for kind, _ in WEIGHTS]
-    optimizer = maker(name, **changes)(list(zip(kinds, ours, strict=True)))
+    optimizer = optimizer_maker(name, **changes)(list(zip(kinds, ours, strict=True)))
     peaks = [group["lr"] for group in optimizer.param_groups]
     for gradients, factor in batches:
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
@@ -142,7 +142,7 @@ def errors(
     start, batches = problem(updates)
     found = {}
     for i, (kind, _) in enumerate(WEIGHTS):
-        options = SimpleNamespace(**maker(name, **changes).keywords)
+        options = SimpleNamespace(**optimizer_maker(name, **changes).keywords)
         if kind == "vector":
             options.weight_decay = 0.0
         mine = [(gradients[i], factor) for gradients, factor in batches]
@@ -181,7 +181,7 @@ def test_muon_equals_torch(scaling: str) -> None:
     shapes = [(24, 24), (12, 40), (40, 16)]
     ours = [nn.Parameter(torch.randn(shape)) for shape in shapes]
     theirs = [nn.Parameter(p.detach().clone()) for p in ours]
-    mine = maker("muon", lr=0.02, scaling=scaling)([("matrix", p) for p in ours])
+    mine = optimizer_maker("muon", lr=0.02, scaling=scaling)([("matrix", p) for p in ours])
     oracle = torch.optim.Muon(theirs, lr=0.02, weight_decay=0.1, adjust_lr_fn=scaling)
     for _ in range(T):
         for p, q in zip(ours, theirs, strict=True):
@@ -199,14 +199,14 @@ def test_schedule_free_is_evaluated_at_its_average() -> None:
     ours, optimizer = trained("schedule_free_adamw", {})
     y = [weight.detach().clone() for weight in ours]
     start, batches = problem()
-    options = SimpleNamespace(**maker("schedule_free_adamw").keywords)
+    options = SimpleNamespace(**optimizer_maker("schedule_free_adamw").keywords)
     for i, average in enumerate(evaluated(optimizer, ours)[:-1]):
         mine = [(gradients[i], factor) for gradients, factor in batches]
         _, x = references.schedule_free(start[i], mine, options)
         torch.testing.assert_close(average, x, rtol=1e-12, atol=1e-12)
         assert not torch.equal(average, ours[i])
     assert all(map(torch.equal, ours, y))
-    for name in set(NAMES) - {"schedule_free_adamw"}:
+    for name in set(OPTIMIZERS) - {"schedule_free_adamw"}:
         ours, optimizer = trained(name, {})
         assert all(a is b for a, b in zip(evaluated(optimizer, ours), ours, strict=True))
 
@@ -228,7 +228,7 @@ def test_kl_soap_equals_its_equations(
     fp64, and to the weight in fp32, which rounds that."""
     generator = torch.Generator().manual_seed(0)
     start, *drawn = torch.randn(51, *shape, dtype=torch.float64, generator=generator)
-    make = maker("kl_soap", variance_decay=0.8)
+    make = optimizer_maker("kl_soap", variance_decay=0.8)
     weight = nn.Parameter(start.to(dtype, copy=True))
     optimizer = make([("matrix", weight)])
     for gradient in drawn:
@@ -272,6 +272,6 @@ def test_polar_express_is_minimax() -> None:
 def test_more_steps_than_polynomials_are_refused() -> None:
     weight = nn.Parameter(torch.ones(4, 4))
     for name in ("muon", "nanochat"):
-        made = maker(name, orthogonalisation="polar_express", newton_schulz_steps=6)
+        made = optimizer_maker(name, orthogonalisation="polar_express", newton_schulz_steps=6)
         with pytest.raises(BadInput, match=r"newton_schulz_steps=6: must be at most 5"):
             made([("matrix", weight)])

@@ -25,8 +25,7 @@ from pipegap.trainer.ranks.groups import Heartbeat, PeerLost, joined
 from pipegap.trainer.ranks.spawn import Parent, listen_on, run_gang
 from pipegap.trainer.trial import run_trial
 from tests.support import gangs, small_sweep
-from tests.support.lazy_kernels import Context
-from tests.support.nccl_like import NcclLike
+from tests.support.gpu_rules import Context, NcclLike
 from tests.support.processes import alive, children, python
 from tests.support.trials import main_while, rows, untimed, wait_for
 
@@ -40,6 +39,12 @@ def leave(error: Exception | None) -> bool:
     return dist.is_initialized()
 
 
+needs_lo = pytest.mark.skipif(
+    sys.platform != "linux" or "lo" not in dict(map(reversed, socket.if_nameindex())),
+    reason="asks Linux for the address of lo",
+)
+
+
 @pytest.fixture
 def no_groups_afterwards() -> Iterator[None]:
     yield
@@ -48,8 +53,7 @@ def no_groups_afterwards() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_groups_afterwards")
-@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for addresses")
-@pytest.mark.skipif("lo" not in dict(map(reversed, socket.if_nameindex())), reason="no lo here")
+@needs_lo
 def test_an_orderly_end_destroys_the_groups() -> None:
     assert not leave(None)
     with pytest.raises(Stopped):
@@ -58,8 +62,7 @@ def test_an_orderly_end_destroys_the_groups() -> None:
 
 
 @pytest.mark.usefixtures("no_groups_afterwards")
-@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for addresses")
-@pytest.mark.skipif("lo" not in dict(map(reversed, socket.if_nameindex())), reason="no lo here")
+@needs_lo
 def test_an_error_does_not_wait_for_a_peer_that_is_gone() -> None:
     """To destroy a group of NCCL would."""
     with pytest.raises(PeerLost):
@@ -71,8 +74,7 @@ NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 @pytest.mark.usefixtures("no_groups_afterwards")
-@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for addresses")
-@pytest.mark.skipif("lo" not in dict(map(reversed, socket.if_nameindex())), reason="no lo here")
+@needs_lo
 @pytest.mark.parametrize(
     ("address", "expected"), [("127.0.0.1", ["lo", "=lo"]), ("192.0.2.1", [None, None])]
 )
@@ -84,8 +86,7 @@ def test_the_interface_that_has_the_address(
 
 
 @pytest.mark.usefixtures("no_groups_afterwards")
-@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for addresses")
-@pytest.mark.skipif("lo" not in dict(map(reversed, socket.if_nameindex())), reason="no lo here")
+@needs_lo
 def test_what_the_environment_says_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told(monkeypatch, "127.0.0.1", GLOO_SOCKET_IFNAME="mine") == ["mine", "=lo"]
 
@@ -102,12 +103,8 @@ def told(monkeypatch: pytest.MonkeyPatch, address: str, **given: str) -> list[st
 
 Send = Callable[[object], None]
 GANG = (
-    "pipeline=pipedream_2bw",
-    "correction=error_feedback",
-    "runner=pipelined",
-    "pipeline.num_stages=2",
-    "pipeline.num_microbatches=2",
-    "checkpoint_every=7",
+    *("pipeline=pipedream_2bw", "correction=error_feedback", "runner=pipelined"),
+    *("pipeline.num_stages=2", "pipeline.num_microbatches=2", "checkpoint_every=7"),
     "eval_every=50",
 )
 

@@ -300,11 +300,7 @@ def test_a_deadlock_shows_only_the_last_operations_of_a_rank() -> None:
 
 # Without costs of updates and messages, 2BW has no bubble but the first, 1F1B one per batch.
 
-STAGES_OF_SIMULATE, MICROBATCHES_OF_SIMULATE, BATCHES = (
-    st.integers(1, 8),
-    st.integers(1, 16),
-    st.integers(1, 5),
-)
+BATCHES = st.integers(1, 5)
 FORWARD_OF_SIMULATE, BACKWARD = 1.0, 2.0
 FREE = {"F": FORWARD_OF_SIMULATE, "B": BACKWARD, "I": 1.0, "W": 1.0, "U": 0.0}
 
@@ -314,7 +310,7 @@ def timeline(schedule: Schedule) -> Timeline:
     return simulate(operations, [FREE] * schedule.num_ranks)
 
 
-@given(p=STAGES_OF_SIMULATE, m=MICROBATCHES_OF_SIMULATE, k=BATCHES)
+@given(p=STAGES, m=MICROBATCHES, k=BATCHES)
 def test_when_pipelines_end_and_what_they_keep(p: int, m: int, k: int) -> None:
     """2BW flushes once, the others every batch; 1F1B keeps the microbatches ahead of a stage."""
     shape, microbatch = {"num_stages": p, "num_microbatches": m}, FORWARD_OF_SIMULATE + BACKWARD
@@ -326,7 +322,7 @@ def test_when_pipelines_end_and_what_they_keep(p: int, m: int, k: int) -> None:
     assert timeline(pipedream_2bw(k, **shape, **PHASES)).makespan == (k * m + p - 1) * microbatch
 
 
-@given(p=STAGES_OF_SIMULATE, groups=st.integers(1, 4), v=st.integers(1, 4))
+@given(p=STAGES, groups=st.integers(1, 4), v=st.integers(1, 4))
 def test_chunks_divide_the_bubble_and_cost_activations(p: int, groups: int, v: int) -> None:
     """A bubble of (p − 1)(tf + tb) / v per batch, where tf and tb are times of a whole stage.
 
@@ -341,7 +337,7 @@ def test_chunks_divide_the_bubble_and_cost_activations(p: int, groups: int, v: i
     assert [simulated.peak_activations(rank) for rank in range(p)] == kept
 
 
-@given(p=STAGES_OF_SIMULATE, m=MICROBATCHES_OF_SIMULATE)
+@given(p=STAGES, m=MICROBATCHES)
 def test_weight_halves_fill_the_bubble_and_cost_no_activations(p: int, m: int) -> None:
     """ZB-H1: a bubble of (p − 1)(tf + ti − tw) per batch, if there are p microbatches to fill."""
     m = max(m, p)
@@ -350,7 +346,7 @@ def test_weight_halves_fill_the_bubble_and_cost_no_activations(p: int, m: int) -
     assert max(simulated.peak_activations(s) for s in range(p)) <= p
 
 
-@given(p=STAGES_OF_SIMULATE, m=MICROBATCHES_OF_SIMULATE)
+@given(p=STAGES, m=MICROBATCHES)
 def test_a_v_leaves_a_rank_no_bubble_and_costs_no_activations(p: int, m: int) -> None:
     """ZB-V (arXiv 2401.10241, section 6), with halves that take as long as a forward: 6 steps per
     microbatch without a gap on every rank, and the activations of 2p chunks, which are p whole
@@ -369,12 +365,7 @@ def test_a_v_leaves_a_rank_no_bubble_and_costs_no_activations(p: int, m: int) ->
 
 
 @settings(max_examples=25)
-@given(
-    p=STAGES_OF_SIMULATE,
-    more=st.integers(0, 4),
-    forward=st.integers(1, 4),
-    weights=st.integers(1, 4),
-)
+@given(p=STAGES, more=st.integers(0, 4), forward=st.integers(1, 4), weights=st.integers(1, 4))
 def test_pairs_in_a_v_idle_as_if_their_forward_were_free(
     p: int, more: int, forward: int, weights: int
 ) -> None:
@@ -398,7 +389,7 @@ def test_messages_and_updates_take_time() -> None:
     assert simulated.makespan == 1 + 0.5 + 1 + 2 + 0.5 + 2 + 0.5 + 4
 
 
-@given(p=STAGES_OF_SIMULATE, more=MICROBATCHES_OF_SIMULATE, message=st.floats(0, 1.5))
+@given(p=STAGES, more=MICROBATCHES, message=st.floats(0, 1.5))
 def test_with_slack_messages_keep_nobody_waiting(p: int, more: int, message: float) -> None:
     """If one takes up to half as long as a forward and a backward. The first stages keep the
     activations of up to p − 1 more microbatches."""
@@ -415,11 +406,7 @@ def test_without_slack_every_message_delays_its_rank(p: int, message: float) -> 
     assert time > 2 * p * (FORWARD_OF_SIMULATE + BACKWARD) + message
 
 
-@given(
-    schedule=st.sampled_from([gpipe, sync, zero_bubble_h1]),
-    p=STAGES_OF_SIMULATE,
-    m=MICROBATCHES_OF_SIMULATE,
-)
+@given(schedule=st.sampled_from([gpipe, sync, zero_bubble_h1]), p=STAGES, m=MICROBATCHES)
 def test_one_more_batch_of_a_flushed_pipeline_is_one_batch(
     schedule: Callable[..., Schedule], p: int, m: int
 ) -> None:

@@ -24,7 +24,7 @@ from pipegap.trainer.executors.executor import Diverged
 from pipegap.trainer.ranks.groups import Heartbeat, joined
 from pipegap.trainer.torch_pipelining import Schedule2BW
 from pipegap.trainer.torch_pipelining.schedule import TAKES_TARGET
-from tests.support.gangs import sent
+from tests.support.gangs import Send, sent
 from tests.support.torch_naive import (
     BATCHES,
     MICROBATCHES,
@@ -211,9 +211,7 @@ class Loop:
             return [weight.detach() for weight in self.weights], [*made, evaluated]
 
 
-def as_rank(
-    store: dist.Store, heartbeat: Heartbeat, send: Callable[[object], None], num_stages: int
-) -> None:
+def as_rank(store: dist.Store, heartbeat: Heartbeat, send: Send, num_stages: int) -> None:
     """Sends what the loop made, of each case and schedule."""
     torch.set_num_threads(1)
     with joined(store, heartbeat.rank, num_stages, 1, CPU, heartbeat, 45):
@@ -282,9 +280,7 @@ class Numbered(Plain):
         return super().forward(x), len(x)
 
 
-def as_rank_without_tensors(
-    store: dist.Store, heartbeat: Heartbeat, send: Callable[[object], None]
-) -> None:
+def as_rank_without_tensors(store: dist.Store, heartbeat: Heartbeat, send: Send) -> None:
     """Sends, of each schedule, what torch says of the first stage."""
     for kind in SCHEDULES:
         own, said = dist.PrefixStore(kind.__name__, store), ""
@@ -370,9 +366,7 @@ CASES_OF_ALIKE: dict[str, tuple[Callable[..., Tensor], Callable[[int], Any], str
 }
 
 
-def as_rank_of_alike(
-    store: dist.Store, heartbeat: Heartbeat, send: Callable[[object], None]
-) -> None:
+def as_rank_of_alike(store: dist.Store, heartbeat: Heartbeat, send: Send) -> None:
     """Sends, of each case, how far the rank came, and what stopped it."""
     torch.set_num_threads(1)
     for name, (bad_loss, stage_of, _) in CASES_OF_ALIKE.items():

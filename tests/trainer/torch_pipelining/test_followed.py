@@ -22,7 +22,7 @@ from pipegap.trainer.ranks.groups import Heartbeat, joined
 from pipegap.trainer.torch_pipelining import Schedule2BW
 from pipegap.trainer.torch_pipelining.schedule import TAKES_TARGET
 from tests.support.delayed import Joined
-from tests.support.gangs import sent
+from tests.support.gangs import Send, sent
 from tests.support.torch_naive import (
     BATCHES,
     MICROBATCHES,
@@ -37,6 +37,8 @@ from tests.support.torch_naive import (
     naive,
     stages_of,
 )
+
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 CHANGED_BEFORE = 3
 CPU = torch.device("cpu")
@@ -133,7 +135,6 @@ CHANGES: dict[str, Change] = {
 }
 
 
-@pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("drains", [False, True])
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_between_batches(name: str, drains: bool) -> None:
@@ -151,7 +152,6 @@ def test_a_change_between_batches(name: str, drains: bool) -> None:
             assert_equal([right], [unchanged])
 
 
-@pytest.mark.usefixtures("one_rank")
 def test_weights_that_get_other_memory() -> None:
     """In a drain; the batch after the next one computes on them."""
     [module], [right] = stages_of(Block), stages_of(Block)
@@ -160,7 +160,6 @@ def test_weights_that_get_other_memory() -> None:
     assert_equal([module], [right])
 
 
-@pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("drains", [False, True])
 @pytest.mark.parametrize("each", [True, False])
 @pytest.mark.parametrize("joined_before", [0, CHANGED_BEFORE])
@@ -180,7 +179,6 @@ def test_weights_that_are_parts_of_a_vector(joined_before: int, each: bool, drai
     assert_equal([module], [right])
 
 
-@pytest.mark.usefixtures("one_rank")
 def test_modules_with_more_than_parameters() -> None:
     """Running statistics are those of the microbatches alone."""
     [module], [right] = stages_of(Odd), stages_of(Odd)
@@ -190,7 +188,6 @@ def test_modules_with_more_than_parameters() -> None:
     assert module.norm.num_batches_tracked == BATCHES * MICROBATCHES
 
 
-@pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("drains", [False, True])
 def test_gradients_of_the_user_are_none_of_a_batch(drains: bool) -> None:
     """As of a diagnosis, which calls the module in between."""
@@ -201,7 +198,6 @@ def test_gradients_of_the_user_are_none_of_a_batch(drains: bool) -> None:
     assert_equal([module], [right])
 
 
-@pytest.mark.usefixtures("one_rank")
 def test_a_loss_with_the_weights_of_the_module() -> None:
     [module], [right] = stages_of(Block), stages_of(Block)
 
@@ -213,7 +209,6 @@ def test_a_loss_with_the_weights_of_the_module() -> None:
     assert_equal([module], [right])
 
 
-@pytest.mark.usefixtures("one_rank")
 def test_a_loss_may_ask_the_stage_for_its_module() -> None:
     [module] = stages_of(Block)
     stage = PipelineStage(module, 0, 1, CPU)
@@ -228,7 +223,6 @@ def test_a_loss_may_ask_the_stage_for_its_module() -> None:
     assert len(losses) == MICROBATCHES
 
 
-@pytest.mark.usefixtures("one_rank")
 def test_every_call_of_a_hook_is_one_of_a_microbatch() -> None:
     """Not those of torch for shapes; and an evaluation, which repeats these, is counted as one."""
     [module] = stages_of(Block)
@@ -264,7 +258,6 @@ REFUSED: dict[str, tuple[Change, str]] = {
 }
 
 
-@pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_change_that_is_refused(name: str) -> None:
     change, says = REFUSED[name]
@@ -274,7 +267,6 @@ def test_a_change_that_is_refused(name: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.usefixtures("one_rank")
 def test_weights_are_those_of_the_first_batch() -> None:
     """What is added or frozen after the schedule is made, and before it, trains alike."""
     [module], [right] = stages_of(Block), stages_of(Block)
@@ -297,7 +289,6 @@ def test_weights_are_those_of_the_first_batch() -> None:
         assert_equal([module], [right])
 
 
-@pytest.mark.usefixtures("one_rank")
 def test_a_weight_that_is_used_beside_its_module() -> None:
     class Hidden(Block):
         def __init__(self) -> None:
@@ -311,7 +302,6 @@ def test_a_weight_that_is_used_beside_its_module() -> None:
         trained(Hidden(), {}, drains=False)
 
 
-@pytest.mark.usefixtures("one_rank")
 def test_a_weight_without_a_shape() -> None:
     module = nn.Sequential(nn.LazyLinear(WIDTH))
     with pytest.raises(BadInput, match=r"stage=0\.weight; 0\.bias: must have a shape"):
@@ -335,7 +325,6 @@ def _trained_with_twins(module: nn.Module, changes: dict[int, Change]) -> None:
     trained(module.eval(), changes, drains=False, twins=twins)
 
 
-@pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("name", ["mode", "mode of a part", "buffer", "attribute"])
 def test_copies_that_the_user_made_follow(name: str) -> None:
     """They were copied in another mode, too."""
@@ -346,7 +335,6 @@ def test_copies_that_the_user_made_follow(name: str) -> None:
     assert_equal([module], [right])
 
 
-@pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("is_joined", [False, True])
 def test_weights_that_are_written_in_a_drain(is_joined: bool) -> None:
     """The batch after the next one computes on them, wherever they lie."""
@@ -358,7 +346,6 @@ def test_weights_that_are_written_in_a_drain(is_joined: bool) -> None:
     assert_equal([module], [right])
 
 
-@pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -374,7 +361,6 @@ def test_copies_that_cannot_follow(name: str, says: str) -> None:
         _trained_with_twins(*stages_of(Twinned), {CHANGED_BEFORE: CHANGES[name]})
 
 
-@pytest.mark.usefixtures("one_rank")
 def test_copies_without_the_communication_of_ddp() -> None:
     """As with gradients in fewer bits."""
     module, *twins = (DistributedDataParallel(*stages_of(Block)) for _ in range(3))
@@ -385,7 +371,7 @@ def test_copies_without_the_communication_of_ddp() -> None:
 
 # Stages that differ: without gradients or weights, of other dtypes, sparse, or one that fails.
 
-CPU_OF_ODD_STAGES, CLIP_NORM, TIMEOUT = torch.device("cpu"), 0.05, 45
+CLIP_NORM, TIMEOUT = 0.05, 45
 ROWS_OF_TWO_SIZES = 6
 
 
@@ -466,7 +452,7 @@ def train(rank: int, module: nn.Module) -> None:
         schedule.clip_grad_norm_(CLIP_NORM)
         step()
 
-    stage = PipelineStage(module, rank, 2, CPU_OF_ODD_STAGES)
+    stage = PipelineStage(module, rank, 2, CPU)
     schedule = Schedule2BW(stage, MICROBATCHES, loss, update=update)
     for t in range(BATCHES):
         x, y = batch_of_torch_naive(t)
@@ -477,17 +463,15 @@ def train(rank: int, module: nn.Module) -> None:
     with schedule.drained():
         schedule.state_dict()
     groups = [schedule._late.sums._group, *schedule._passes.neighbours._groups.values()]
-    limits = {
-        group._get_backend(CPU_OF_ODD_STAGES).options._timeout.total_seconds() for group in groups
-    }
+    limits = {group._get_backend(CPU).options._timeout.total_seconds() for group in groups}
     assert limits == {TIMEOUT}, limits
 
 
-def as_rank(store: dist.Store, heartbeat: Heartbeat, send: Callable[[object], None]) -> None:
+def as_rank(store: dist.Store, heartbeat: Heartbeat, send: Send) -> None:
     """Sends the trained stage of each case."""
     torch.set_num_threads(1)
     rank = heartbeat.rank
-    with joined(store, rank, 2, 1, CPU_OF_ODD_STAGES, heartbeat, TIMEOUT):
+    with joined(store, rank, 2, 1, CPU, heartbeat, TIMEOUT):
         for name, makes in CASES.items():
             module = stages_of(*makes)[rank]
             if FAILING.get(name) == rank:
@@ -505,14 +489,12 @@ def test_odd_stages_train_by_the_equation() -> None:
         assert_equal(made, right, atol=1e-6 if name == "other dtypes" else 1e-12)
 
 
-def as_rank_of_uneven(
-    store: dist.Store, heartbeat: Heartbeat, send: Callable[[object], None]
-) -> None:
+def as_rank_of_uneven(store: dist.Store, heartbeat: Heartbeat, send: Send) -> None:
     """Sends what ends the second batch, whose last microbatches are shorter than the others."""
     rank, said = heartbeat.rank, ""
-    with joined(store, rank, 2, 1, CPU_OF_ODD_STAGES, heartbeat, TIMEOUT):
+    with joined(store, rank, 2, 1, CPU, heartbeat, TIMEOUT):
         module = stages_of(Frozen, Live)[rank]
-        stage = PipelineStage(module, rank, 2, CPU_OF_ODD_STAGES)
+        stage = PipelineStage(module, rank, 2, CPU)
         schedule = Schedule2BW(stage, MICROBATCHES, loss, update=module.zero_grad)
         try:
             for t, rows in enumerate((ROWS, ROWS_OF_TWO_SIZES)):

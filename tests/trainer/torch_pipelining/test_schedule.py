@@ -33,8 +33,9 @@ from pipegap.trainer.torch_pipelining import Schedule2BW
 from pipegap.trainer.torch_pipelining import schedule as schedule_2bw
 from pipegap.trainer.torch_pipelining.late_update import LateSums, LateUpdate, Steps, way_back
 from pipegap.trainer.torch_pipelining.two_versions import TwoVersions
-from tests.support import every_correction, every_optimizer
-from tests.support.lazy_kernels import OF_2BW
+from tests.support import choices, every_correction
+from tests.support.gangs import Send
+from tests.support.gpu_rules import OF_2BW
 from tests.support.torch_naive import differences, expected, of_our_pipeline
 from tests.support.torch_pipeline import (
     LOOSE,
@@ -78,7 +79,7 @@ def test_equals_our_own_pipeline(num_stages: int) -> None:
     """Without an oracle in between: the executor of a trial makes the same weights and losses."""
     names = ["muon", "adamw", "muonh"]  # muonh: norms that a correction keeps
     if num_stages == 4:  # kron draws random numbers for one weight after the other
-        names = [name for name in every_optimizer.NAMES if name != "kron"]
+        names = [name for name in choices.OPTIMIZERS if name != "kron"]
     averaging = "schedule_free_adamw"  # takes no Error Feedback
     cases = [Case(4, f"our_{name}", error_feedback=float(name != averaging)) for name in names]
     for name, case, trained in zip(names, cases, on_ranks(num_stages, cases), strict=True):
@@ -99,11 +100,7 @@ def test_every_correction() -> None:
 
 
 def as_mutants(
-    mutants: Sequence[str],
-    store: dist.Store,
-    heartbeat: Heartbeat,
-    send: Callable[[object], None],
-    *rest: Any,
+    mutants: Sequence[str], store: dist.Store, heartbeat: Heartbeat, send: Send, *rest: Any
 ) -> None:
     """Like `as_rank`, once for each mutant, with what it replaces."""
     for mutant in mutants:

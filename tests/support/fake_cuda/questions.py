@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from pipegap.trainer.base.places import CONF
-from tests.support.fake_cuda.library import compiler
+from tests.support.fake_cuda.child import compiler
 from tests.support.small_sweep import later_wins
 
 ROOT = Path(__file__).parents[3]
-needed = pytest.mark.skipif(
+needs_fake_gpu = pytest.mark.skipif(
     compiler() is None or torch.version.cuda is not None,
     reason="a fake GPU takes a C++ compiler and a torch without CUDA",
 )

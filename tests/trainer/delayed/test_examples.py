@@ -1,4 +1,4 @@
-"""examples/nanogpt/train.py: small runs on a CPU, against the model and its equations."""
+"""What examples/ trains is what its equations say."""
 
 import math
 from argparse import Namespace
@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
 
 from examples.nanogpt.gpt import GPT, rotated
 from examples.nanogpt.record import Matrices, Record, trust_at
@@ -19,12 +21,75 @@ from examples.nanogpt.train import (
     gradients,
     loss_of,
     published,
-    train,
 )
+from examples.nanogpt.train import train as train_nanogpt
+from examples.overlap.all_reduce import RANKS, ROWS, WIDTH, train
 from pipegap.analysis import load
 from pipegap.trainer.data.bins import Bins
+from pipegap.trainer.ranks.groups import Heartbeat
+from tests.support.gangs import Send, sent
 
-LENGTH, ROWS, UPDATES = 16, 2, 3
+# examples/overlap/all_reduce.py: what it hides changes no loss, and is hidden.
+
+UPDATES, LINK = 6, 0.3
+
+
+def as_rank(store: dist.Store, heartbeat: Heartbeat, send: Send) -> None:
+    dist.init_process_group("gloo", store=store, rank=heartbeat.rank, world_size=RANKS)
+    for delay, link, at_once in ((0, LINK, False), (1, LINK, False), (1, 0.0, True)):
+        send(tuple(train(delay, link, UPDATES, at_once=at_once)))
+    dist.destroy_process_group()
+
+
+def naive(delay: int) -> list[float]:
+    """Both ranks' mean gradient at W(max(0, t − delay)), and Error Feedback by its equation:
+    W(t + 1) = W(t) − u_t − (u_t − u_{t−1}) where the gradient is late."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
+    weights = [*model.parameters()]
+    adamw = torch.optim.AdamW(weights, lr=0.002)
+    versions, last, losses = [[w.detach().clone() for w in weights]], None, []
+
+    def put(version: int) -> None:
+        for weight, content in zip(weights, versions[version], strict=True):
+            weight.data.copy_(content)
+
+    for t in range(UPDATES):
+        put(max(0, t - delay))
+        total = torch.zeros(())
+        for rank in range(RANKS):
+            generator = torch.Generator().manual_seed(t * RANKS + rank)
+            x = torch.randn(ROWS, WIDTH, generator=generator)
+            total = total + mse_loss(model(x), x[:, :8].sin().sum(1, keepdim=True)) / RANKS
+        adamw.zero_grad()
+        total.backward()
+        losses.append(total.item())
+        put(t)
+        adamw.step()
+        update = [before - w.detach() for before, w in zip(versions[t], weights, strict=True)]
+        if last is not None and delay:
+            for weight, now, before in zip(weights, update, last, strict=True):
+                weight.data.sub_(now - before)
+        versions.append([w.detach().clone() for w in weights])
+        last = update
+    return losses
+
+
+def test_a_late_step_hides_its_sum() -> None:
+    """It is waited for at once by both blocking runs, and after the next backward by the other."""
+    runs, others = sent(as_rank, RANKS, timeout=600)
+    blocking, overlapped, late = runs
+    assert overlapped[0] == late[0]
+    assert [run[0] for run in others] == [run[0] for run in runs]
+    assert blocking[0] == pytest.approx(naive(0), rel=1e-5)
+    assert overlapped[0] == pytest.approx(naive(1), rel=1e-5)
+    assert blocking[0][2:] != overlapped[0][2:]
+    assert overlapped[2] < blocking[2]
+
+
+# examples/nanogpt/train.py: small runs on a CPU, against the model and its equations.
+
+LENGTH, NANOGPT_ROWS, NANOGPT_UPDATES = 16, 2, 3
 
 
 @pytest.fixture
@@ -40,7 +105,13 @@ def data(tmp_path: Path) -> Path:
 
 
 def words(data: Path, *more: str) -> Namespace:
-    sizes = {"updates": UPDATES, "rows": ROWS, "length": LENGTH, "layers": 1, "width": 128}
+    sizes = {
+        "updates": NANOGPT_UPDATES,
+        "rows": NANOGPT_ROWS,
+        "length": LENGTH,
+        "layers": 1,
+        "width": 128,
+    }
     flags = [text for name, size in sizes.items() for text in (f"--{name}", str(size))]
     fixed = ["--sequences", "4", "--results", str(data / "results")]
     return arguments().parse_args([str(data), *flags, *fixed, *more])
@@ -50,7 +121,7 @@ def words(data: Path, *more: str) -> Namespace:
 def test_the_first_late_update_has_the_loss_of_the_first_weights(data: Path, result: int) -> None:
     """With a delay of 1 batches 0 and 1 both see the initial weights, whose head is 0."""
     own = ("--result", str(result))
-    sync, late = train(words(data, *own)), train(words(data, *own, "--delay", "1"))
+    sync, late = train_nanogpt(words(data, *own)), train_nanogpt(words(data, *own, "--delay", "1"))
     uniform = pytest.approx(math.log(VOCABULARY))
     assert (sync[0], late[0], late[1]) == (uniform, uniform, uniform)
     assert sync[1] < sync[0]
@@ -116,7 +187,7 @@ def test_the_record_s_rates_trust_and_average() -> None:
         record.set_rates(update)
         assert muon["decay"] == pytest.approx(momentum)
     assert [trust_at(t) for t in (0, 1375, 1500, 1625)] == [
-        *((0.45, 0.85), (0.45, 0.85), (0.225, 0.85), (0.0, 1.0)),
+        *((0.45, 0.85), (0.45, 0.85), (0.225, 0.85), (0.0, 1.0))
     ]
     first = model.head.bias.detach().clone()
     assert record.shown(model, 2399) is model
@@ -137,7 +208,7 @@ def test_microbatches_add_up_to_the_gradient_of_the_batch(
     model = GPT(VOCABULARY, 1, 128)
     torch.nn.init.normal_(model.head.weight, std=0.02)
     tokens = Bins(path=str(data), vocab_size=VOCABULARY).open().train
-    inputs, targets = batch(tokens, 1, ROWS, LENGTH)
+    inputs, targets = batch(tokens, 1, NANOGPT_ROWS, LENGTH)
     (loss_of(model, inputs, targets) * targets.numel()).backward()
     whole = [weight.grad for weight in model.parameters()]
     model.zero_grad()
