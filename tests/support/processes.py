@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -93,18 +94,21 @@ def _seconds_of(main: Main) -> float:
 
 
 def on_ranks(num: int, program: Callable[..., object], *arguments: object) -> None:
-    """Runs a program on new ranks over gloo: forks of this process, which has imported for them."""
-    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    arguments = num, store.port, program, arguments
-    torch.multiprocessing.start_processes(_as_rank, arguments, num, start_method="fork")
+    """Runs a program on new ranks over gloo: forks of this process, which has imported for them.
+
+    The store is a file: that of a server has a thread, which may hold a lock while a rank is forked
+    that would wait for it for ever.
+    """
+    with TemporaryDirectory() as folder:
+        to_rank = num, f"{folder}/store", program, arguments
+        torch.multiprocessing.start_processes(_as_rank, to_rank, num, start_method="fork")
 
 
 def _as_rank(
-    rank: int, num: int, port: int, program: Callable[..., object], arguments: Sequence[object]
+    rank: int, num: int, path: str, program: Callable[..., object], arguments: Sequence[object]
 ) -> None:
     torch.set_num_threads(1)
-    store = dist.TCPStore("localhost", port)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=num)
+    dist.init_process_group("gloo", store=dist.FileStore(path, num), rank=rank, world_size=num)
     program(*arguments)
     dist.barrier()
     dist.destroy_process_group()
