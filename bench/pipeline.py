@@ -42,7 +42,7 @@ def theirs(
     kind, schedule = kinds(modules), make(stages)
     optimizer = build(config["optimizer"], [(kind[k], w) for k, w in modules.named_parameters()])
     is_first, is_last = any(s.is_first for s in stages), any(s.is_last for s in stages)
-    batches = (parts.batches[t] for t in count())
+    batches = (parts.batches[t] for t in count())  # every contender trains on the same ones
 
     def update() -> None:
         batch = next(batches)
@@ -64,7 +64,7 @@ def clip(weights: list[nn.Parameter], max_norm: float) -> None:
     """Clips the gradients by the norm of the whole model, for which every rank waits."""
     norm = get_total_norm([weight.grad for weight in weights if weight.grad is not None])
     square = norm.square()
-    dist.all_reduce(square)
+    dist.all_reduce(square)  # squares of the ranks' norms add up to that of the whole
     clip_grads_with_norm_(weights, max_norm, square.sqrt())
 
 

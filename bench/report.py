@@ -27,8 +27,6 @@ from pipegap.analysis.report.report import report
 from pipegap.trainer.base.errors import ENDED, Status
 from tests.support.synthetic_store import ARMS, config, record, result, write_in
 
-PATIENT = 300
-"""Seconds until there must be a picture."""
 SWEEPS = ("learning_rate", "optimizers")
 OPTIMIZERS = ("adamw", "muon", "soap", "adan", "lion")
 LEARNING_RATES = 100
@@ -64,13 +62,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="pipegap-bench-") as folder:
         store, out = Path(folder, "results"), Path(folder, "report")
         make_store(store, num_trials)
+        # Beside the clock, since other processes may make it wait.
         started, busy = time.monotonic(), time.process_time()
         report(store, out)
         seconds, busy = time.monotonic() - started, time.process_time() - busy
         size = (out / "index.html").stat().st_size
         sizes = [path.stat().st_size for path in out.rglob("*") if path.is_file()]
         picture = first_picture(out / "index.html")
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
     print(
         f"{seconds:.1f} s, {busy:.1f} s of CPU: index.html {size / 1e6:.2f} MB; "
         f"{len(sizes)} files, {sum(sizes) / 1e6:.1f} MB"
@@ -93,8 +92,8 @@ def first_picture(page: Path) -> float | None:
     try:
         browser.get(page.as_uri())
         marked = "return performance.getEntriesByName('first picture')[0]?.startTime"
-        milliseconds: float = WebDriverWait(browser, PATIENT).until(
-            lambda window: window.execute_script(marked)
+        milliseconds: float = WebDriverWait(browser, 300).until(
+            lambda window: window.execute_script(marked)  # script.js marks the first picture
         )
     finally:
         browser.quit()

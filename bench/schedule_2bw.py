@@ -78,7 +78,7 @@ class _Nap(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, forward_seconds: float, backward_seconds: float) -> Tensor:
         ctx.after = backward_seconds
         time.sleep(forward_seconds)
-        return x.view_as(x)
+        return x.view_as(x)  # autograd wants another tensor than the input
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
@@ -128,7 +128,7 @@ class Contender:
         self.schedule = make(stages if parts > 1 else stages[0], m, nn.MSELoss())
         self.is_late = isinstance(self.schedule, Schedule2BW)
         if self.is_late:
-            self.schedule.update = self._update
+            self.schedule.update = self._update  # called when a gradient is due, a batch late
 
     def _update(self) -> None:
         if self.is_late and self.clips:
@@ -145,7 +145,7 @@ class Contender:
                 self._update()
                 self.optimizer.zero_grad()
         if self.is_late:
-            with self.schedule.drained():
+            with self.schedule.drained():  # the last update is made here
                 pass
 
 
@@ -203,7 +203,7 @@ def ideal(name: str, p: int, m: int) -> float:
     if name in FLUSHED:
         costs = Costs((FORWARD,) * p, (2 * FORWARD,) * p)
         return BATCHES * speed(FLUSHED[name], costs, m).batch_time
-    return 3 * FORWARD * (BATCHES * m + p - 1)
+    return 3 * FORWARD * (BATCHES * m + p - 1)  # 2BW fills the pipeline once, for all batches
 
 
 def compare(gang: Gang, send: Send, m: int, rounds: int) -> None:
@@ -215,6 +215,7 @@ def compare(gang: Gang, send: Send, m: int, rounds: int) -> None:
     calls, trials = contenders(gang, p, m), OfTrials(gang, order())
     runs: dict[str, Run] = {name: contender.run for name, contender in calls.items()}
     seconds = medians_of_all(gang, {**runs, OF_TRIALS: trials.run}, rounds)
+    # Private names: only here does anybody look at the times of single passes.
     clocks = {
         name: (contender.schedule._passes._clock, order(slack="slack" in name))
         for name, contender in calls.items()
@@ -269,7 +270,7 @@ def host(gang: Gang, send: Send, m: int, rounds: int) -> None:
 
     def of_all_ranks(run: Run) -> float:
         gang.heartbeat.beat()
-        dist.barrier()
+        dist.barrier()  # a rank that waits for another one polls, which takes processor time
         started = time.process_time()
         run()
         cpu_seconds = torch.tensor(time.process_time() - started, dtype=torch.float64)

@@ -37,6 +37,7 @@ def matmuls(words: list[str]) -> Callable[[], None]:
     def multiply() -> None:
         for _ in range(AT_ONCE):
             for x, weight, gradient in work:
+                # Outputs, gradients of the inputs, gradients of the weights.
                 _ = x @ weight.T, gradient @ weight, gradient.T @ x
 
     return multiply

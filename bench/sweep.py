@@ -49,8 +49,6 @@ LARGE_SWEEP = {
     "seeds": [*range(SEEDS)],
     "verdict": "none: only its plan is timed",
 }
-POLL_EVERY = 0.02
-ROWS = "trials/*/metrics.jsonl"
 SMALL = ("model.hidden_size=24", "model.intermediate_size=32", "model.num_layers=2")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
 
@@ -62,9 +60,9 @@ def planning(folder: Path, words: Sequence[str]) -> None:
     command = (*COMMAND, f"sweep={path}", f"results={folder}/results", "dry_run=true")
     run = partial(subprocess.run, command, check=True, stdout=subprocess.DEVNULL)
     seconds = [seconds_of(run) for _ in range(rounds)]
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)  # of all rounds together
     cpu = (used.ru_utime + used.ru_stime) / rounds
-    times = ", ".join(f"{one_time:.1f}" for one_time in seconds)
+    times = ", ".join(f"{of_round:.1f}" for of_round in seconds)
     print(f"{median(seconds):.1f} s by the clock (median of {times}), {cpu:.1f} s of CPU (mean)")
 
 
@@ -77,9 +75,9 @@ def first_update(folder: Path, words: Sequence[str]) -> None:
         started = time.perf_counter()
         with subprocess.Popen((*COMMAND, *words_of_sweep), stdout=subprocess.DEVNULL) as driver:
             try:
-                while not any(path.stat().st_size for path in results.glob(ROWS)):
+                while not any(p.stat().st_size for p in results.glob("trials/*/metrics.jsonl")):
                     assert driver.poll() is None, driver.returncode
-                    time.sleep(POLL_EVERY)
+                    time.sleep(0.02)
                 print(f"{time.perf_counter() - started:.1f} s", flush=True)
             finally:
                 driver.terminate()
@@ -104,6 +102,7 @@ def kills(folder: Path, words: Sequence[str]) -> None:
             undisturbed[of_ranks].finish()
         whole, exits, started = undisturbed[of_ranks], Counter[str](), time.monotonic()
         tried = intact = 0
+        # A moment at which no process of the target was there does not count.
         while exits.total() < values.moments and intact == tried:
             sweep = make(folder / uuid.uuid4().hex, whole.words)
             moment = generator.randrange(whole.num_updates())

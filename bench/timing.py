@@ -37,10 +37,11 @@ def medians(
     contenders: Mapping[str, Call], rounds: int, measure: Callable[[Call], float] = seconds_of
 ) -> dict[str, float]:
     """Median seconds of each contender over `rounds` rounds, two warm-ups first: in each round all
-    have a turn, and each round begins with another one. `taken` are the seconds of a call."""
+    have a turn, and each round begins with another one. `measure` returns the seconds of a call."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     names = list(contenders)
     for turn in range(rounds + WARM_UPS):
+        # Whoever comes first finds another cache than the others: each does, in turn.
         first = turn % len(names)
         for name in names[first:] + names[:first]:
             seconds[name].append(measure(contenders[name]))

@@ -49,9 +49,12 @@ def _command() -> int:
     values = parse(words, "python -m findings", "makes the front page, or publishes trials", KEYS)
     if command == "publish":
         print(publish(**_publish_words(values)))
-    else:
-        refuse_others(values, "python -m findings")
-        _make_front_page()
+        return DONE
+    refuse_others(values, "python -m findings")
+    from findings.front import write  # with the notebook's kernel, which publishing needs not
+
+    warnings.simplefilter("ignore", UserWarning)  # of commits: the job's trials are of several
+    write()
     return DONE
 
 
@@ -60,12 +63,9 @@ def _publish_words(values: dict[str, str]) -> dict[str, str]:
     for key in ("study", "results"):
         if key not in values:
             raise BadInput(key, "", "must be given: python -m findings publish study=… results=…")
-    words: dict[str, str] = {
-        key: values.pop(key)
-        for key in ("study", "results", "sweep", "scale", "table", "longer")
-        if key in values
-    }
-    refuse_others(values, "python -m findings publish")
+    keys = ("study", "results", "sweep", "scale", "table", "longer")
+    words = {key: values.pop(key) for key in keys if key in values}
+    refuse_others(values, "python -m findings publish")  # what is left is no key
     return words
 
 
@@ -102,15 +102,19 @@ def publish(
         for trial in (record.trials if every else record.compared)
     }
     trials = load(store, selection)
+    # A trial that diverged is a result too, without a loss.
     trials = trials[trials["final_val_loss"].notna() | (trials["status"] == "diverged")]
     if trials.empty:
         allowed = f"must have finished trials of sweep={','.join(sweeps)} scale={scale}"
         raise BadInput("results", results, allowed)
     path = findings / study / f"{table or f'trials_{scale}'}.csv"
     _check(trials, path)
+    # By id: a table that is published again differs by its new lines alone.
     published = trials.drop(columns=PATHS, errors="ignore").sort_values("trial_id")
     write_atomically(path, as_csv(published).encode())
-    return f"{path.relative_to(findings.parent)}: {len(published)} trials{_mixed(published)}"
+    commits = published["git"].nunique()
+    note = f"; they are of {commits} commits" if commits > 1 else ""
+    return f"{path.relative_to(findings.parent)}: {len(published)} trials{note}"
 
 
 def _check(trials: pd.DataFrame, path: Path) -> None:
@@ -119,24 +123,9 @@ def _check(trials: pd.DataFrame, path: Path) -> None:
     hashes = pd.concat([trials, published_before]).groupby("data")["data_hash"].nunique()
     if (hashes > 1).any():
         raise BadInput("results", path.name, "must be trials of the data of those published before")
-    if lost_ids := {*published_before["trial_id"]} - {*trials["trial_id"]}:
-        allowed = (
-            f"has {len(lost_ids)} published trials that the store lacks: choose another table="
-        )
+    if num_lost := len({*published_before["trial_id"]} - {*trials["trial_id"]}):
+        allowed = f"has {num_lost} published trials that the store lacks: choose another table="
         raise BadInput("table", path.name, allowed)
-
-
-def _mixed(trials: pd.DataFrame) -> str:
-    """A warning if the trials are of several commits."""
-    commits = trials["git"].nunique()
-    return f"; they are of {commits} commits" if commits > 1 else ""
-
-
-def _make_front_page() -> None:
-    from findings.front import write  # with the notebook's kernel, which publishing needs not
-
-    warnings.simplefilter("ignore", UserWarning)  # of commits: the job's trials are of several
-    write()
 
 
 if __name__ == "__main__":

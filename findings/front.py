@@ -39,24 +39,17 @@ README, NOTEBOOK = ROOT / "README.md", ROOT / "docs" / "gaps.ipynb"
 JOB, PICTURE = FINDINGS / "main" / "job.csv", FINDINGS / "main" / "final_losses.svg"
 LOOK_AHEAD = FINDINGS / "look_ahead_time"
 """The study of runs that look ahead, with the lengths and seeds of the job."""
-SYNC_LOOK, DELAY_LOOK = (
-    "sync_ema_nesterov(look_ahead=0.3)",
-    "delay_ema_nesterov(look_ahead=0.3,1)",
-)
+SYNC_LOOK = "sync_ema_nesterov(look_ahead=0.3)"
+DELAY_LOOK = "delay_ema_nesterov(look_ahead=0.3,1)"
 AT_SIZE = (
     "At your size: not known yet; [a study of growth](findings/growth/README.md) goes up to 2 "
     "million."
 )
-ZERO = re.compile(r"[+-]0\.000")
 SWEEPS = ROOT / "docs" / "sweeps.md"
 PRICED = (*(("main", scale) for scale in ("135m", "360m", "2b", "10b")), ("growth", "135m"))
 """Sweeps and scales."""
-WIDTH = 120
-"""Columns of the prose."""
 SHAPE: Mapping[str, Any] = {"stages": STAGES, "microbatches": MICROBATCHES}
 """The pipeline that the answer is for."""
-TIMEOUT = 300
-"""Seconds that a cell of the notebook may take."""
 
 
 def answer() -> str:
@@ -64,7 +57,7 @@ def answer() -> str:
     wins over the slowest and the fastest rival in the same time, without and with a look-ahead, and
     what its delay costs after as many updates; and what all this is for, in small print."""
     answers = advices(load(JOB), **SHAPE)
-    first = answers[0]
+    # Of those that win against every rival: nobody knows which one a reader has.
     wins = [
         advice
         for advice in answers
@@ -74,9 +67,10 @@ def answer() -> str:
     millions = load(JOB)["num_parameters"].max() / 1e6
     optimizers = " or ".join(names.optimizer(advice.optimizer) for advice in wins)
     says = f"yes, with {optimizers} and {arm.removeprefix('delay + ')}" if wins else "not shown"
-    by_speed = sorted(first.rivals.values(), key=lambda rival: rival.speed_up)
-    slowest, fastest = by_speed[-1], by_speed[0]
+    # The speed-ups are of the pipeline, and so the same for each optimizer.
+    fastest, *_, slowest = sorted(answers[0].rivals.values(), key=lambda rival: rival.speed_up)
     heads = [names.optimizer(advice.optimizer) for advice in answers]
+    # Another study trained the same lengths and seeds with a look-ahead.
     trials = load(LOOK_AHEAD / "trials_tiny.csv")
     by_optimizer = {advice.optimizer: advice for advice in advices(as_plain(trials), **SHAPE)}
     looking = [by_optimizer[advice.optimizer] for advice in answers]
@@ -86,17 +80,14 @@ def answer() -> str:
         page = f"findings/{LOOK_AHEAD.name}/README.md"
         rows.append([words, *_cells(answers, rival)])
         rows.append([f"the same, both with [a look-ahead]({page})", *_cells(looking, rival)])
-    rows.append(["after as many updates", *(_mean(*gap) for gap in map(_decided, answers))])
-    rows.append(["for scale: what the look-ahead gives sync", *_look_ahead(trials, answers)])
-    return names.minus(
-        "\n\n".join(
-            [
-                f"**On a {millions:.1f}-million-parameter model: {says}.** {AT_SIZE}",
-                markdown(rows),
-                _print(),
-            ]
-        )
+    gaps_of_answers = [advice.decided_by for advice in answers]
+    cells = (
+        _mean(gap.gap, *gap.interval) if gap else _mean(nan, nan, nan) for gap in gaps_of_answers
     )
+    rows.append(["after as many updates", *cells])
+    rows.append(["for scale: what the look-ahead gives sync", *_look_ahead(trials, answers)])
+    headline = f"**On a {millions:.1f}-million-parameter model: {says}.** {AT_SIZE}"
+    return names.minus("\n\n".join([headline, markdown(rows), _small_print()]))
 
 
 def _cells(answers: Sequence[Advice], rival: Rival) -> Iterator[str]:
@@ -109,13 +100,8 @@ def _cells(answers: Sequence[Advice], rival: Rival) -> Iterator[str]:
 
 
 def _mean(mean: float, low: float, high: float) -> str:
-    text = f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
-    return ZERO.sub("0.000", text)
-
-
-def _decided(advice: Advice) -> tuple[float, float, float]:
-    gap = advice.decided_by
-    return (gap.gap, *gap.interval) if gap else (nan, nan, nan)
+    # What rounds to 0 has no sign.
+    return re.sub(r"[+-]0\.000", "0.000", f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]")
 
 
 def as_plain(trials: pd.DataFrame) -> pd.DataFrame:
@@ -135,7 +121,7 @@ def _look_ahead(trials: pd.DataFrame, answers: Sequence[Advice]) -> Iterator[str
         yield _mean(float(values.mean()), *mean_interval(values))
 
 
-def _print() -> str:
+def _small_print() -> str:
     """What the numbers are of."""
     trials = load(JOB)
     losses = gaps(trials)
@@ -149,7 +135,7 @@ def _print() -> str:
         f"processor no loss is the same to the bit: single trials differ by up to 1e-7 (Muon), "
         f"9e-4 (AdamW) and 2.6e-3 (SOAP)."
     )
-    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def table() -> str:
@@ -166,14 +152,13 @@ def gpu_hours(priced: Sequence[tuple[str, str]] = PRICED) -> str:
     """What sweeps take at scales of the paper, by assumed rates, as a table."""
     rows = []
     for sweep, scale in priced:
-        store = str(ROOT / "nowhere")
+        store = ROOT / "nowhere"  # without trials, which would be left out of the price
         request = parse_request([f"sweep={sweep}", f"scale={scale}", f"results={store}"])
         sweep_round = Round.first(request, FileStore(request.results))
         [cost] = costs(sweep_round, sweep_round.todo)
-        hours = [
-            f"{seconds / 3600:,.0f}" for seconds in (cost.total, cost.total / len(sweep_round.todo))
-        ]
-        rows.append((f"`{sweep}`", f"`{scale}`", str(len(sweep_round.todo)), *hours))
+        num_trials = len(sweep_round.todo)
+        hours = [f"{seconds / 3600:,.0f}" for seconds in (cost.total, cost.total / num_trials)]
+        rows.append((f"`{sweep}`", f"`{scale}`", str(num_trials), *hours))
     heads = ("sweep", "scale", "trials", "GPU-hours", "of a trial, on the mean")
     return markdown([heads, *rows])
 
@@ -188,9 +173,9 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 def filled(text: str, parts: Mapping[str, str]) -> str:
     """The text with what stands between the marks of each part replaced."""
     for part, content in parts.items():
-        text_before, start, text_behind = text.partition(f"<!-- {part} -->\n")
-        _, end, text_after = text_behind.partition("\n<!-- end -->")
-        text = f"{text_before}{start}{content}{end}{text_after}"
+        head, start, rest_of_text = text.partition(f"<!-- {part} -->\n")
+        _, end, tail = rest_of_text.partition("\n<!-- end -->")
+        text = f"{head}{start}{content}{end}{tail}"
     return text
 
 
@@ -204,9 +189,10 @@ def executed() -> nbformat.NotebookNode:
     """The notebook with new outputs on the trials of the README; it is not written."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     place = {"metadata": {"path": str(NOTEBOOK.parent)}}
-    client = NotebookClient(notebook, timeout=TIMEOUT, record_timing=False, resources=place)
+    # `timeout`: seconds of a cell. Times would make each run another file.
+    client = NotebookClient(notebook, timeout=300, record_timing=False, resources=place)
     environment = {"PYTHONPATH": str(ROOT), "PIPEGAP_RESULTS": str(JOB)}
-    client.execute(env={**os.environ, **environment})
+    client.execute(env={**os.environ, **environment})  # on the job, whatever `results` is here
     notebook.metadata.pop("language_info", None)  # the version of this machine's Python
     return notebook
 

@@ -11,6 +11,7 @@ from findings.front import filled
 from pipegap.analysis import gaps, load
 from pipegap.analysis.figures import BY_NAME
 from pipegap.analysis.figures.figure import picture, plot, whole, with_font
+from pipegap.analysis.statistics.pairs import CONFIDENCE, mean_interval
 from pipegap.trainer.base.atomic import write_atomically
 
 TABLE, PICTURE = "trials_tiny.csv", "losses.svg"
@@ -27,9 +28,17 @@ def losses(trials: pd.DataFrame) -> dict[str, pd.DataFrame]:
     }
 
 
+def difference(of: pd.DataFrame, arm: str, reference: str, level: float = CONFIDENCE) -> str:
+    """The mean difference of two arms, paired by seed, with its interval, from the losses of one
+    optimizer."""
+    values = (of[arm] - of[reference]).to_numpy()
+    low, high = mean_interval(values, level)
+    return f"{values.mean():+.4f} [{low:+.4f}, {high:+.4f}]"
+
+
 def write(folder: Path, result: Callable[[pd.DataFrame], str]) -> None:
     """Writes the picture, and between the marks of the page what `result` says of the trials."""
-    warnings.simplefilter("ignore", UserWarning)
+    warnings.simplefilter("ignore", UserWarning)  # a study's trials may be of several commits
     page, figure = folder / "README.md", BY_NAME["final_losses"]
     trials = load(folder / TABLE)
     write_atomically(page, filled(page.read_text(), {"result": result(trials)}).encode())

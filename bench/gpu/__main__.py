@@ -9,9 +9,8 @@ it.
 
 Each row is appended to `out`/measured.jsonl when it is measured, in seconds, bytes and what is made
 of them. `out`/README.md has all rows there, those of earlier commands too; of two with one name it
-has the later. A part that fails
-leaves a row with its error, and the next part begins. With `device=cpu scale=micro` it is a dry
-run: all that needs no GPU runs, and its times say nothing.
+has the later. A part that fails leaves a row with its error, and the next part begins. With
+`device=cpu scale=micro` it is a dry run: all that needs no GPU runs, and its times say nothing.
 """
 
 import gc
@@ -104,9 +103,9 @@ def _measure(part: str, rows: Callable[[], Iterator[Row]], measured: Measured, o
             for row in rows():
                 _append(part, row, measured, out)
         return True
-    except BadInput:
+    except BadInput:  # the command is wrong, and not the machine
         raise
-    except Exception as error:
+    except Exception as error:  # whatever fails on this machine, the other parts are worth having
         why = f"{type(error).__name__}: {one_line(error)}"
         _append(part, {"name": "failed", "said": why}, measured, out)
         return False
@@ -125,9 +124,7 @@ def _append(part: str, row: Row, measured: Measured, out: Path) -> None:
 def _read(path: Path) -> Measured:
     """What earlier commands measured. Drops a last line that a kill has cut."""
     measured: Measured = {}
-    if not path.exists():
-        return measured
-    text = path.read_text()
+    text = path.read_text() if path.exists() else ""
     whole = text[: text.rfind("\n") + 1]
     if whole != text:
         path.write_text(whole)

@@ -75,7 +75,7 @@ class ReadyCall:
 def prepare(make: Callable[[], Call], device: torch.device) -> ReadyCall:
     """Makes a step and calls it three times. What was made before is freed, if nobody holds it."""
     gc.collect()
-    counters.clear()
+    counters.clear()  # so that graphs and breaks are those of this step alone
     bytes_before = 0
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -84,8 +84,8 @@ def prepare(make: Callable[[], Call], device: torch.device) -> ReadyCall:
 
 
 def warmed(step: Call, device: torch.device, bytes_before: int = 0) -> ReadyCall:
-    """Calls a step three times; `before` are the bytes that were in use before it was made."""
-    first = seconds_of(step, device)
+    """Calls a step three times; `bytes_before` were in use before it was made."""
+    first = seconds_of(step, device)  # with compilation
     peak, busy, launches = 0, 0.0, 0
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -99,6 +99,7 @@ def warmed(step: Call, device: torch.device, bytes_before: int = 0) -> ReadyCall
 
 def _on_device(step: Call, device: torch.device) -> tuple[float, int]:
     """Seconds and number of the GPU's kernels and copies in a call of a step."""
+    # Not in a call that is timed: the profiler slows the host down.
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         step()
         synchronize(device)
@@ -121,7 +122,7 @@ def ceilings(setting: GPUSetting) -> Iterator[Row]:
     seconds = median(timed(ready.step, 3 * setting.rounds, device))
     yield {
         "name": "a product of matrices in bf16, and a copy",
-        "flops_per_second": 10 * 2 * width**3 / seconds,
+        "flops_per_second": 10 * 2 * width**3 / seconds,  # ten products, 2 n³ operations each
         "bytes_per_second": copied_per_second(device),
     }
 
@@ -186,7 +187,7 @@ def beside_fake(setting: GPUSetting) -> Iterator[Row]:
     yield {
         "name": f"{what}, delay + EF, eager, two microbatches",
         "peak": ready.peak,
-        "fake_peak": peak and 1e9 * peak,
+        "fake_peak": peak and 1e9 * peak,  # PEAKS are in GB
     }
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -74,25 +74,25 @@ def rehearsals(setting: GPUSetting) -> Iterator[Row]:
 def checkpoints(setting: GPUSetting) -> Iterator[Row]:
     """Yields the seconds of a checkpoint by part, of AdamW with a delay and Error Feedback."""
     trained = executor(resolved(setting.words(*EF)))
-    trained.run(0, 1, lambda update: None)
-    seconds, last = {}, _now(setting)
-    copy = record.copied(trained.state())
-    seconds["copy"], last = _now(setting) - last, _now(setting)
+    trained.run(0, 1, lambda update: None)  # so that the optimizer has states
+    seconds: dict[str, float] = {}
+
+    def timed(part: str, call: Callable[[], Any]) -> Any:
+        synchronize(setting.device)
+        started = time.perf_counter()
+        outcome = call()
+        synchronize(setting.device)
+        seconds[part] = time.perf_counter() - started
+        return outcome
+
+    copy = timed("copy", lambda: record.copied(trained.state()))
     with TemporaryDirectory() as name:
-        record.save(Path(name), 1, {"executor": copy}, 1)
+        timed("write", lambda: record.save(Path(name), 1, {"executor": copy}, 1))
         [newest] = record.newest_first(Path(name))
+        state = timed("read", lambda: record.load(newest.path))
+        timed("restore", lambda: trained.restore(state["executor"]))
         num_bytes = newest.path.stat().st_size
-        seconds["write"], last = _now(setting) - last, _now(setting)
-        state = record.load(newest.path)
-        seconds["read"], last = _now(setting) - last, _now(setting)
-        trained.restore(state["executor"])
-        seconds["restore"] = _now(setting) - last
     yield {"name": "AdamW, delay + EF", "bytes": num_bytes, **seconds}
-
-
-def _now(setting: GPUSetting) -> float:
-    synchronize(setting.device)
-    return time.perf_counter()
 
 
 def trials(setting: GPUSetting) -> Iterator[Row]:
@@ -119,8 +119,10 @@ def _trial(out: Path, words: list[str]) -> dict[str, Any]:
         "wall_seconds": result["wall_seconds"],
         "first_update": rows[0]["wall_seconds"],
         "tokens_per_second": result["tokens_per_second"],
+        # The first rows have what is compiled and allocated once.
         "later_tokens_per_second": float(np.median([r["tokens_per_second"] for r in rows[3:]])),
         "peak_bytes": result["peak_memory_bytes"],
+        # Records, checkpoints, evaluations: seconds beyond those that the updates took.
         "beside_updates": result["wall_seconds"] - result["tokens"] / result["tokens_per_second"],
         "final_val_loss": result["final_val_loss"],
         "bubble": result["bubble"],
@@ -135,6 +137,7 @@ def _tokens(folder: Path, config: dict[str, Any]) -> Path:
     data.mkdir()
     for split, number in windows.items():
         tokens = draw.integers(0, size, number * config["seq_len"] + 1)
+        # The layout of llm.c: a magic number, a version, the number of tokens, then the tokens.
         header = np.zeros(HEADER_BYTES // 4, dtype="<i4")
         header[:3] = (*MAGIC, len(tokens))
         with (data / f"{split}.bin").open("wb") as file:
@@ -176,6 +179,7 @@ def _messages(gang: Gang, send: Send, sizes: tuple[int, ...]) -> None:
             synchronize(gang.device)
             started = time.perf_counter()
             for edge in (forth, back):
+                # One rank sends and the other receives, then the other way round.
                 move = dist.isend if edge.source == gang.place else dist.irecv
                 peer = edge.target if edge.source == gang.place else edge.source
                 work = move(message, peer, group=groups[edge])
@@ -208,7 +212,7 @@ def _drains(gang: Gang, send: Send, rounds: int) -> None:
             gang.barrier()
             seconds.append((time.perf_counter() - started) / number)
         if gang.records:
-            send({"name": name, "seconds": median(seconds[1:])})
+            send({"name": name, "seconds": median(seconds[1:])})  # the first one warms up
 
 
 def _killed(device: str) -> Row:

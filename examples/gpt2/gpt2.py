@@ -88,8 +88,8 @@ class GPT2:
 
     def work(self, split: Split, seq_len: int) -> list[float]:
         """What `split` balances, by stage."""
-        found = [float(len(layers) * self._layer_work(seq_len)) for layers in split]
-        return [*found[:-1], found[-1] + self._head_work]
+        by_stage = [float(len(layers) * self._layer_work(seq_len)) for layers in split]
+        return [*by_stage[:-1], by_stage[-1] + self._head_work]
 
     def _layer_work(self, seq_len: int) -> int:
         return 12 * self.hidden_size**2 + self.hidden_size * seq_len
@@ -109,6 +109,7 @@ class GPT2:
             if weight.ndim == 1:
                 weight.fill_(0.0 if name.endswith("bias") else 1.0)
             else:
+                # c_proj adds to the hidden states, twice in a layer.
                 std = STD / sqrt(2 * self.num_layers) if "c_proj" in name else STD
                 weight.copy_(normal(weight.shape, std, stream(seed, "init", name)))
 
@@ -121,11 +122,12 @@ class GPT2:
         config = {
             "architectures": ["GPT2LMHeadModel"],
             "model_type": "gpt2",
-            **{theirs: getattr(self, ours) for theirs, ours in KEYS.items()},
+            **{hf_key: getattr(self, ours) for hf_key, ours in KEYS.items()},
             **FIXED,
             "bos_token_id": None,
             "eos_token_id": None,
         }
+        # Its layers are Conv1D, which hold [in, out] where nn.Linear holds [out, in].
         tensors = {
             f"transformer.{name}": w.T if ".c_" in name and w.ndim == 2 else w
             for name, w in weights.items()

@@ -54,6 +54,7 @@ class Stage(nn.Module):
         size = CONFIG.num_hidden_layers // count
         body = self.llama.model
         body.layers = body.layers[number * size : (number + 1) * size]
+        # An Identity passes hidden states on, in place of the embedding, the norm and the head.
         if number > 0:
             body.embed_tokens = nn.Identity()
         if number < count - 1:
@@ -90,7 +91,7 @@ def norm_over_stages(module: nn.Module) -> Tensor:
     """The norm of the gradient over all stages."""
     norms = torch.stack([weight.grad.norm() for weight in module.parameters()])
     square = norms.square().sum()
-    dist.all_reduce(square)
+    dist.all_reduce(square)  # squares add up over stages, norms do not
     return square.sqrt()
 
 
@@ -122,9 +123,10 @@ class Pipeline:
     def step(self, x: Tensor, y: Tensor) -> Tensor | None:
         """Trains on a batch."""
         losses: list[Tensor] = []
-        last = {"target": y, "losses": losses} if self.stage.is_last else {}
-        self.schedule.step(*([x] if self.stage.is_first else []), **last)
-        if not self.asynchronous:
+        # Only the first stage reads the tokens, and only the last one has a loss.
+        of_last = {"target": y, "losses": losses} if self.stage.is_last else {}
+        self.schedule.step(*([x] if self.stage.is_first else []), **of_last)
+        if not self.asynchronous:  # else the schedule has made the update of the batch before
             self.update()
         return torch.stack(losses).mean() if losses else None
 
@@ -140,7 +142,7 @@ class Sharded:
     def __init__(self) -> None:
         self.device = device_of(dist.get_rank())
         self.module = Stage(0, 1).to(self.device)
-        for part in (*self.module.llama.model.layers, self.module):
+        for part in (*self.module.llama.model.layers, self.module):  # the whole model comes last
             fully_shard(part)
         self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=3e-3)
 
@@ -152,9 +154,9 @@ class Sharded:
         nn.utils.clip_grad_norm_(self.module.parameters(), MAX_NORM)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        whole = loss.detach() / count
-        dist.all_reduce(whole)
-        return whole
+        mean = loss.detach() / count  # each rank has as many rows
+        dist.all_reduce(mean)
+        return mean
 
     def end(self) -> None:
         """Nothing is left."""
@@ -164,27 +166,25 @@ def profiled(path: Path, updates: int) -> profile:
     """A profiler that traces what comes after warming up, and writes it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     warmed_up = schedule(wait=WARM_UP - 1, warmup=1, active=updates - WARM_UP, repeat=1)
-    return profile(
-        schedule=warmed_up, on_trace_ready=lambda made: made.export_chrome_trace(str(path))
-    )
+    return profile(schedule=warmed_up, on_trace_ready=lambda p: p.export_chrome_trace(str(path)))
 
 
-def train(trained: Pipeline | Sharded, updates: int, word: str, folder: Path | None) -> None:
+def train(trainer: Pipeline | Sharded, updates: int, word: str, folder: Path | None) -> None:
     """Trains on so many batches; the last rank prints."""
     rank, count = dist.get_rank(), dist.get_world_size()
     ends: list[float] = []
     with profiled(folder / f"rank{rank}.json", updates) if folder else nullcontext() as profiler:
         for number, batch in enumerate(batches(updates)):
-            x, y = (rows.to(trained.device) for rows in batch)
-            loss = trained.step(x, y)
+            x, y = (rows.to(trainer.device) for rows in batch)
+            loss = trainer.step(x, y)
             if rank == count - 1:
                 print(f"batch {number}: {loss:.6f}", flush=True)
             ends.append(time.perf_counter())  # the last rank has read its losses
             if profiler:
                 profiler.step()
-    trained.end()
+    trainer.end()
     if rank == count - 1 and len(ends) > WARM_UP + 1:
-        step = median(after - before for before, after in pairwise(ends[WARM_UP:]))
+        step = median(end - start for start, end in pairwise(ends[WARM_UP:]))
         print(f"pipegap advise stages={count} microbatches={MICROBATCHES} {word}={step:.4g}")
 
 
@@ -195,11 +195,12 @@ def main() -> None:
     parser.add_argument("--asynchronous", action="store_true", help="2BW with Error Feedback")
     parser.add_argument("--fsdp", action="store_true", help="no pipeline")
     parser.add_argument("--profile", type=Path, help="a folder for traces by torch.profiler")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     dist.init_process_group()  # gloo, and NCCL where there are GPUs
-    trained = Sharded() if given.fsdp else Pipeline(given.asynchronous)
-    word = "time_2bw" if given.asynchronous else "step_time"
-    train(trained, given.updates, "rival.fsdp" if given.fsdp else word, given.profile)
+    trainer = Sharded() if arguments.fsdp else Pipeline(arguments.asynchronous)
+    word = "time_2bw" if arguments.asynchronous else "step_time"
+    word = "rival.fsdp" if arguments.fsdp else word
+    train(trainer, arguments.updates, word, arguments.profile)
     dist.destroy_process_group()
 
 

@@ -41,14 +41,14 @@ class Record:
 
     def __init__(self, model: GPT, updates: int) -> None:
         initialise(model)
-        named, rest = dict(model.blocks.named_parameters()), dict(model.named_parameters())
-        outs = [weight for name, weight in named.items() if name.endswith("attention.out.weight")]
-        of_outs = [weight for name, weight in named.items() if name.endswith("attention.out.bias")]
-        vectors = {name: weight for name, weight in rest.items() if weight.ndim < 2}
+        of_blocks, of_model = dict(model.blocks.named_parameters()), dict(model.named_parameters())
+        outs = [w for name, w in of_blocks.items() if name.endswith("attention.out.weight")]
+        of_outs = [w for name, w in of_blocks.items() if name.endswith("attention.out.bias")]
+        vectors = {name: weight for name, weight in of_model.items() if weight.ndim < 2}
         gains = [weight for name, weight in vectors.items() if "norm" in name]
-        known = {*outs, *of_outs, *gains}
-        matrices = [w for w in named.values() if w.ndim == 2 and w not in known]
-        biases = [weight for weight in vectors.values() if weight not in known]
+        in_own_groups = {*outs, *of_outs, *gains}
+        matrices = [w for w in of_blocks.values() if w.ndim == 2 and w not in in_own_groups]
+        biases = [weight for weight in vectors.values() if weight not in in_own_groups]
         of_adam = [
             _group([model.embedding.weight], 0.3, 4.976805410800738e-05, 0.99),
             _group([model.head.weight], 1 / 320, 5.184172302917436e-07, 0.99),
@@ -104,9 +104,10 @@ def _group(
     variance_decay: float = 0.9,
     is_corrected: bool = True,
 ) -> Group:
+    # `c` makes the rate near the end: c · (updates to SCHEDULE) ** POWER, once that is below lr.
+    rates = {"lr": lr, "initial_lr": lr, "c": c}
     betas = 0.8, variance_decay
-    own = {"params": weights, "betas": betas, "is_corrected": is_corrected}
-    return {**own, "lr": lr, "initial_lr": lr, "c": c}
+    return {"params": weights, "betas": betas, "is_corrected": is_corrected, **rates}
 
 
 @torch.no_grad()
@@ -134,23 +135,23 @@ class Matrices(SoapMuon):
 
     @override
     def whitened(
-        self, group: Group, gradient: Tensor, ahead: Tensor, state: dict[str, Tensor]
+        self, group: Group, gradient: Tensor, direction: Tensor, state: dict[str, Tensor]
     ) -> Tensor:
-        white = super().whitened(group, gradient, ahead, state)
+        white = super().whitened(group, gradient, direction, state)
         if not group["is_gated"]:
             return white
-        white = white * (fourth_norms(ahead) / fourth_norms(white).clamp_min(TINY))
-        trust = (cosine(white, ahead) - AGREEMENT) / (1 - AGREEMENT)
-        aligned = cosine(white, gradient) / cosine(ahead, gradient).clamp_min(TINY)
-        least, most = trust_at(int(state["step"][0]) - 1)
-        return ahead + (white - ahead) * (trust.clamp(0, 1) * aligned.clamp(0, 1)).clamp(
-            least, most
-        )
+        white = white * (fourth_norms(direction) / fourth_norms(white).clamp_min(TINY))
+        trust = (cosine(white, direction) - AGREEMENT) / (1 - AGREEMENT)
+        aligned = cosine(white, gradient) / cosine(direction, gradient).clamp_min(TINY)
+        least, most = trust_at(int(state["step"][0]) - 1)  # the step is counted already
+        share = (trust.clamp(0, 1) * aligned.clamp(0, 1)).clamp(least, most)  # [matrices, 1, 1]
+        return direction + (white - direction) * share
 
     @override
     def move(self, group: Group, weights: list[Tensor], update: Tensor) -> None:
         whole, lr = torch.stack(weights), group["lr"]
         along = inner(update, whole) / inner(whole, whole).clamp_min(1e-12)
+        # The update is subtracted: where it points against the weight, the weight grows.
         update = update - (1 - OUTWARD) * along.clamp_max(0) * whole
         least = FLOOR * whole.norm(dim=-1, keepdim=True).clamp_min(TINY)
         update = update * (least / update.norm(dim=-1, keepdim=True).clamp_min(TINY)).clamp_min(1)
@@ -164,8 +165,8 @@ class Matrices(SoapMuon):
 
 def trust_at(update: int) -> tuple[float, float]:
     """The least and the most of the whitening that is trusted at this update."""
-    left = min(1.0, max(0.0, (TRUST_FADED - update) / (TRUST_FADED - TRUST_UNTIL)))
-    return LEAST_TRUST * left, MOST_TRUST if update < TRUST_FADED else 1.0
+    share = min(1.0, max(0.0, (TRUST_FADED - update) / (TRUST_FADED - TRUST_UNTIL)))
+    return LEAST_TRUST * share, MOST_TRUST if update < TRUST_FADED else 1.0
 
 
 def inner(a: Tensor, b: Tensor) -> Tensor:

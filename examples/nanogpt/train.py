@@ -93,8 +93,9 @@ RESULTS: Mapping[int, type[Baseline] | type[Record]] = {36: Baseline, 46: Record
 
 def batch(tokens: Tokens, number: int, rows: int, length: int) -> tuple[Tensor, Tensor]:
     """Batch `number`, in the order of the files: inputs and targets, [rows, length]."""
-    taken = torch.from_numpy(tokens.read(number * rows * length, rows * length + 1))
-    return taken[:-1].view(rows, length), taken[1:].view(rows, length)
+    # + 1: the target of the last input.
+    window = torch.from_numpy(tokens.read(number * rows * length, rows * length + 1))
+    return window[:-1].view(rows, length), window[1:].view(rows, length)
 
 
 def loss_of(model: GPT, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -128,12 +129,12 @@ def validation(model: GPT, tokens: Tokens, count: int, length: int) -> float:
 
 def published(words: argparse.Namespace) -> dict[int, str]:
     """Number of updates → what the published logs say; nothing of other sizes than track 3's."""
-    theirs, defaults = RESULTS[words.result], arguments()
+    recipe, defaults = RESULTS[words.result], arguments()
     if any(getattr(words, size) != defaults.get_default(size) for size in SIZES):
         return {}
-    if words.updates not in (None, theirs.updates):
+    if words.updates not in (None, recipe.updates):
         return {}
-    with Path(__file__).with_name(theirs.log).open() as rows:
+    with Path(__file__).with_name(recipe.log).open() as rows:
         return {
             int(row["update"]): f", published {row['mean']} ± {row['deviation']}"
             for row in csv.DictReader(rows)
@@ -160,17 +161,18 @@ def train(words: argparse.Namespace) -> list[float]:
             losses.append(gradients(model, *batch(data.train, number, words.rows, words.length)))
             optimizer.step()
             optimizer.zero_grad()
-            made, measured = number + 1, None
-            is_due = made == num_updates or made % (125 if made < 0.9 * num_updates else 25) == 0
-            if is_due or made >= recipe.averaged_from:
+            num_done, val_loss = number + 1, None
+            every = 125 if num_done < 0.9 * num_updates else 25
+            is_due = num_done == num_updates or num_done % every == 0
+            if is_due or num_done >= recipe.averaged_from:  # an average needs every update
                 with optimizer.newest():  # the weights after this update, and not the older ones
-                    shown = recipe.shown(model, made)
+                    blend = recipe.shown(model, num_done)
                     if is_due:
-                        measured = validation(shown, data.validation, words.sequences, words.length)
+                        val_loss = validation(blend, data.validation, words.sequences, words.length)
             if is_due:
-                beside = reference.get(made, "")
-                print(f"update {made}: {losses[-1]:.4f}, validation {measured:.5f}{beside}")
-            run.update(losses[-1], measured)
+                in_logs = reference.get(num_done, "")
+                print(f"update {num_done}: {losses[-1]:.4f}, validation {val_loss:.5f}{in_logs}")
+            run.update(losses[-1], val_loss)
     return losses
 
 

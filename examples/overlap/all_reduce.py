@@ -39,22 +39,22 @@ class Sums:
 
     def __init__(self, weights: Sequence[nn.Parameter], link: float) -> None:
         self._weights, self._link = weights, link
-        self._begun: deque[tuple[Tensor, dist.Work, float]] = deque()
+        self._running: deque[tuple[Tensor, dist.Work, float]] = deque()  # with its arrival
         self.waited = 0.0  # seconds
 
     def begin(self) -> None:
         """Begins the sum of a batch's gradients, after its backward."""
         flat = torch.cat([weight.grad.flatten() for weight in self._weights])
         work = dist.all_reduce(flat, async_op=True)
-        self._begun.append((flat, work, time.monotonic() + self._link))
+        self._running.append((flat, work, time.monotonic() + self._link))
 
     def take(self, *_: Any) -> None:
         """Waits for the oldest sum and gives the weights its mean: a hook before a step."""
-        flat, work, arrival = self._begun.popleft()
-        began = time.monotonic()
+        flat, work, arrival = self._running.popleft()
+        start = time.monotonic()
         work.wait()
-        time.sleep(max(0.0, arrival - time.monotonic()))
-        self.waited += time.monotonic() - began
+        time.sleep(max(0.0, arrival - time.monotonic()))  # as a slow link would take
+        self.waited += time.monotonic() - start
         parts = (flat / RANKS).split([weight.numel() for weight in self._weights])
         for weight, part in zip(self._weights, parts, strict=True):
             weight.grad.copy_(part.view_as(weight))
@@ -77,20 +77,20 @@ def train(delay: int, link: float, updates: int, *, at_once: bool = False) -> Ru
     if not at_once:
         adamw.register_step_pre_hook(sums.take)
     optimizer = DelayedOptimizer(adamw, delay, keep="gradients", num_updates=updates)
-    losses, began = [], time.monotonic()
+    losses, start = [], time.monotonic()
     for number in range(updates):
         generator = torch.Generator().manual_seed(number * RANKS + dist.get_rank())
         inputs = torch.randn(ROWS, WIDTH, generator=generator)
         loss = mse_loss(model(inputs), inputs[:, :8].sin().sum(1, keepdim=True))
         optimizer.zero_grad()
         loss.backward()
-        sums.begin()
+        sums.begin()  # before `step`, which with a delay takes the sum of the batch before
         if at_once:
             sums.take()
         optimizer.step()
         losses.append(loss.detach())
     optimizer.finish()
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - start
     means = torch.stack(losses)
     dist.all_reduce(means)
     return Run((means / RANKS).tolist(), seconds, sums.waited)

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from findings.front import markdown
-from findings.study import PICTURE, TABLE, losses, write
+from findings.study import PICTURE, TABLE, difference, losses, write
 from pipegap.analysis.statistics.pairs import mean_interval, moments
 from pipegap.analysis.table import names
 
@@ -21,8 +21,8 @@ DELAYED = (
 )
 NUM_SEEDS = {"adamw": 24, "muon": 16, "soap": 16}
 """Those that sweep.yaml names: nothing is judged before all have run."""
-NUM_COMPARED = len(NUM_SEEDS) * len(DELAYED) * len(SYNC)
-JOINT = 1 - 0.05 / NUM_COMPARED
+# Bonferroni: all comparisons together err in one of twenty.
+JOINT = 1 - 0.05 / (len(NUM_SEEDS) * len(DELAYED) * len(SYNC))
 NEAR = 0.2
 """Share of the plain delay's gap that counts as nothing."""
 
@@ -36,13 +36,6 @@ def verdict(of: pd.DataFrame, arm: str) -> str:
     return "**stays behind**" if any(low > 0 for low, _ in ends) else "not enough data"
 
 
-def _difference(of: pd.DataFrame, arm: str, reference: str) -> str:
-    """The mean paired difference with its 95 % interval."""
-    values = (of[arm] - of[reference]).to_numpy()
-    low, high = mean_interval(values)
-    return f"{values.mean():+.4f} [{low:+.4f}, {high:+.4f}]"
-
-
 def result(trials: pd.DataFrame) -> str:
     """The tables between the marks of the page."""
     by_arm, of_all = names.arms(trials), losses(trials)
@@ -54,14 +47,13 @@ def result(trials: pd.DataFrame) -> str:
     heads = ["optimizer", "arm", "minus sync", f"minus {by_arm[SYNC[1]]}", "the best sync", "n"]
     rows = [heads]
     for optimizer, of in of_all.items():
-        looks = _difference(of, SYNC[1], SYNC[0])
+        looks = difference(of, SYNC[1], SYNC[0])
         rows.append([names.optimizer(optimizer), by_arm[SYNC[1]], looks, "", "", str(len(of))])
         for arm in DELAYED:
-            differences = [_difference(of, arm, sync) for sync in SYNC]
-            verdict_text = (
-                verdict(of, arm) if len(of) >= NUM_SEEDS[optimizer] else "waits for all seeds"
-            )
-            rows.append(["", by_arm[arm], *differences, verdict_text, str(len(of))])
+            differences = [difference(of, arm, sync) for sync in SYNC]
+            has_all = len(of) >= NUM_SEEDS[optimizer]
+            word = verdict(of, arm) if has_all else "waits for all seeds"
+            rows.append(["", by_arm[arm], *differences, word, str(len(of))])
     introduction = (
         f"{len(trials)} trials: [{TABLE}]({TABLE}). Differences of final losses, paired "
         f"by seed, with 95 % intervals; the largest\nstandard error is {error:.4f}. The verdicts "

@@ -16,14 +16,11 @@ from pipegap.trainer.base.cli import (
     split_command,
 )
 
-WIDTH = 100
-"""Columns of a help text."""
 
-
-def _given(words: Sequence[str], command: str, does: str, keys: Mapping[str, str]) -> Given:
+def _values(words: Sequence[str], command: str, does: str, keys: Mapping[str, str]) -> Given:
     """Values by key. A key in capitals among `keys` allows any other key."""
     keys_text = "\n".join(
-        fill(what, WIDTH, initial_indent=f"{f'{key}=':<15}", subsequent_indent=" " * 15)
+        fill(what, 100, initial_indent=f"{f'{key}=':<15}", subsequent_indent=" " * 15)
         for key, what in keys.items()
     )
     values = parse(words, command, does, keys_text)
@@ -41,7 +38,7 @@ def main(words: Sequence[str]) -> int:
     module, command = import_module(f"pipegap.analysis.commands.{name}"), f"pipegap {name}"
 
     def run() -> int:
-        module.main(_given(other_words, command, module.__doc__ or "", module.KEYS))
+        module.main(_values(other_words, command, module.__doc__ or "", module.KEYS))
         return DONE
 
     return exit_code(command, run)

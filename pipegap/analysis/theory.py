@@ -46,24 +46,27 @@ FIRM = 1e-9
 
 @dataclass(frozen=True)
 class Filter:
-    """The output y with Σ_j past[j] y_{t−j} = Σ_i now[i] x_{t−i}: `now(z⁻¹) / past(z⁻¹)`.
+    """The output y with Σ_j denominator[j] y_{t−j} = Σ_i numerator[i] x_{t−i}, a ratio in z⁻¹.
 
-    The coefficients of a polynomial are by lag, from 0. `past[0]` is 1.
+    The coefficients of a polynomial are by lag, from 0. `denominator[0]` is 1.
     """
 
-    now: Polynomial
-    past: Polynomial
+    numerator: Polynomial
+    denominator: Polynomial
 
     def __add__(self, addend: "Filter") -> "Filter":
         """The sum of both outputs for one input."""
-        return Filter(self.now * addend.past + addend.now * self.past, self.past * addend.past)
+        return Filter(
+            self.numerator * addend.denominator + addend.numerator * self.denominator,
+            self.denominator * addend.denominator,
+        )
 
     def __mul__(self, factor: "Filter") -> "Filter":
         """One filter after the other."""
-        return Filter(self.now * factor.now, self.past * factor.past)
+        return Filter(self.numerator * factor.numerator, self.denominator * factor.denominator)
 
     def __rmul__(self, factor: float) -> "Filter":
-        return Filter(factor * self.now, self.past)
+        return Filter(factor * self.numerator, self.denominator)
 
 
 SAME = Filter(Polynomial([1.0]), Polynomial([1.0]))
@@ -72,7 +75,7 @@ SAME = Filter(Polynomial([1.0]), Polynomial([1.0]))
 
 def late(lag: int) -> Filter:
     """y_t = x_{t−lag}."""
-    return Filter(Polynomial([*[0.0] * lag, 1.0]), SAME.past)
+    return Filter(Polynomial([*[0.0] * lag, 1.0]), SAME.denominator)
 
 
 def average(decay: float) -> Filter:
@@ -82,7 +85,7 @@ def average(decay: float) -> Filter:
 
 def total(decay: float) -> Filter:
     """The running sum y_t = decay · y_{t−1} + x_t."""
-    return Filter(SAME.now, Polynomial([1.0, -decay]))
+    return Filter(SAME.numerator, Polynomial([1.0, -decay]))
 
 
 def change(lag: int = 1) -> Filter:
@@ -131,7 +134,7 @@ class Loop:
     def _parts(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(1 − z⁻¹) D and z⁻¹ N, by lag, of one length."""
         way = self.change * self.hooks.read  # N / D
-        alone, of_k = ((1 - SHIFT) * way.past).coef, (SHIFT * way.now).coef
+        alone, of_k = ((1 - SHIFT) * way.denominator).coef, (SHIFT * way.numerator).coef
         length = max(len(alone), len(of_k))
         # The degrees differ, since `Polynomial` drops zeros of the highest ones.
         return np.pad(alone, (0, length - len(alone))), np.pad(of_k, (0, length - len(of_k)))
@@ -161,7 +164,7 @@ class Loop:
         driven[0, 0] = 1.0  # e₁ e₁ᵀ: noise enters the newest entry alone
         # z⁻¹ is left out of b: it moves W in time and changes no variance.
         b = np.zeros(len(matrix))
-        immediate = (self.change.now * self.hooks.read.past).coef
+        immediate = (self.change.numerator * self.hooks.read.denominator).coef
         b[: len(immediate)] = immediate
         return float(b @ solve_discrete_lyapunov(matrix, driven) @ b)
 
@@ -310,8 +313,6 @@ CORRECTIONS: Mapping[str, Callable[[Settings, int], Hooks]] = {
 """Filters of corrections under a positive delay, likewise."""
 NONE = "none: "
 """How the theory of a choice without a filter begins; the reason follows."""
-STRENGTHS = ("coefficient", "horizon")
-"""The settings that say how much is done about the delay; a correction has at most one of them."""
 
 
 # Edges of stability and noise of an optimizer: synchronous, delayed, and corrected; as a table.
@@ -320,8 +321,6 @@ START, SMALLEST = 0.01, 1e-9
 """The first k that is tried, and the smallest one, below which no k counts as stable."""
 FACTOR = 1.25
 """From each k to the next one that is tried, until one is not stable."""
-PRECISION = 1e-6
-"""Relative precision of a largest stable k."""
 GRID = 0.25
 """Step between the strengths that are tried, before the best of them is refined."""
 
@@ -424,7 +423,7 @@ def largest_stable(loop: Loop) -> float:
     while loop.is_stable(stable * FACTOR):
         stable *= FACTOR
     unstable = stable * FACTOR
-    while unstable - stable > PRECISION * stable:
+    while unstable - stable > 1e-6 * stable:
         middle = (stable + unstable) / 2
         if loop.is_stable(middle):
             stable = middle
@@ -438,7 +437,8 @@ def best_strength(optimizer: Filter, correction: Node, delay: int) -> tuple[floa
 
     (NaN, the limit) for a correction without a strength, or without a delay.
     """
-    key = next((key for key in STRENGTHS if key in correction), None)
+    # What says how much is done about the delay; a correction has at most one of these settings.
+    key = next((key for key in ("coefficient", "horizon") if key in correction), None)
 
     def limit(strength: float) -> float:
         return largest_stable(Loop(optimizer, hooks({**correction, str(key): strength}, delay)))
@@ -479,7 +479,7 @@ def cells(row: Stability) -> list[str]:
     ratios = [row.sync_over_delayed, row.corrected_over_delayed]
     return [
         row.optimizer,
-        *map(three_digits, [*limits, *ratios]),
+        *(f"{x:#.3g}".rstrip(".") if math.isfinite(x) else "—" for x in [*limits, *ratios]),
         "—" if math.isnan(row.best_strength) else f"{row.best_strength:.2f}",
         *(
             "unstable" if noise == math.inf else "—" if math.isnan(noise) else f"{noise:.3f}"
@@ -487,8 +487,3 @@ def cells(row: Stability) -> list[str]:
         ),
         "—" if not math.isfinite(row.noise_removed) else f"{100 * row.noise_removed:.0f} %",
     ]
-
-
-def three_digits(value: float) -> str:
-    """`26.9`; `—` for a value that is unknown."""
-    return f"{value:#.3g}".rstrip(".") if math.isfinite(value) else "—"

@@ -9,18 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from pipegap.trainer.base import cli
 from pipegap.trainer.base.build import is_own
-from pipegap.trainer.base.cli import (
-    DONE,
-    FAILED,
-    INTERRUPTED,
-    Parser,
-    end_with,
-    parser,
-    remedy_of,
-    split_word,
-    stopping,
-)
+from pipegap.trainer.base.cli import DONE, FAILED, INTERRUPTED, Parser, split_word
 from pipegap.trainer.base.errors import BadInput, GangFailed, LeaseLost, Stopped
 from pipegap.trainer.base.places import CONF
 
@@ -32,7 +23,7 @@ def _parser() -> Parser:
     choices = "\n".join(f"  {group + '=':<14}{stems}" for group, stems in names.items())
     # What stands above "# Training" is Hydra's list of groups, which `choices` shows already.
     keys = (CONF / "config.yaml").read_text("utf-8").partition("# Training")[2]
-    options = parser(
+    options = cli.parser(
         "pipegap trial",
         "Runs or resumes one trial, and records it in its folder.\n\n"
         "e.g. pipegap trial optimizer=muon pipeline=pipedream_2bw correction=error_feedback",
@@ -153,7 +144,7 @@ def main(words: Sequence[str]) -> int:
 
         # Asked before the run: `run_trial` returns an earlier result as it does a new one.
         earlier_result = finished_result(config)
-        with stopping("stops at the next drain, with a checkpoint") as asked_to_stop:
+        with cli.stopping("stops at the next drain, with a checkpoint") as asked_to_stop:
             result = run_trial(config, _show, asked_to_stop)
     except (BadInput, GangFailed, LeaseLost, Stopped) as error:
         _say(f"pipegap trial: {error}", sys.stderr)
@@ -162,16 +153,14 @@ def main(words: Sequence[str]) -> int:
         _say("pipegap trial: interrupted: the same command goes on", sys.stderr)
         return INTERRUPTED
     except OSError as error:
-        if (remedy := remedy_of(error)) is None:
+        if (remedy := cli.remedy_of(error)) is None:
             raise  # a fault of the program: its traceback helps more than one line
         _say(f"pipegap trial: {error}: {remedy}", sys.stderr)
         return FAILED
-    _say(
-        ("" if earlier_result is None else "done before, not run: ") + _summary(config, result),
-        sys.stdout,
-    )
+    prefix = "" if earlier_result is None else "done before, not run: "
+    _say(f"{prefix}{_summary(config, result)}", sys.stdout)
     return DONE
 
 
 if __name__ == "__main__":
-    end_with(lambda: main(sys.argv[1:]))
+    cli.end_with(lambda: main(sys.argv[1:]))

@@ -49,13 +49,8 @@ def build_parts(config: Config, num_updates: int) -> Parts:
     """Builds the parts that a resolved config names. Raises BadInput if two do not fit."""
     use_code(config.get("code"))
     batches, validation = open_data(config)
-    return Parts(
-        build(config["model"]),
-        build(config["pipeline"], num_updates),
-        build(config["lr_schedule"], num_updates),
-        batches,
-        validation,
-    )
+    schedule, lr_factor = (build(config[k], num_updates) for k in ("pipeline", "lr_schedule"))
+    return Parts(build(config["model"]), schedule, lr_factor, batches, validation)
 
 
 def build_emulated(config: Config, parts: Parts, device: torch.device) -> Emulated:
@@ -64,26 +59,16 @@ def build_emulated(config: Config, parts: Parts, device: torch.device) -> Emulat
     indices = range(schedule.num_stages)
     stages = build_stages(config, parts.model, schedule, parts.lr_factor, device, indices)
     _say_without_graph(config, stages)
-    return Emulated(
-        stages,
-        schedule,
-        _batch(parts, device),
-        _loss(config),
-        _clip(config),
-        config["num_replicas"],
-    )
+    batch, replicas = _batch(parts, device), config["num_replicas"]
+    return Emulated(stages, schedule, batch, _loss(config), _clip(config), replicas)
 
 
 def _say_without_graph(config: Config, stages: Iterable[Stage]) -> None:
     """Prints one line if a compiled update does not contain the optimizer or the correction."""
-    groups = {
-        group: label(config[group])
-        for stage in stages
-        if isinstance(stage, CompiledStage)
-        for group in stage.without_graph
-    }
+    compiled_stages = (stage for stage in stages if isinstance(stage, CompiledStage))
+    groups = dict.fromkeys(group for stage in compiled_stages for group in stage.without_graph)
     if groups:
-        names = " and ".join(f"{group}={name}" for group, name in groups.items())
+        names = " and ".join(f"{group}={label(config[group])}" for group in groups)
         print(f"compile=update: {names}: not compiled, run as with false", file=sys.stderr)
 
 
@@ -145,13 +130,8 @@ def open_data(config: Config) -> tuple[Batches, Windows]:
         _require_vocabulary(config, vocab_size)
     dataset: Dataset = source.open()
     _require_vocabulary(config, dataset.vocab_size)
-    batches = Batches(
-        dataset.train,
-        seed=config["seed"],
-        batch_size=config["batch_size"],
-        seq_len=config["seq_len"],
-    )
-    return batches, Windows(dataset.validation, config["seq_len"])
+    sizes = {key: config[key] for key in ("seed", "batch_size", "seq_len")}
+    return Batches(dataset.train, **sizes), Windows(dataset.validation, config["seq_len"])
 
 
 def _require_vocabulary(config: Config, data_size: int) -> None:

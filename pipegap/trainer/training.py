@@ -32,6 +32,9 @@ from pipegap.trainer.ranks.spawn import AskedToStop
 from pipegap.trainer.schedules.operations import Schedule, delays
 from pipegap.trainer.stages.probe import summary
 
+Config = Mapping[str, Any]
+Report = Callable[[Row], None]
+
 
 @dataclass(frozen=True)
 class Agenda:
@@ -142,12 +145,7 @@ class TrialProgress:
 
 
 def outcome(
-    config: Mapping[str, Any],
-    plan: Plan,
-    device: str,
-    status: Status,
-    num_updates: int,
-    **more: object,
+    config: Config, plan: Plan, device: str, status: Status, num_updates: int, **more: object
 ) -> Row:
     """Return what result.json says of any trial that ended, and `more`."""
     return {
@@ -163,9 +161,6 @@ def outcome(
         **more,
     }
 
-
-Config = Mapping[str, Any]
-Report = Callable[[Row], None]
 
 STOP_WITHIN = 10.0
 """Most seconds between two drains, and so until a trial that is asked to stop can do so."""
@@ -360,15 +355,9 @@ class Training:
 
     def _finish(self, status: Status, **outcome_keys: object) -> Row:
         """Records and returns the result."""
-        progress = self._progress
-        result = outcome(
-            self._config,
-            self._plan,
-            device_name(self._device),
-            status,
-            progress.num_done,
-            **outcome_keys,
-        ) | {
+        progress, name = self._progress, device_name(self._device)
+        of_any = outcome(self._config, self._plan, name, status, progress.num_done, **outcome_keys)
+        result = of_any | {
             "tokens": progress.tokens,
             "epochs": self._parts.batches.epochs(progress.num_done),
             "wall_seconds": progress.wall_seconds,

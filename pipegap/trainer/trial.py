@@ -10,17 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pipegap.trainer.base import resources
 from pipegap.trainer.base.children import compiling, require_compiler
 from pipegap.trainer.base.errors import BadInput, LeaseLost, Status, Stopped
-from pipegap.trainer.base.resources import (
-    device_name,
-    rank_device,
-    reproducible,
-    require_device,
-    require_memory,
-    reset_peak_memory,
-    stream_seed,
-)
 from pipegap.trainer.config.identity import made_by
 from pipegap.trainer.config.plan import Plan, plan_trial
 from pipegap.trainer.config.work import note_compiled
@@ -119,11 +111,11 @@ def record_failure(config: Config, error: str, newest_before: int | None = None)
 
 def _train_alone(job: Job) -> Row:
     """Runs all stages in this process; returns the result."""
-    device = require_device(job.config["device"])
-    require_memory(job.plan.memory_bytes, device)
+    device = resources.require_device(job.config["device"])
+    resources.require_memory(job.plan.memory_bytes, device)
     if job.config["compile"] == "update":
         require_compiler()
-    reset_peak_memory(device)
+    resources.reset_peak_memory(device)
     with _reproducible(job.config):
         parts = build_parts(job.config, job.plan.num_updates)
         executor = build_emulated(job.config, parts, device)
@@ -134,9 +126,9 @@ def _train_alone(job: Job) -> Row:
 
 @contextmanager
 def _reproducible(config: Config) -> Iterator[None]:
-    seed = stream_seed(config["seed"], "optimizer")
+    seed = resources.stream_seed(config["seed"], "optimizer")
     with (
-        reproducible(seed, config["num_threads"], config["deterministic"]),
+        resources.reproducible(seed, config["num_threads"], config["deterministic"]),
         compiling() if config["compile"] else nullcontext(),
     ):
         yield
@@ -159,7 +151,7 @@ def _train(
     # with a checkpoint of its own no longer reads it.
     if not record.newest_first(folder.path):
         restored_other(job.config, executor)
-    with folder.claimed(job.config, made_by(device_name(device))):
+    with folder.claimed(job.config, made_by(resources.device_name(device))):
         on_claim()
         if (result := folder.result()) is not None:
             return result
@@ -203,13 +195,13 @@ def _as_elastic_rank(job: Job) -> Row:
 def _train_rank(job: Job, heartbeat: Heartbeat, store: dist.Store | None, timeout: float) -> Row:
     config, rank = job.config, heartbeat.rank
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
-    device = rank_device(config["device"], local_rank, job.plan.num_processes)
+    device = resources.rank_device(config["device"], local_rank, job.plan.num_processes)
     num_ranks = config["pipeline"]["num_stages"]
     with (
         joined(store, rank, num_ranks, config["num_replicas"], device, heartbeat, timeout) as gang,
         _reproducible(config),
     ):
-        reset_peak_memory(device)
+        resources.reset_peak_memory(device)
         parts = build_parts(config, job.plan.num_updates)
         executor = build_pipelined(config, parts, gang)
         if not gang.records:  # every rank has all rows; one of them reports

@@ -166,7 +166,7 @@ REFUSED = r"is not linear|no fixed recursion|not covered by the theory"
 @pytest.mark.parametrize("name", choices.OPTIMIZERS)
 def test_every_optimizer_is_linear_or_refused_with_a_reason(name: str) -> None:
     if is_linear("optimizer", name):
-        assert linear(node(name)).past.coef[0] == 1
+        assert linear(node(name)).denominator.coef[0] == 1
         assert 0 < limit(node(name), NONE, 1) < math.inf
     else:
         with pytest.raises(BadInput, match=REFUSED):
@@ -384,7 +384,7 @@ def test_the_sign_of_an_update_is_that_of_the_filter(name: str) -> None:
     made = choices.optimizer_maker(name, lr=1e-6, weight_decay=0.0)([(KINDS[name], weight)])
     updates = [update.item() for update in responses(made, weight, list(gradients))]
     own = linear(optimizer)
-    filtered = lfilter(own.now.coef, own.past.coef, gradients.flatten().numpy())
+    filtered = lfilter(own.numerator.coef, own.denominator.coef, gradients.flatten().numpy())
     assert np.array_equal(np.sign(updates), np.sign(filtered))
 
 

@@ -1,6 +1,6 @@
-"""NeMo Automodel's pipeline on CPUs, a rank per stage, by `Schedule2BW`: a program for torchrun.
+"""NeMo Automodel's pipeline on CPUs, a rank per stage, by `Schedule2BW`: a program.
 
-    torchrun --nproc-per-node 2 -m tests.support.automodel FOLDER
+    python -m tests.support.automodel FOLDER
 
 It writes the largest differences of the last rank, of losses and weights, from `DelayedOptimizer`
 in one process to FOLDER/automodel.json.
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from nemo_automodel.components.distributed.pipelining import functional
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
@@ -22,6 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from pipegap import Schedule2BW
 from pipegap.trainer.delayed import DelayedOptimizer
+from tests.support.processes import on_ranks
 
 SIZES: dict[str, Any] = {
     "vocab_size": 32,
@@ -38,8 +38,6 @@ def loss_of(output: Any, target: Tensor) -> Tensor:
 
 
 def main(folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     torch.manual_seed(0)
     config = LlamaConfig(**SIZES, num_attention_heads=2, tie_word_embeddings=False, use_cache=False)
     model = LlamaForCausalLM(config)
@@ -85,8 +83,6 @@ def main(folder: Path) -> None:
         of_losses = (torch.stack(losses) - right).abs().max().item()
         found = {"losses": of_losses, "weights": max(gaps), "num_weights": len(gaps)}
         (folder / "automodel.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def trained(model: Any, batches: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -105,4 +101,4 @@ def trained(model: Any, batches: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    on_ranks(2, main, Path(sys.argv[1]))

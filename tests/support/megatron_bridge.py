@@ -1,7 +1,7 @@
 # ruff: noqa: I001, E402  the stand-in for GPUs comes before Megatron
-"""Megatron-Bridge's own train step on CPUs, a rank per stage, by 2BW: a program for torchrun.
+"""Megatron-Bridge's own train step on CPUs, a rank per stage, by 2BW: a program.
 
-    torchrun --nproc-per-node 2 -m tests.support.megatron_bridge FOLDER
+    python -m tests.support.megatron_bridge FOLDER
 
 It writes its largest differences from the plain loop to FOLDER/megatron_bridge.json. Of what Bridge
 imports and no CPU can run, such as Transformer Engine, modules without content stand in, after
@@ -58,11 +58,10 @@ from megatron.bridge.training import eval as evaluation
 from megatron.bridge.training import optim, pretrain, train
 
 from pipegap.trainer.megatron.schedule import install
+from tests.support.processes import on_ranks
 
 
 def main(folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     begin()
     setting = Setting("ef", pp=2)
     saved: list[torch.Tensor] = []
@@ -115,9 +114,7 @@ def main(folder: Path) -> None:
         gaps["num_losses"] = len(losses)
         gaps["is_saved"] = all(map(torch.equal, saved, model.parameters()))
         (folder / "megatron_bridge.json").write_text(json.dumps(gaps))
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    on_ranks(2, main, Path(sys.argv[1]))

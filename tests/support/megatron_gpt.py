@@ -40,6 +40,8 @@ from pipegap.trainer.corrections.error_feedback import AdaptiveErrorFeedback, Gr
 SIZES = os.environ.get("MEGATRON_SIZES", "16 2 64 32 4 2").split()
 LENGTH, MICRO, VOCABULARY, HIDDEN, LAYERS, HEADS = map(int, SIZES)
 UPDATES = 6
+GROUPS: dict[tuple[int, int, int], list[Any]] = {}
+"""Ranks, stages and tensor parallel, as they are now → their groups."""
 TAYLOR, DECAY = 10.0, 0.9
 """λ of DC-ASGD; of what the adaptive λ is an average."""
 CORRECTIONS = {
@@ -113,8 +115,19 @@ class Setting:
 
 
 def begin(pp: int = 1, tp: int = 1) -> None:
-    parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel(tp, pp)
+    """Makes Megatron's groups, and destroys others: a thread of gloo's wakes up for each of them a
+    hundred times a second."""
+    dist.barrier()
+    layout = dist.get_world_size(), pp, tp
+    stays = {id(None), id(dist.group.WORLD), *map(id, GROUPS.get(layout, ()))}
+    for group in [*dist.distributed_c10d._world.pg_map]:
+        if id(group) not in stays:
+            dist.destroy_process_group(group)
+    if layout not in GROUPS:
+        GROUPS.clear()
+        parallel_state.destroy_model_parallel()
+        parallel_state.initialize_model_parallel(tp, pp)
+        GROUPS[layout] = [*dist.distributed_c10d._world.pg_map]
     tensor_parallel.model_parallel_cuda_manual_seed(0)
     if DEVICE.type == "cpu":  # in place of Apex's kernel for `gradient_accumulation_fusion`
         layers._grad_accum_fusion_available = True

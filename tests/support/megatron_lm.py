@@ -83,6 +83,7 @@ WORDS = f"""
 
 
 def main(folder: Path, way: str, options: list[str]) -> None:
+    folder.mkdir(exist_ok=True)
     found: dict[str, list[float]] = {"training": [], "validation": []}
     if way == "2BW":
         install(training, error_feedback=1.0)

@@ -1,15 +1,18 @@
 # ruff: noqa: I001  the stand-in for GPUs comes before Megatron
-"""What ranks of Megatron Core train, beside the plain loop: a program for torchrun.
+"""What ranks of Megatron Core train, beside the plain loop: a program.
 
-    torchrun --nproc-per-node N -m tests.support.megatron_run FOLDER PLAN
+    python -m tests.support.megatron_run FOLDER PLANS
 
-PLAN is JSON, or a name in PLANS: names of functions below, each with a list of arguments of
-`Setting`. Without Transformer Engine, which `te` asks for, it needs no GPU. What functions return
-is written to FOLDER/N.json by their names. `loops` leaves the plain loops in FOLDER/loops.pt.
+PLANS is JSON: a number of ranks, which are forks of this process, and their plan, which has names
+of functions below, each with a list of arguments of `Setting`. Without Transformer Engine, which
+`te` asks for, it needs no GPU. What functions return is written to FOLDER/N.json by their names.
+`loops` leaves the plain loops in FOLDER/loops.pt. On GPUs (docs/megatron.md) torchrun starts the
+ranks, and PLANS is a name of `ON_GPUS`.
 """
 
 import json
 import os
+import queue
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -44,6 +47,7 @@ from tests.support.megatron_gpt import (
 )
 
 from megatron.core import dist_checkpointing, optimizer, parallel_state
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.optimizer import distrib_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.rerun_state_machine import RerunMode, get_rerun_state_machine
@@ -53,6 +57,7 @@ from pipegap.trainer.corrections.ema_nesterov import EmaNesterov
 from pipegap import Megatron2BW
 from pipegap.trainer.megatron.optimizers import DelayedSteps
 from pipegap.trainer.megatron.stage import TwoSets, WaitingGradient
+from tests.support.processes import on_ranks
 
 DRAINED_AFTER = 0, 2, 3
 
@@ -114,7 +119,9 @@ class Loop:
 def loops(folder: Path, settings: list[Setting]) -> int:
     """Makes the plain loop of every setting, each on one of the ranks; returns how many."""
     begin()
-    keys = {setting.loop(late): (setting, late) for setting in settings for late in (0, 1)}
+    late_ones = [(setting, 1) for setting in settings]
+    controls = [(setting, 0) for setting in settings if setting.has("control")]
+    keys = {setting.loop(late): (setting, late) for setting, late in late_ones + controls}
     kept: dict[Any, Any] = {setting.whole: initial_weights(setting) for setting in settings}
     for number, (key, (setting, late)) in enumerate(keys.items()):
         if number % dist.get_world_size() == dist.get_rank():
@@ -430,8 +437,8 @@ def zeroes_the_buffer(loop: Loop) -> None:
 
 
 def halves_the_feedback(loop: Loop) -> None:
-    for corrected in loop.pipeline._corrected:
-        corrected.correction.inner.coefficient /= 2
+    for steps in loop.pipeline._steps:
+        steps.correction.inner.coefficient /= 2
 
 
 def steps_the_scheduler_early(loop: Loop) -> None:
@@ -561,10 +568,7 @@ PROGRAMS = {
 
 
 def main(folder: Path, plan: dict[str, Any]) -> None:
-    torch.set_num_threads(1)
-    if DEVICE.type == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    dist.init_process_group("nccl" if DEVICE.type == "cuda" else "gloo")
+    """What each rank runs."""
     found: dict[str, Any] = {}
     for program, arguments in plan.items():
         settings = [Setting(*of) for of in arguments]
@@ -577,18 +581,25 @@ def main(folder: Path, plan: dict[str, Any]) -> None:
     if dist.get_rank() == 0:
         print(json.dumps(found, indent=1))
         (folder / f"{dist.get_world_size()}.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
 
 
-ON_GPU = [["te+bf16+ef+control", 2], ["te+bf16+dist+drain+ef+control", 2]]
-PLANS: dict[str, dict[str, Any]] = {
-    "oracles": {"loops": ON_GPU, "numbers": ON_GPU},
+SETTINGS = [["te+bf16+ef+control", 2], ["te+bf16+dist+drain+ef+control", 2]]
+ON_GPUS: dict[str, dict[str, Any]] = {
+    "oracles": {"loops": SETTINGS, "numbers": SETTINGS},
     "time": {"timed": [["te+bf16+dist+overlap+gather+fused+free", 2]]},
 }
 """For the first GPU: docs/megatron.md."""
 
-if __name__ == "__main__":  # Megatron's writer of checkpoints spawns
+if __name__ == "__main__":
     folder = Path(sys.argv[1])
     folder.mkdir(exist_ok=True)
-    main(folder, PLANS.get(sys.argv[2]) or json.loads(sys.argv[2]))
+    if DEVICE.type == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        dist.init_process_group("nccl")
+        main(folder, ON_GPUS[sys.argv[2]])
+        dist.destroy_process_group()
+    else:
+        # Megatron's own would be in a process that it spawns, and that imports all of this.
+        filesystem_async._results_queue = queue.SimpleQueue()
+        for num_ranks, plan in json.loads(sys.argv[2]).items():
+            on_ranks(int(num_ranks), main, folder, plan)

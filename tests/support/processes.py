@@ -3,12 +3,15 @@
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
 
 
 def python(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -87,3 +90,21 @@ def _seconds_of(main: Main) -> float:
     started = time.process_time()
     assert main() == 2
     return time.process_time() - started
+
+
+def on_ranks(num: int, program: Callable[..., object], *arguments: object) -> None:
+    """Runs a program on new ranks over gloo: forks of this process, which has imported for them."""
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    arguments = num, store.port, program, arguments
+    torch.multiprocessing.start_processes(_as_rank, arguments, num, start_method="fork")
+
+
+def _as_rank(
+    rank: int, num: int, port: int, program: Callable[..., object], arguments: Sequence[object]
+) -> None:
+    torch.set_num_threads(1)
+    store = dist.TCPStore("localhost", port)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=num)
+    program(*arguments)
+    dist.barrier()
+    dist.destroy_process_group()

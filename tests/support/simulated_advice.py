@@ -117,8 +117,8 @@ def timed(shape: str) -> tuple[Timing, str]:
     times = timing(
         **{"costs": equal_stages(STAGES)} | SHAPES[shape].times, num_microbatches=MICROBATCHES
     )
-    name = fastest(times.others, times.most)
-    return replace(times, others={name: times.others[name]}), name
+    name = fastest(times.rivals, times.most)
+    return replace(times, rivals={name: times.rivals[name]}), name
 
 
 def evidences(kind: Kind, losses: Sequence[dict[str, dict[int, Values]]]) -> list[Evidence]:

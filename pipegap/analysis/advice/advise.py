@@ -39,16 +39,11 @@ from pipegap.trainer.store.records import Record
 
 MOST = 16_384
 """Stages times microbatches: simulating more takes minutes and changes nothing."""
-MAIN, COEFFICIENT = "main", "coefficient"
-TRIED_BY_MAIN = (0, 1)
-"""Coefficients of Error Feedback in the sweep `main`."""
 OF_ONE_SWEEP = (
     *("sweep", "scale", "seeds", "grid", "tune", "search", "advice"),
     *("dry_run", "tracking"),
 )
 """Words of a command line, or what they begin with, that say nothing of its trials' setting."""
-OF_DATA = ("code", "data")
-"""Words that hold at every scale."""
 
 
 def advise(
@@ -78,7 +73,7 @@ def advise(
     """
     _check(stages, microbatches)
     timed = timing(num_microbatches=microbatches, **{"costs": equal_stages(stages)} | times)
-    rival = fastest(timed.others, timed.most)
+    rival = fastest(timed.rivals, timed.most)
     trials = _trials(df, optimizer)
     longest = trials["num_updates"].astype(float).max()
     by_length = _at_length(evidence(trials, gaps(trials), _newest(trials, records)), updates)
@@ -125,7 +120,7 @@ def _answer(evidence: Evidence | None, longest: float, timed: Timing, rival: str
     gaps_of_candidates = candidates(evidence, ends) if evidence is not None else []
     arms = [gap.arm for gap in gaps_of_candidates]
     rivals = {}
-    for name, at in timed.others.items():
+    for name, at in timed.rivals.items():
         if evidence is not None and arms:
             # A sweep trains one longer run, which must serve every rival.
             largest = max([*simulated, ratios[name].value])
@@ -135,33 +130,21 @@ def _answer(evidence: Evidence | None, longest: float, timed: Timing, rival: str
             same_time = None
         value, *interval = ratios[name]
         rivals[name] = Rival(
-            name,
-            at.num_chunks,
-            value,
-            interval,
-            timed.is_measured(name),
-            at.activations,
-            at.fits(timed.most),
-            decision,
-            same_time,
+            *(name, at.num_chunks, value, interval, timed.is_measured(name)),
+            *(at.activations, at.fits(timed.most), decision, same_time),
         )
-    rivals = must_be_measured(rivals, {name for name, at in timed.others.items() if at.is_plain})
+    rivals = must_be_measured(rivals, {name for name, at in timed.rivals.items() if at.is_plain})
+    left_out: list[str] = []
+    if evidence is not None and arms:  # without a candidate, what diverged decides
+        for gap in evidence.gaps:
+            left_out += diverged(evidence, gap, ends) if gap.arm not in arms else []
     return {
         "evidence": evidence,
         "gap": recommended(gaps_of_candidates),
         "rivals": rivals,
         "verdict": rivals[rival].decision,
-        "left_out": _left_out(evidence, gaps_of_candidates, ends) if evidence else (),
+        "left_out": tuple(left_out),
     }
-
-
-def _left_out(
-    evidence: Evidence, candidates: Sequence[Gap], speed_ups: Collection[float]
-) -> tuple[str, ...]:
-    """What is left out of the candidates because it diverged, in words; nothing if there is no
-    candidate: then it decides."""
-    non_candidates = [gap for gap in evidence.gaps if gap not in candidates] if candidates else []
-    return tuple(words for gap in non_candidates for words in diverged(evidence, gap, speed_ups))
 
 
 def _check(stages: int, microbatches: int) -> None:
@@ -179,13 +162,9 @@ def _check(stages: int, microbatches: int) -> None:
 def _newest(trials: pd.DataFrame, records: Sequence[Record]) -> Collection[str]:
     """The trials of the sweep that was the last to finish one of these; empty without records."""
     finished = trials.set_index("trial_id")["finished_at"].dropna()
-    ends = {record.label: finished[finished.index.isin([*record.trials])] for record in records}
-    newest_by_label = {label: times.max() for label, times in ends.items() if len(times)}
-    return (
-        ends[max(newest_by_label, key=lambda label: newest_by_label[label])].index
-        if newest_by_label
-        else ()
-    )
+    ends = [finished[finished.index.isin([*record.trials])] for record in records]
+    ends = [times for times in ends if len(times)]
+    return max(ends, key=lambda times: times.max()).index if ends else ()
 
 
 def _trials(df: pd.DataFrame, optimizer: str) -> pd.DataFrame:
@@ -204,10 +183,8 @@ def _at_length(by_length: list[Evidence], updates: int | None) -> list[Evidence]
         return by_length
     matching = [evidence for evidence in by_length if evidence.updates == updates]
     if not matching:
-        lengths_there = ", ".join(str(evidence.updates) for evidence in by_length)
-        raise BadInput(
-            "updates", updates, f"must be a length that there are gaps at ({lengths_there})"
-        )
+        lengths = ", ".join(str(evidence.updates) for evidence in by_length)
+        raise BadInput("updates", updates, f"must be a length that there are gaps at ({lengths})")
     return matching
 
 
@@ -223,17 +200,21 @@ def _command(
     Without evidence the first of the `records` counts. Empty if there is nothing to settle, or if
     no record has these trials: then nobody knows how to make more of them.
     """
-    record = _made_by(evidence, records)
+    ids = None if evidence is None else {*evidence.trials}
+    record = next((record for record in records if ids is None or ids & {*record.trials}), None)
     if record is None or not decision.settle:
         return ""
     anew = "scale" in decision.settle  # where nothing of this one's setting holds
-    tried = anew or gap is None or gap.coefficient in TRIED_BY_MAIN
-    sweep = MAIN if tried else COEFFICIENT
-    words: dict[str, object] = {"sweep": sweep, "scale": record.scale}
-    of_sweep = {k: value for k, _, value in (word.partition("=") for word in record.words)}
+    # The sweep `main` tries the coefficients 0 and 1 of Error Feedback.
+    is_of_main = anew or gap is None or gap.coefficient in (0, 1)
+    sweep = "main" if is_of_main else "coefficient"
     # Later words replace earlier ones: this command's, then the record's, then what settles.
+    words: dict[str, object] = {"sweep": sweep, "scale": record.scale}
     words |= {"grid.optimizer": f"[{optimizer}]"}
-    words |= {k: value for k, value in of_sweep.items() if _is_kept(k.split(".")[0], anew)}
+    for key, _, value in (word.partition("=") for word in record.words):
+        group = key.split(".")[0]
+        if group in ("code", "data") if anew else group not in OF_ONE_SWEEP:
+            words[key] = value
     if anew:
         words |= decision.settle
         return _as_command(words)
@@ -276,26 +257,14 @@ def _price(evidence: Evidence | None, decision: Decision, trials: pd.DataFrame) 
         for seed in _seeds_that_decide(evidence, decision)
         if updates not in evidence.finals[arm].get(seed, {})
     ]
-    text = f"{len(missing)} trials"
-    if isnan(seconds):
-        return text
-    return f"{text}, {duration(seconds * sum(missing))} one after another"
-
-
-def _is_kept(group: str, anew: bool) -> bool:
-    return group in OF_DATA if anew else group not in OF_ONE_SWEEP
+    time = "" if isnan(seconds) else f", {duration(seconds * sum(missing))} one after another"
+    return f"{len(missing)} trials{time}"
 
 
 def _as_command(words: Mapping[str, object]) -> str:
     # Lists are printed with spaces, which a shell would ask to quote.
     option_words = (f"{key}={value}".replace(" ", "") for key, value in words.items())
     return f"pipegap sweep {shlex.join(option_words)}"
-
-
-def _made_by(evidence: Evidence | None, records: Sequence[Record]) -> Record | None:
-    if evidence is None:
-        return next(iter(records), None)
-    return next((record for record in records if {*evidence.trials} & {*record.trials}), None)
 
 
 ROW = {
@@ -369,17 +338,18 @@ def handover(answers: Sequence[Advice]) -> str:
 
 
 def _lines(advice: Advice) -> str:
-    rivals = [rival for rival in advice.rivals.values() if rival.decision.word == GO]
-    arms_of_speed_ups = {rival.speed_up: rival.same_time.arm for rival in rivals if rival.same_time}
-    stay = any(
-        rival.is_measured and rival.decision.word == STAY for rival in advice.rivals.values()
-    )
-    if not arms_of_speed_ups or advice.evidence is None or stay:
+    rivals = advice.rivals.values()
+    arms = {
+        rival.speed_up: rival.same_time.arm
+        for rival in rivals
+        if rival.decision.word == GO and rival.same_time
+    }
+    stay = any(rival.is_measured and rival.decision.word == STAY for rival in rivals)
+    if not arms or advice.evidence is None or stay:
         return ""
     coefficients = {gap.arm: gap.coefficient for gap in advice.evidence.gaps}
     where = "on torch.distributed.pipelining, in place of Schedule1F1B (docs/pipeline.md)"
-    code = CODE.format(
-        microbatches=advice.microbatches, by=coefficients[arms_of_speed_ups[max(arms_of_speed_ups)]]
-    )
+    # λ of the runs that decided against the slowest of these pipelines.
+    code = CODE.format(microbatches=advice.microbatches, by=coefficients[arms[max(arms)]])
     lines = [f"to go with {names.optimizer(advice.optimizer)} {where}:", *code.split("\n")[1:-1]]
     return "\n  ".join(lines)

@@ -158,14 +158,8 @@ def evidence(
 def _tasks(trials: pd.DataFrame) -> pd.Series:
     """For each point model, size and data in words, and what else tells it from other tasks."""
     first_rows, kind = trials.drop_duplicates("point").set_index("point"), kinds(trials)
-    size = first_rows["num_parameters"].map(names.parameters)
-    words = (
-        first_rows["model"].astype(str)
-        + " ("
-        + size
-        + " parameters), "
-        + data_names(first_rows).astype(str)
-    )
+    size = " (" + first_rows["num_parameters"].map(names.parameters) + " parameters), "
+    words = first_rows["model"].astype(str) + size + data_names(first_rows).astype(str)
     # How many tasks have the same words: then the rest of the task's words is added.
     shared = words.groupby(words).transform(lambda of: len({kind[point] for point in of.index}))
     more = pd.Series(kind).reindex(words.index)
@@ -184,31 +178,18 @@ def _points(trials: pd.DataFrame, rows: pd.DataFrame, done: pd.DataFrame) -> pd.
     of_points = trials.drop_duplicates("point").set_index("point")
     tokens = tokens_asked(of_points)
     sync = done[done["arm"] == "sync"].drop_duplicates(["point", "seed"])
-    return (
-        pd.DataFrame(
-            {
-                "pairs": rows.groupby("point")["pairs"].max(),
-                "loss_sync": sync.groupby("point")["final_val_loss"].mean(),
-            }
-        )
-        .dropna(subset="pairs")
-        .assign(
-            tokens=tokens,
-            work=(tokens * of_points["num_parameters"]).astype(float),
-            kind=pd.Series(kinds(trials)),
-        )
-    )
+    pairs = rows.groupby("point")["pairs"].max()
+    loss_sync = sync.groupby("point")["final_val_loss"].mean()
+    table = pd.DataFrame({"pairs": pairs, "loss_sync": loss_sync}).dropna(subset="pairs")
+    work = (tokens * of_points["num_parameters"]).astype(float)
+    return table.assign(tokens=tokens, work=work, kind=pd.Series(kinds(trials)))
 
 
 def _at(
     point: str, done: pd.DataFrame, rows: pd.DataFrame, arms: pd.Series, family: dict[str, Family]
 ) -> Evidence:
     family_of_point = family[point]
-    same_family = [
-        other_point
-        for other_point, of_other in family.items()
-        if of_other.words == family_of_point.words
-    ]
+    same_family = [p for p, of_p in family.items() if of_p.words == family_of_point.words]
     completed_here = done[(done["point"] == point) & (done["status"] == Status.COMPLETED)]
     at_point = rows[rows["point"] == point]
     gaps = tuple(
@@ -425,10 +406,8 @@ def compared(evidence: Evidence, arm: str, speed_ups: Iterable[float]) -> list[i
     lengths = {evidence.updates}
     lengths_there = {length for losses in evidence.finals[arm].values() for length in losses}
     for updates in (evidence.updates * speed_up for speed_up in speed_ups):
-        lengths |= {
-            *no_lower(lengths_there, updates).weights,
-            *no_higher(lengths_there, updates).weights,
-        }
+        for choose in (no_lower, no_higher):
+            lengths |= {*choose(lengths_there, updates).weights}
     return sorted(lengths)
 
 

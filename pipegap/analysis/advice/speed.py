@@ -16,8 +16,6 @@ from pipegap.trainer.schedules.recipes import pipedream_2bw, rival_of
 
 CHUNKS = 4
 """Parts of the model per rank: the most that are assumed of a model whose layers are not known."""
-MOST_SPEEDS = 4_096
-"""Simulated speeds that a process remembers: a report asks for the same ones again and again."""
 
 
 def _rivals() -> dict[str, Sequence[Callable[..., Schedule]]]:
@@ -35,8 +33,6 @@ FLUSHED = _rivals()
 SLOWEST = next(iter(FLUSHED))
 """1F1B: the others fill a part of its bubble."""
 TWO_BUFFERED = partial(pipedream_2bw, synchronous_start=0, synchronous_cooldown=0)
-GUESSES = 50
-"""The most guesses of the length of stages: far more than it takes."""
 NEARLY = 1e-9
 """The rounding error of a number of microbatches or of a ratio."""
 
@@ -275,7 +271,7 @@ def _filling(costs: Costs, num_microbatches: int, step_time: float) -> Costs:
     if at_low >= step_time:
         allowed = f"must be above {at_low:g}: so long {SLOWEST} takes for updates and messages"
         raise BadInput("step_time", f"{step_time:g}", allowed)
-    for _ in range(GUESSES):
+    for _ in range(50):  # far more guesses than it takes
         if step_time - at_low <= NEARLY * step_time:
             break
         low += (step_time - at_low) * (high - low) / (at_high - at_low)
@@ -293,14 +289,11 @@ def fastest(speeds: Mapping[str, Speed], activations: float) -> str:
     return min(fitting, key=lambda name: round(speeds[name].batch_time, 6))
 
 
-@lru_cache(maxsize=MOST_SPEEDS)
+@lru_cache(maxsize=4_096)  # a report asks for the same ones again and again
 def speed(schedule: Callable[..., Schedule], costs: Costs, num_microbatches: int) -> Speed:
     """The speed of a pipeline with one rank per stage of `costs`; raises BadInput as `schedule`."""
     ranks = len(costs.forward)
-    return _speed(schedule(SETTLED, num_stages=ranks, num_microbatches=num_microbatches), costs)
-
-
-def _speed(settled: Schedule, costs: Costs) -> Speed:
+    settled = schedule(SETTLED, num_stages=ranks, num_microbatches=num_microbatches)
     by_rank = [
         {"F": forward, "B": backward, "I": backward / 2, "W": backward / 2, "U": costs.update}
         for forward, backward in zip(costs.forward, costs.backward, strict=True)
@@ -309,7 +302,7 @@ def _speed(settled: Schedule, costs: Costs) -> Speed:
         {kind: time / settled.num_chunks for kind, time in times.items()} for times in by_rank
     ]
     batch_time, start = steady(settled, by_chunk, costs.communication)
-    peak = max(start.peak_activations(rank) for rank in range(len(by_rank)))
+    peak = max(start.peak_activations(rank) for rank in range(ranks))
     return Speed(
         batch_time + costs.overhead,
         peak / settled.num_chunks,

@@ -105,9 +105,9 @@ class Timing:
 
     costs: Costs
     num_microbatches: int
-    own: Speed
+    two_buffered: Speed
     """2BW, simulated, with what a step was measured to take beyond that: it is no faster."""
-    others: Mapping[str, Speed]
+    rivals: Mapping[str, Speed]
     measured: Mapping[str, Sequence[float]]
     """Times of a step of any rival."""
     own_times: Sequence[float]
@@ -122,27 +122,27 @@ class Timing:
         return name in self.measured or name == self.costs.step_of
 
     @property
-    def own_least(self) -> float:
+    def least_time(self) -> float:
         """The time than which 2BW is no faster: what two steps cost beyond their work may all be
         bubble, whatever the simulation says of it."""
         if steps := self.two_steps.get(self.costs.step_of):
             return self.num_microbatches * steps.work + self.costs.update
-        return self.own.batch_time
+        return self.two_buffered.batch_time
 
     @property
     def ratios(self) -> dict[str, Ratio]:
         """For each rival."""
-        times = self.own_times or [self.own.batch_time]
+        times = self.own_times or [self.two_buffered.batch_time]
         # A measured time has what no simulation knows: against a simulated one it is a bound.
         bound = {"high": inf} if self.own_times else {"low": 0.0}
         # `own_times` come with costs of a measured step: that pipeline is as slow as measured too.
         tied = {*self.measured, self.costs.step_of or SLOWEST}
-        bounded = {*self.others} - tied if self.own_times else self.measured
+        bounded = {*self.rivals} - tied if self.own_times else self.measured
         ratios = {
             name: ratio(self.measured.get(name, [at.batch_time]), times)._replace(
                 **bound if name in bounded else {}
             )
-            for name, at in self.others.items()
+            for name, at in self.rivals.items()
         }
         if not self.own_times and (steps := self.two_steps.get(self.costs.step_of)):
             measured = (name for name in ratios if self.is_measured(name))
@@ -153,10 +153,10 @@ class Timing:
         return ratios
 
     def _without_bubble(self, name: str, steps: TwoSteps) -> Ratio:
-        """The ratio of a measured rival's time to `own_least`, with the interval of the times."""
+        """The ratio of a measured rival's time to `least_time`, with the interval of the times."""
         rival_times = self.measured.get(name) or steps.times[self.num_microbatches]
         (least, short), (most, long) = steps.means.items()
-        share = self.num_microbatches * steps.work / self.own_least  # an update is exact
+        share = self.num_microbatches * steps.work / self.least_time  # an update is exact
         derivatives = {least: share * short / (long - short), most: -share * long / (long - short)}
         samples = [(steps.times[num], derivative) for num, derivative in derivatives.items()]
         if name == self.costs.step_of:  # one sample on both sides
@@ -166,20 +166,20 @@ class Timing:
             ]
         else:
             samples.append((rival_times, 1.0))
-        return _with_interval(fmean(map(log, rival_times)) - log(self.own_least), samples)
+        return _with_interval(fmean(map(log, rival_times)) - log(self.least_time), samples)
 
     @property
     def faster(self) -> list[str]:
         """Those measured to be faster than 2BW, or than it could be; the fastest first."""
         rivals = {*self.measured, SLOWEST} if self.own_times else self.measured
         faster = [name for name in rivals if self.ratios[name].high < 1 - NEARLY]
-        return sorted(faster, key=lambda name: self.others[name].batch_time)
+        return sorted(faster, key=lambda name: self.rivals[name].batch_time)
 
     @property
     def limits(self) -> Iterator[str]:
         """What stands in the way of a gain whatever the losses are; said first."""
         for name in self.faster:
-            rival_time, time = self.others[name].batch_time, self.own_least
+            rival_time, time = self.rivals[name].batch_time, self.least_time
             whose = f"2BW takes {time:.4g} even without a bubble"
             if self.own_times:
                 whose = f"2BW takes {fmean(self.own_times):.4g}"
@@ -226,16 +226,12 @@ class Timing:
         )
         whose = "a step" if self.costs.step_of in ("", SLOWEST) else "a simulated step"
         yield f"{whose} of {SLOWEST} is {shares_text}"
-        largest = {
-            name: at.value if self.own_times else at.high for name, at in self.ratios.items()
-        }
-        wins = {name: 1 - 1 / at for name, at in largest.items() if at > 1}
+        gains = {name: at.value if self.own_times else at.high for name, at in self.ratios.items()}
+        wins = {name: 1 - 1 / gain for name, gain in gains.items() if gain > 1}
         least = {name: "" if isfinite(at.high) else "at least " for name, at in self.ratios.items()}
-        shares_text = ", ".join(
-            f"{least[k]}{share:.1%} of a step of {k}" for k, share in wins.items()
-        )
+        words = ", ".join(f"{least[k]}{share:.1%} of a step of {k}" for k, share in wins.items())
         how = "wins, as measured," if self.own_times else "can win at most"
-        yield f"2BW {how} {shares_text or 'nothing'}"
+        yield f"2BW {how} {words or 'nothing'}"
         if wins and max(wins.values()) < LITTLE:
             yield "  that is little: the bubble is not the bottleneck of this pipeline"
         elif little := [name for name, share in wins.items() if share < LITTLE]:
@@ -248,7 +244,7 @@ class Timing:
         base = self.costs if self.costs.are_known else equal_stages(len(self.costs.forward))
         update = self.costs.update * max(base.work) / work
         base = replace(base, update=update, overhead=0.0)
-        simulated = simulated_beyond(name, base, [*steps.times], self.others[name].num_chunks)
+        simulated = simulated_beyond(name, base, [*steps.times], self.rivals[name].num_chunks)
         if simulated is None:
             return text
         step = steps.means[self.num_microbatches]
@@ -310,8 +306,6 @@ ON_HOST, ON_GPU = "user_annotation", "gpu_user_annotation"
 """Categories of the events of steps and updates, by the clock of the host and of the GPU."""
 MESSAGES = re.compile("nccl|gloo|c10d|record_param_comms", re.IGNORECASE)
 """Found in the names of events that send, or wait for another rank, and compute nothing."""
-LONGEST_EVENT = 1e15
-"""Microseconds."""
 Event = Mapping[str, Any]
 Span = tuple[float, float]
 
@@ -324,7 +318,10 @@ def traced_costs(path: Path, num_stages: int, num_microbatches: int) -> Costs:
     slowest rank. The profiler's ranks take the time of their kernels, a backward two forwards.
     Raises BadInput unless these are traces of one rank per stage asked about.
     """
-    files = sorted(path.glob("*.json"), key=_number) if path.is_dir() else [path]
+    files = [path]
+    if path.is_dir():  # by the numbers in their names: rank10 comes after rank2
+        numbers = {file: [*map(int, re.findall(r"\d+", file.name))] for file in path.glob("*.json")}
+        files = sorted(numbers, key=lambda file: numbers[file])
     try:
         events = [_events(file) for file in files]
         is_ours = len(events) == 1 and any(event["cat"] == FORWARD for event in events[0])
@@ -339,18 +336,11 @@ def traced_costs(path: Path, num_stages: int, num_microbatches: int) -> Costs:
     return costs
 
 
-def _number(path: Path) -> list[int]:
-    """Return the numbers in a name: rank10 comes after rank2."""
-    return [int(digits) for digits in re.findall(r"\d+", path.name)]
-
-
 def _events(path: Path) -> list[Event]:
     """Return the events that take time; raises for another file as `traced_costs` expects."""
     trace_events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
     events = [event for event in trace_events if event["ph"] == "X" and "cat" in event]
-    if not all(
-        0 <= event["dur"] <= LONGEST_EVENT and abs(event["ts"]) <= LONGEST_EVENT for event in events
-    ):
+    if not all(0 <= event["dur"] <= LONGEST and abs(event["ts"]) <= LONGEST for event in events):
         raise ValueError
     return events
 

@@ -5,6 +5,7 @@ advice in words.
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import ceil, floor, isfinite, isinf, isnan, nan
 from typing import Any
 
@@ -90,11 +91,10 @@ def without_candidate(
 
     `longest`: the most updates of a trial, which count without evidence.
     """
-    num_pairs = 0
-    length = (
-        (longest, ENOUGH_UPDATES) if evidence is None else (evidence.updates, evidence.deciding)
-    )
-    if reason := _too_few(*length):
+    num_pairs, updates, deciding = 0, longest, float(ENOUGH_UPDATES)
+    if evidence is not None:
+        updates, deciding = evidence.updates, evidence.deciding
+    if reason := _too_few(updates, deciding):
         return reason
     if evidence is not None:
         counts = [w for gap in evidence.gaps for w in diverged(evidence, gap, speed_ups)]
@@ -144,7 +144,10 @@ def _undecided(evidence: Evidence, at: SameTime, largest: float) -> Decision:
     if not at.excess and at.interval[0] <= 0 <= at.interval[1]:
         sync_updates, updates = at.needed
         runs = {"sync": sync_updates, **dict.fromkeys(at.arms, updates)}
-        return Decision(UNDECIDED, _by_time(at), _more_seeds(at), runs)
+        # An interval that is as wide to each side as the mean is large just excludes 0.
+        num_seeds = min(seeds_needed(at.spread, abs(at.gap)), MOST_SEEDS) if at.gap else MOST_SEEDS
+        settle = {"grid.num_updates": at.needed, **BY_UPDATES, "seeds": [*range(num_seeds)]}
+        return Decision(UNDECIDED, _by_time(at), settle, runs)
     if not at.excess and at.n > 1:
         why = f"{_by_time(at)}, but what is interpolated favours sync"
         return _longer(evidence, at, at.speed_up, why)
@@ -213,13 +216,6 @@ def _by_time(at: SameTime) -> str:
 def loss_text(at: SameTime) -> str:
     """`-0.0139 [-0.0171, -0.0106] n=8`: the difference of the losses."""
     return f"{at.gap:+.4f}{ends_text(*at.interval, '+.4f')} n={at.n}"
-
-
-def _more_seeds(at: SameTime) -> dict[str, Any]:
-    """The seeds with which the interval around such a mean excludes 0 at this spread."""
-    # An interval that is as wide to each side as the mean is large just excludes 0.
-    num_seeds = min(seeds_needed(at.spread, abs(at.gap)), MOST_SEEDS) if at.gap else MOST_SEEDS
-    return {"grid.num_updates": at.needed, **BY_UPDATES, "seeds": [*range(num_seeds)]}
 
 
 @dataclass(frozen=True)
@@ -292,10 +288,8 @@ def must_be_measured(rivals: Mapping[str, Rival], plain: Collection[str]) -> dic
 
 def _unmeasured(rival: Rival) -> Decision:
     word = shlex.quote(f"rival.{rival.name}=TIME")
-    why = f"only a simulation makes it so fast, so it must be measured, {word}"
-    return replace(
-        rival.decision, why=f"{why}; if it is: {rival.decision.why}", must_be_measured=True
-    )
+    why = f"only a simulation makes it so fast, so it must be measured, {word}; if it is: "
+    return replace(rival.decision, why=why + rival.decision.why, must_be_measured=True)
 
 
 def against(rivals: Sequence[Rival]) -> str:
@@ -356,8 +350,6 @@ def _ends(rival: Rival) -> str:
 # An advice: a verdict on one optimizer and pipeline with what it rests on, in words.
 
 TOO_SHORT = "not enough data: these runs are too short"
-UNEVEN = 0.05
-"""How much longer than the mean the slowest stage takes before the text says so."""
 
 
 @dataclass(frozen=True)
@@ -396,10 +388,8 @@ class Advice:
         """Those of the trials that would decide, in words; empty if the verdict is decided, or if
         no more of such trials decide: why says it."""
         settle = {} if "scale" in self.verdict.settle else self.verdict.settle
-        settings_shown = {k: value for k, value in settle.items() if k not in BY_UPDATES}
-        return ", ".join(
-            f"{k.removeprefix('grid.')}={value}" for k, value in settings_shown.items()
-        )
+        words = (f"{k.removeprefix('grid.')}={v}" for k, v in settle.items() if k not in BY_UPDATES)
+        return ", ".join(words)
 
     @property
     def is_compared(self) -> bool:
@@ -438,10 +428,9 @@ class Advice:
 
 def sentence(advice: Advice) -> str:
     """`Muon: go, against every schedule; in the time of 1F1B it makes 37 % more updates and …`."""
-    verdict_words = f"{names.optimizer(advice.optimizer)}: {against([*advice.rivals.values()])}"
-    return verdict_words + (
-        f"; left out: {listed(advice.left_out)} diverged" if advice.left_out else ""
-    )
+    left_out = f"; left out: {listed(advice.left_out)} diverged" if advice.left_out else ""
+    optimizer, rivals = names.optimizer(advice.optimizer), [*advice.rivals.values()]
+    return f"{optimizer}: {against(rivals)}{left_out}"
 
 
 def cost(advice: Advice) -> str:
@@ -482,10 +471,8 @@ def heading(answers: Sequence[Advice]) -> Iterator[str]:
     for advice in answers:
         if advice.evidence and (mixed := advice.evidence.mixed):
             yield f"{names.optimizer(advice.optimizer)}: {mixed}: they round otherwise"
-    other_tasks = dict.fromkeys(
-        o for answer in answers if answer.evidence for o in answer.evidence.others
-    )
-    if other_tasks:
+    tasks = (advice.evidence.others for advice in answers if advice.evidence)
+    if other_tasks := dict.fromkeys(chain.from_iterable(tasks)):
         yield f"not for the other tasks here: {'; '.join(other_tasks)}"
 
 
@@ -583,7 +570,7 @@ def _speed(advice: Advice) -> Iterator[str]:
     assumed += "" if costs.update or costs.communication else ", no time for updates and messages"
     yield f"  assumed: {'the costs that were given' if costs.are_known else assumed}"
     whole = costs.work
-    if (slowest := max(whole) * len(whole) / sum(whole)) > 1 + UNEVEN:  # over the mean
+    if (slowest := max(whole) * len(whole) / sum(whole)) > 1.05:  # over the mean
         yield (
             f"  the slowest stage takes {slowest:.2f} times the mean: all these pipelines are as "
             f"fast as {advice.stages / slowest:.3g} equal stages at most"

@@ -1,7 +1,7 @@
 """Claims about what is done about a delay, and about downstream tasks."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -41,7 +41,6 @@ from pipegap.analysis.claims.rule import (
 from pipegap.analysis.statistics.diagnostics import (
     WINDOW,
     Noise,
-    TaskScores,
     intervals,
     noise,
     safe_intervals,
@@ -56,8 +55,6 @@ from pipegap.trainer.base.errors import Status
 
 # Claims about what is done about a delay: Error Feedback, Taylor compensation, feedback on
 # gradients, and runs that are synchronous at the start or at the end.
-
-HALF = 0.5
 
 
 @dataclass(frozen=True)
@@ -125,8 +122,8 @@ class Diverges(ClaimRule):
         """Whether more than half diverge, or fewer."""
         total, count = values.shape[-2] * values.shape[-1], values.sum(axis=(-2, -1))
         # sf(count − 1) is the probability of `count` or more.
-        more = stats.binom.sf(count - 1, total, HALF) <= (1 - CONFIDENCE) / 2
-        fewer = stats.binom.cdf(count, total, HALF) <= (1 - confidence) / 2
+        more = stats.binom.sf(count - 1, total, 0.5) <= (1 - CONFIDENCE) / 2
+        fewer = stats.binom.cdf(count, total, 0.5) <= (1 - confidence) / 2
         return codes_of(more, fewer)
 
     def why(self, values: Values) -> str:
@@ -135,7 +132,7 @@ class Diverges(ClaimRule):
 
     def placebo(self, means: Means) -> Means:
         """Half of the trials diverge."""
-        return np.full_like(means, HALF)
+        return np.full_like(means, 0.5)
 
     def draw(self, means: Means, values: Values, shape: tuple[int, int], rng: Generator) -> Values:
         """Trials that diverge or not, each by itself."""
@@ -173,10 +170,6 @@ def _near_one(trials: pd.DataFrame) -> list[Comparison]:
         for comparison in _by_coefficient(trials, "error_feedback", rule)
         if len(comparison.rows) > 2  # beside the plain delay, two coefficients or more
     ]
-
-
-def _taylor(trials: pd.DataFrame) -> list[Comparison]:
-    return _by_coefficient(trials, "taylor", lambda values: NoHelp(tuple(values)))
 
 
 def _diverges(trials: pd.DataFrame) -> list[Comparison]:
@@ -304,7 +297,7 @@ OF_LOSSES = (
         "changes the loss (the interval of its change does not hold 0, or trials diverge); "
         "contradicted where the interval of the share that one removes lies above 0 and its "
         "neighbours remove a positive share too.",
-        _taylor,
+        partial(_by_coefficient, method="taylor", rule=lambda values: NoHelp(tuple(values))),
     ),
     Claim(
         "gradient_feedback",
@@ -413,31 +406,23 @@ class Equal(ClaimRule):
         return intervals(values[..., row, :], self.noises[row])
 
 
-def _equal(trials: pd.DataFrame, measure: str) -> Sequence[Comparison]:
+def _equal(trials: pd.DataFrame, measure: str) -> list[Comparison]:
     """One part per optimizer, point and task."""
-    return [_part(scores, measure) for scores in task_scores(trials) if scores.arm == "delay_ef"]
-
-
-def _part(scores: TaskScores, measure: str) -> Comparison:
-    by_question = [_above_a_guess(scores, measure), scores.difference(measure)]
-    rows = [
-        Row(name, pd.Series(values.mean(axis=1), index=[*scores.seeds]), is_shown=False)
-        for name, values in zip(("above a guess", "difference"), by_question, strict=True)
-    ]
-    above, difference = map(noise, by_question)
-    return Comparison(
-        words(names.optimizer(scores.optimizer), scores.task),
-        rows,
-        Equal(MARGINS[measure], (above, difference)),
-        scores.optimizer in PAPER,
-    )
-
-
-def _above_a_guess(scores: TaskScores, measure: str) -> Values:
-    """What sync scores above a guess, [seeds, questions]: its accuracy minus that of a guess. Of
-    another measure it is the score itself."""
-    sync = scores.sync
-    return sync[ACCURACY] - sync[CHANCE] if measure == ACCURACY else sync[measure]
+    comparisons = []
+    for scores in (scores for scores in task_scores(trials) if scores.arm == "delay_ef"):
+        sync = scores.of_sync  # [seeds, questions]
+        # Of accuracy what lies above a guess, of another measure the score itself.
+        above_guess = sync[ACCURACY] - sync[CHANCE] if measure == ACCURACY else sync[measure]
+        by_question = {"above a guess": above_guess, "difference": scores.difference(measure)}
+        rows = [
+            Row(name, pd.Series(values.mean(axis=1), index=[*scores.seeds]), is_shown=False)
+            for name, values in by_question.items()
+        ]
+        above, difference = map(noise, by_question.values())
+        name = words(names.optimizer(scores.optimizer), scores.task)
+        rule = Equal(MARGINS[measure], (above, difference))
+        comparisons.append(Comparison(name, rows, rule, scores.optimizer in PAPER))
+    return comparisons
 
 
 def _rule(measure: str, quantity: str, unless: str = "") -> str:

@@ -79,22 +79,19 @@ class Above(ClaimRule):
         if self.needed is not None and not _is_positive(self.needed, values):
             return f"{self.needed.name} may be 0"
         ends = {contrast.name: mean_intervals(contrast.of(values)) for contrast in self.contrasts}
-        below = [name for name, (_, high) in ends.items() if high < 0]
-        if below:
-            return (
-                f"{' and '.join(below)}: below 0 by 95 %, which is too little among so many parts"
-            )
-        either = [name for name, (low, _) in ends.items() if not low > 0]  # `not`: NaN too
-        return f"{' and '.join(either)}: may lie on either side of 0"
+        if below := " and ".join(name for name, (_, high) in ends.items() if high < 0):
+            return f"{below}: below 0 by 95 %, which is too little among so many parts"
+        # `not`: NaN too.
+        either = " and ".join(name for name, (low, _) in ends.items() if not low > 0)
+        return f"{either}: may lie on either side of 0"
 
     def numbers(self, values: Values) -> list[Estimate]:
         """Each contrast of several rows; that of one row is shown already."""
-        several = [
-            one_contrast
-            for one_contrast in self.contrasts
-            if np.count_nonzero(one_contrast.weights) > 1
+        return [
+            estimate(contrast.name, contrast.of(values))
+            for contrast in self.contrasts
+            if np.count_nonzero(contrast.weights) > 1
         ]
-        return [estimate(contrast.name, contrast.of(values)) for contrast in several]
 
 
 def _is_positive(contrast: Contrast | None, values: Values) -> Mask | bool:
@@ -210,9 +207,8 @@ def measured(trials: pd.DataFrame) -> pd.DataFrame:
     value = rows["gap"].astype(float).mask(rows["status"] == Status.DIVERGED, np.inf)
     rows = rows.assign(value=value, setting=rows["point"].map(settings(trials)))
     arms = trials.drop_duplicates("arm")[["arm", *(c for c in OF_ARM if c != "base_arm")]]
-    return in_order(rows[value.notna()], ["optimizer", *VARIANT, "seed"], trials).merge(
-        arms, on="arm"
-    )
+    rows = in_order(rows[value.notna()], ["optimizer", *VARIANT, "seed"], trials)
+    return rows.merge(arms, on="arm")
 
 
 def with_key(trials: pd.DataFrame, rows: pd.DataFrame, key: str) -> pd.DataFrame:
@@ -327,14 +323,12 @@ class AtBest(Above):
         """Shape (..., columns, seeds that did not choose)."""
         num_choosing = _num_choosing(values.shape[-1])
         columns, start = [], 0
-        for num_points in self.points:
-            sync, gaps = (
-                values[..., at : at + num_points, :] for at in (start, start + num_points)
-            )
+        for num in self.points:
+            sync, gaps = (values[..., at : at + num, :] for at in (start, start + num))
             # [..., points, seeds] → [...] → [..., 1, 1], with which the gaps are indexed.
             best_index = sync[..., :num_choosing].mean(axis=-1).argmin(axis=-1)[..., None, None]
             columns.append(np.take_along_axis(gaps, best_index, axis=-2)[..., 0, num_choosing:])
-            start += 2 * num_points
+            start += 2 * num
         return np.stack(columns, axis=-2)
 
     def placebo(self, means: Means) -> Means:

@@ -314,7 +314,7 @@ class Verdict(NamedTuple):
     claim: Claim
     outcome: Outcome
     parts: Sequence[ClaimPart]
-    others: Sequence[ClaimPart] = ()
+    other_parts: Sequence[ClaimPart] = ()
     """Parts about optimizers that are not in the paper: they do not judge the claim."""
     comparisons: Sequence[Comparison] = ()
     """What `parts` were decided from."""
@@ -368,11 +368,14 @@ def judged(claim: Claim, trials: pd.DataFrame) -> Verdict:
     other_parts = _parts([comparison for comparison in comparisons if not comparison.counts])
     if not comparisons_counted:
         verdict = _undecided(claim, "trials", "no trial of the arms that it is about")
-        return verdict._replace(others=other_parts)
+        return verdict._replace(other_parts=other_parts)
     parts = _parts(comparisons_counted)
-    return Verdict(
-        claim, _together([part.outcome for part in parts]), parts, other_parts, comparisons_counted
-    )
+    outcomes = {part.outcome for part in parts}
+    if Outcome.CONTRADICTED in outcomes:
+        outcome = Outcome.CONTRADICTED
+    else:
+        outcome = outcomes.pop() if len(outcomes) == 1 else Outcome.UNDECIDED
+    return Verdict(claim, outcome, parts, other_parts, comparisons_counted)
 
 
 def deciding(trials: pd.DataFrame) -> pd.DataFrame:
@@ -389,10 +392,8 @@ def audited(verdict: Verdict) -> Verdict:
     if not parts:
         return verdict
     # crc32, not `hash`, which differs from process to process.
-    audit_of_claim = audit(parts, against(comparisons), seed=crc32(verdict.claim.name.encode()))
-    return verdict._replace(
-        audit=audit_of_claim._replace(num_left_out=len(comparisons) - len(parts))
-    )
+    rates = audit(parts, against(comparisons), seed=crc32(verdict.claim.name.encode()))
+    return verdict._replace(audit=rates._replace(num_left_out=len(comparisons) - len(parts)))
 
 
 def not_run(claim: Claim, command: str) -> Verdict:
@@ -403,13 +404,6 @@ def not_run(claim: Claim, command: str) -> Verdict:
 def against(comparisons: Sequence[Comparison]) -> float:
     """The confidence of an interval that may contradict a claim of these parts (Bonferroni)."""
     return shared_confidence(sum(comparison.rule.num_refuting for comparison in comparisons))
-
-
-def _together(outcomes: Sequence[Outcome]) -> Outcome:
-    """The outcome of a claim from those of its parts."""
-    if Outcome.CONTRADICTED in outcomes:
-        return Outcome.CONTRADICTED
-    return Outcome.REPRODUCED if {*outcomes} == {Outcome.REPRODUCED} else Outcome.UNDECIDED
 
 
 def _parts(comparisons: Sequence[Comparison]) -> list[ClaimPart]:

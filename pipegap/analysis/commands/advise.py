@@ -21,8 +21,6 @@ from pipegap.trainer.config.identity import yamls
 from pipegap.trainer.store.opened import pulled
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from pipegap.analysis.advice.speed import Costs, TwoSteps
     from pipegap.analysis.advice.verdict import Advice
 
@@ -55,8 +53,6 @@ MOST = {"chunks": 16, "stages": 256, "microbatches": 4_096, "updates": 10**9}
 """The largest numbers; a pipeline of these stages is simulated within some seconds."""
 LENGTH = 1024
 """Tokens of a sequence, for the attention of a model that `forward` names."""
-TRACED = ("forward", "backward", "update")
-"""Keys whose times a trace has."""
 RIVAL, RESULTS, AT = "rival.", "results", "@"
 SHAPE = {
     "stages": "stages the pipeline has, e.g. stages=4",
@@ -69,79 +65,71 @@ SHORTEST, LONGEST = 1e-9, 1e9
 
 def main(values: Given) -> None:
     """Prints the advice; raises BadInput."""
+    # Late, as in every command: its help and its refusals do not wait for pandas.
+    from pipegap.analysis.advice.advise import advices, advise
     from pipegap.analysis.advice.speed import CHUNKS
     from pipegap.analysis.advice.timing import timing
     from pipegap.analysis.table.load import load
     from pipegap.analysis.table.selection import fulfilling
     from pipegap.trainer.store.records import records
 
-    stages, microbatches = (_of_pipeline(values, key, shape) for key, shape in SHAPE.items())
+    shape = []
+    for key, example in SHAPE.items():
+        if key not in values:
+            raise BadInput(key, "", f"must say how many {example}")
+        shape.append(count(values, key, 0, MOST[key]))
+    stages, microbatches = shape
     updates = count(values, "updates", 0, MOST["updates"])
     form = take_choice(values, "format", ("text", "json"))
     measured, own_times, two_steps = _measured(values, stages, microbatches)
+    # Any other key is a column of the trials, and its value a condition.
     conditions = {
         key: value for key, value in values.items() if key not in KEYS and not key.startswith(RIVAL)
     }
     activations = _times(values, "activations", 1)
     layers = _model(values).get("num_layers")
+    # A part of the model has one layer at least, and ranks have equally many parts.
     parts = min(max(1, layers // stages), MOST["chunks"]) if layers else CHUNKS
     chunks = count(values, "chunks", parts, MOST["chunks"])
-    costs = _costs(values, stages, microbatches, two_steps, chunks)
-    times: dict[str, Any] = {"measured": measured, "own_times": own_times, "costs": costs}
-    times["two_steps"] = two_steps
+    times: dict[str, Any] = {
+        "measured": measured,
+        "own_times": own_times,
+        "costs": _costs(values, stages, microbatches, two_steps, chunks),
+        "two_steps": two_steps,
+    }
+    # No store is needed where times alone decide: a measured rival may be faster than 2BW.
     if measured and "results" not in values and not Path(RESULTS).exists():
         timed = timing(num_microbatches=microbatches, **times)
         if timed.faster:  # whatever the losses are
             print("\n".join([*timed.limits, *timed.shares]))
             return
-    store = pulled(values.get("results", RESULTS))
-    answers = _answers(
-        fulfilling(load(store), conditions),
-        values.get("optimizer"),
-        {"results": values.get("results", RESULTS), **conditions},
-        stages=stages,
-        microbatches=microbatches,
-        updates=updates or None,
+    place = values.get("results", RESULTS)
+    store = pulled(place)
+    trials = fulfilling(load(store), conditions)
+    question: dict[str, Any] = {
+        **{"stages": stages, "microbatches": microbatches, "updates": updates or None},
         **times,
-        activations=activations[0] if activations else None,
-        chunks=chunks,
-        records=records(store),
-    )
-    if (where := values.get("results", RESULTS)) != RESULTS:
+        **{"activations": activations[0] if activations else None, "chunks": chunks},
+        "records": records(store),
+    }
+    if "optimizer" in values:
+        answers = [advise(trials, optimizer=values["optimizer"], **question)]
+    elif not (answers := advices(trials, **question)):
+        # The last word that chose among the trials is the likeliest to have chosen none.
+        *_, (key, value) = {"results": place, **conditions}.items()
+        raise BadInput(key, value, "must have trials with a delay, of which there are none")
+    if place != RESULTS:  # the command of an advice, which knows no place, gets this store
+        word = shlex.quote(f"results={place}")
         answers = [
-            replace(answer, command=f"{answer.command} {shlex.quote(f'results={where}')}")
-            if answer.command
-            else answer
+            replace(answer, command=f"{answer.command} {word}") if answer.command else answer
             for answer in answers
         ]
     if form == "json":
         nodes = [plain(asdict(answer)) for answer in answers]
-        nodes_shown = nodes[0] if "optimizer" in values else nodes
-        print(json.dumps(nodes_shown, indent=1, ensure_ascii=False))
+        content = nodes[0] if "optimizer" in values else nodes
+        print(json.dumps(content, indent=1, ensure_ascii=False))
     else:
         print(_as_text(answers))
-
-
-def _of_pipeline(values: Given, key: str, example: str) -> int:
-    if key not in values:
-        raise BadInput(key, "", f"must say how many {example}")
-    return count(values, key, 0, MOST[key])
-
-
-def _answers(
-    trials: "pd.DataFrame", optimizer: str | None, chosen_by: Mapping[str, str], **question: Any
-) -> "Sequence[Advice]":
-    """Return the advice for an optimizer, or for all; raises BadInput if there is none, which names
-    the last of the words by which the trials are `chosen_by`: the store, then conditions."""
-    from pipegap.analysis.advice.advise import advices, advise
-
-    if optimizer is not None:
-        return [advise(trials, optimizer=optimizer, **question)]
-    answers = advices(trials, **question)
-    if not answers:
-        *_, (key, value) = chosen_by.items()
-        raise BadInput(key, value, "must have trials with a delay, of which there are none")
-    return answers
 
 
 def _as_text(answers: "Sequence[Advice]") -> str:
@@ -153,12 +141,13 @@ def _as_text(answers: "Sequence[Advice]") -> str:
     if len(answers) == 1:
         lines = [answers[0].text(width)]
     else:
+        # The limits are those of the pipeline, and so the same for every optimizer.
         lines = [*heading(answers), *answers[0].limits, matrix(answers, width)]
         lines += [*ranking(answers), ""]
         lines = [hanging("\n".join([*lines, *map(headline, answers)]), width)]
     if todo := handover(answers):
         head, *code = todo.splitlines()
-        lines += ["", hanging(head, width), *code]
+        lines += ["", hanging(head, width), *code]  # code is copied: its lines stay whole
     return "\n".join(lines)
 
 
@@ -184,12 +173,14 @@ def _measured(
         raise BadInput("step_time", values["step_time"], "must have one time at each number")
     # Of a measured 2BW no simulated time may be compared that was not tied to a measured one.
     simulated = {"step_time"} if "time_2bw" in values else {"step_time", "trace", "forward"}
-    tied = simulated & {*values} or {*FLUSHED} & {*two_steps}
-    alone = [key for key in values if key == "time_2bw" or key.startswith(RIVAL)]
-    if alone and not tied:
-        raise BadInput(alone[0], values[alone[0]], "must stand beside step_time, in the same unit")
-    once = {name: _above_0(values, key) for name, key in rivals.items() if name not in two_steps}
-    return once, _above_0(values, "time_2bw"), two_steps
+    is_tied = simulated & {*values} or {*FLUSHED} & {*two_steps}
+    keys_of_times = [key for key in values if key == "time_2bw" or key.startswith(RIVAL)]
+    if keys_of_times and not is_tied:
+        key = keys_of_times[0]
+        raise BadInput(key, values[key], "must stand beside step_time, in the same unit")
+    names = (name for name in rivals if name not in two_steps)
+    measured = {name: _above_0(values, rivals[name]) for name in names}
+    return measured, _above_0(values, "time_2bw"), two_steps
 
 
 def _two_steps(values: Given, key: str, stages: int, microbatches: int) -> "TwoSteps":
@@ -203,6 +194,7 @@ def _two_steps(values: Given, key: str, stages: int, microbatches: int) -> "TwoS
         num_microbatches = count({key: num}, key, 0, MOST_SIMULATED // stages) if num else 0
         earlier_times = times.get(num_microbatches, ())
         times[num_microbatches] = (*earlier_times, *_above_0({key: time}, key))
+    # 0 stands for a time without a number of microbatches.
     if len(times) != 2 or 0 in times or microbatches not in times:
         allowed = f"must be times at two numbers of microbatches, one of them {microbatches}"
         example = f"1.9@{microbatches},3.5@{2 * microbatches}"
@@ -230,9 +222,9 @@ def _costs(
 
     if "trace" not in values:
         costs = _given_costs(values, stages)
-    elif twice := [key for key in TRACED if key in values]:
-        raise BadInput(twice[0], values[twice[0]], "must not stand beside trace, which has it")
-    else:
+    elif key := next((key for key in ("forward", "backward", "update") if key in values), ""):
+        raise BadInput(key, values[key], "must not stand beside trace, which has it")
+    else:  # a trace does not say how long messages take
         [communication] = _times(values, "communication", 1) or (0.0,)
         costs = traced_costs(Path(values["trace"]), stages, microbatches)
         costs = replace(costs, communication=communication)
@@ -252,14 +244,15 @@ def _given_costs(values: Given, stages: int) -> "Costs":
     backward = _times(values, "backward", stages) or tuple(2 * time for time in forward)
     if not min(*forward, *backward) > 0:
         raise BadInput("forward", values.get("forward", "1"), "must be above 0, as the backward")
-    single = (_times(values, key, 1) or (0.0,) for key in ("update", "communication"))
-    [update], [communication] = single
+    [update], [communication] = (
+        _times(values, key, 1) or (0.0,) for key in ("update", "communication")
+    )
     are_known = "forward" in values or "backward" in values
     return Costs(forward, backward, update, communication, are_known=are_known)
 
 
 def _work(values: Given, stages: int) -> tuple[float, ...]:
-    """Return the work of each stage of the model that `forward` names over the mean; empty if it
+    """Return the work of each stage of the model that `forward` names, over the mean; empty if it
     names none."""
     keys = _model(values)
     if not keys:
@@ -267,7 +260,7 @@ def _work(values: Given, stages: int) -> tuple[float, ...]:
     model = build(keys)
     try:
         work = model.work(model.split(stages, LENGTH), LENGTH)
-    except BadInput as error:
+    except BadInput as error:  # the model names its own keys, of which this command has `stages`
         raise BadInput("stages", stages, error.allowed) from None
     return tuple(stages * stage / sum(work) for stage in work)
 

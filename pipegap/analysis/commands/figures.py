@@ -11,7 +11,6 @@ from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.places import require_folder
 from pipegap.trainer.store.opened import pulled
 
-THEMES = ("light", "dark")
 KEYS = {
     "results": "the store (default: results)",
     "out": "where to write SVG, PNG, PDF and CSV of each (default: figures)",
@@ -23,6 +22,7 @@ KEYS = {
 
 def main(values: Given) -> None:
     """Prints the files that it wrote, without their endings; raises BadInput."""
+    # Not at the top, in any command: its help and its refusals wait neither for altair nor pandas.
     from pipegap.analysis.figures import FIGURES
     from pipegap.analysis.figures.figure import WIDTHS, export
     from pipegap.analysis.report.contents import StoreViews, figures_of, scopes
@@ -32,9 +32,14 @@ def main(values: Given) -> None:
     out = values.get("out", "figures")
     require_folder("out", out)
     store = pulled(values.get("results", "results"))
+    # Of both kinds of choices the first is the default, but for the width of two columns.
     width = take_choice({"width": "two", **values}, "width", [*WIDTHS])
-    is_dark = take_choice(values, "theme", THEMES) == "dark"
-    only = _only(values, [figure.name for figure in FIGURES])
+    is_dark = take_choice(values, "theme", ("light", "dark")) == "dark"
+    names = [figure.name for figure in FIGURES]
+    only = [name for name in values.get("only", "").split(",") if name] or names
+    for name in only:
+        if name not in names:
+            raise BadInput("only", name, f"must be among {', '.join(names)}")
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # the report says them
         for scope in scopes(StoreViews(load(store), records(store))):
             folder = Path(out) / scope.folder
@@ -42,11 +47,3 @@ def main(values: Given) -> None:
             for drawn in figures_of(scope, only):
                 export(drawn, folder, width, is_dark=is_dark)
                 print(folder / drawn.figure.name)
-
-
-def _only(values: Given, figure_names: list[str]) -> list[str]:
-    names = [name for name in values.get("only", "").split(",") if name] or figure_names
-    for name in names:
-        if name not in figure_names:
-            raise BadInput("only", name, f"must be among {', '.join(figure_names)}")
-    return names

@@ -5,7 +5,7 @@ e.g. pipegap stability optimizer=muon delay=2
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -22,20 +22,15 @@ KEYS = {
     "format": "text, json",
     "KEY": "of the two: optimizer.momentum=0.99, correction.coefficient=0.5",
 }
-MOST_DELAY = 32
-"""A larger one takes minutes."""
 LARGEST_K, MOST_UPDATES = 1e6, 1e9
-FOLLOWS = ("sync_over_delayed", "corrected_over_delayed", "noise_removed")
-"""What follows from the fields of a row."""
-GROUPS = ("optimizer", "correction")
 
 
 def main(values: Given) -> None:
     """Prints one row per optimizer; raises BadInput."""
-    from pipegap.analysis.theory import stability, table, title
+    from pipegap.analysis.theory import stability, table, title  # with scipy, which is slow
 
-    delay = count(values, "delay", 1, MOST_DELAY, low=0)
-    if not (k := amount(values, "k", 0.1, 0, LARGEST_K)):
+    delay = count(values, "delay", 1, 32, low=0)  # a larger one takes minutes
+    if not (k := amount(values, "k", 0.1, 0, LARGEST_K)):  # at 0 no noise moves the weights
         raise BadInput("k", values["k"], "must be above 0")
     updates = amount(values, "updates", math.inf, 0, MOST_UPDATES, "a whole")
     form = take_choice(values, "format", ("text", "json"))
@@ -43,36 +38,34 @@ def main(values: Given) -> None:
     settings = [f"{key}={value}" for key, value in values.items() if key not in KEYS]
     rows = [
         stability((name, correction), *nodes, delay=delay, k=k, updates=updates)
-        for name, nodes in _chosen(values.get("optimizer"), correction, settings)
+        for name, nodes in _configs(values.get("optimizer"), correction, settings)
     ]
     if form == "json":
-        fields = [asdict(row) | {name: getattr(row, name) for name in FOLLOWS} for row in rows]
+        ratios = ("sync_over_delayed", "corrected_over_delayed", "noise_removed")
+        fields = [asdict(row) | {name: getattr(row, name) for name in ratios} for row in rows]
         print(json.dumps(plain(fields), indent=1))
     else:
         print(f"{title(rows[0])}\n{table(rows)}")
 
 
-def _chosen(
+def _configs(
     optimizer: str | None, correction: str, settings: Sequence[str]
-) -> list[tuple[str, tuple[Any, Any]]]:
-    """Return each optimizer with its settings and those of the correction, as trials get them."""
+) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Yield each optimizer with its settings and those of the correction, as trials get them."""
     from pipegap.analysis.theory import NONE
     from pipegap.trainer.config.compose import Composer
     from pipegap.trainer.config.identity import declared
 
     for word in settings:
-        group, dot, _ = word.partition("=")[0].partition(".")
-        if group not in GROUPS or not dot:
-            key, _, value = word.partition("=")
+        key, _, value = word.partition("=")
+        if not key.startswith(("optimizer.", "correction.")):
             raise BadInput(key, value, "is not a key of this command, see --help")
     if optimizer is None and any(word.startswith("optimizer.") for word in settings):
         raise BadInput("optimizer", "", "must say whose settings these are")
     theories = {name: choice.theory for name, choice in declared("optimizer").items()}
     linear = [name for name, theory in theories.items() if theory and not theory.startswith(NONE)]
-    names = linear if optimizer is None else [optimizer]
+    # One that is asked for by name is not looked up: `stability` says why it has no filter.
     compose = Composer()
-    nodes = []
-    for name in names:
+    for name in linear if optimizer is None else [optimizer]:
         config = compose([f"optimizer={name}", f"correction={correction}", *settings])
-        nodes.append((name, (config["optimizer"], config["correction"])))
-    return nodes
+        yield name, (config["optimizer"], config["correction"])

@@ -17,7 +17,7 @@ def amount(
     """
     if key not in values:
         return default
-    value = number(values[key])
+    value = number(values[key])  # NaN for a word that is none, which no range holds
     if not low <= value <= high or (kind != "a" and not value.is_integer()):
         ends = f"{low:g} to {high:g}" if kind == "a" else f"{low:,.0f} to {high:,.0f}"
         raise BadInput(key, values[key], f"must be {kind} number from {ends}")
@@ -35,4 +35,5 @@ def plain(node: Any) -> Any:
         return {key: plain(value) for key, value in node.items()}
     if isinstance(node, list | tuple):
         return [plain(value) for value in node]
+    # Python would write NaN and Infinity, which other readers of JSON refuse.
     return None if isinstance(node, float) and not math.isfinite(node) else node

@@ -107,27 +107,23 @@ def mean_panel(
     rows = panel.rows
     labels = {str(series): label(of_series) for series, of_series in rows.groupby("series")}
     look = legend(labels, looks, lines=True)
-    known_rows = rows.dropna(subset=column_of(y))
+    with_value = rows.dropna(subset=column_of(y))
     columns = list(dict.fromkeys(["series", *OF_SEED, "update", column_of(x), column_of(y)]))
-    seeds = marks(known_rows, columns, x, y).encode(
-        color=look.color, detail=alt.Detail("trial_id:N")
-    )
-    ends = known_rows[known_rows["status"] == Status.DIVERGED].groupby("trial_id").tail(1)
+    seeds = marks(with_value, columns, x, y)
+    seeds = seeds.encode(color=look.color, detail=alt.Detail("trial_id:N"))
+    ends = with_value[with_value["status"] == Status.DIVERGED].groupby("trial_id").tail(1)
     series_columns = ["series", column_of(x), column_of(y)]
-    means = marks(_means(rows, column_of(x), column_of(y)), series_columns, x, y).mark_line(
-        strokeWidth=1.8
-    )
+    means = marks(_means(rows, column_of(x), column_of(y)), series_columns, x, y)
     layers = [
         seeds.mark_line(strokeOpacity=FAINT, strokeWidth=0.8),
         # Invisible points catch the pointer on the page; `figure.picture` leaves them out.
         seeds.mark_point(opacity=0, size=40).encode(tooltip=tooltips(columns)),
-        means.encode(color=look.color, strokeDash=look.dash),
+        means.mark_line(strokeWidth=1.8).encode(color=look.color, strokeDash=look.dash),
     ]
     for name, of_series in ends.groupby("series"):
+        crosses = marks(of_series, series_columns, x, y)
         color = readable(looks[str(name)].color)
-        layers.append(
-            marks(of_series, series_columns, x, y).mark_text(text="×", fontSize=16, color=color)
-        )
+        layers.append(crosses.mark_text(text="×", fontSize=16, color=color))
     chart = alt.layer(*layers, title=panel.title)
     assert isinstance(chart, alt.LayerChart)
     return chart
@@ -160,8 +156,6 @@ STAGES = "pipeline.num_stages"
 POINTS = 100
 """A curve of training losses has about that many points: each is the mean of a hundredth of the
 run."""
-MOST_ABOVE = 4
-"""Panels beside each other, with the gaps below the losses."""
 TITLES = {
     "val_loss": ["validation loss (nats per token)"],
     "train_loss": [
@@ -206,11 +200,13 @@ def training(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
 
 def _with_points(curves: Callable[[Read], pd.DataFrame]) -> pd.DataFrame:
     """Return the curves of evaluations if one has FEWEST points, else those that have more."""
-    evaluated = curves(_evaluations)
-    if (evaluated["trial_id"].value_counts() >= FEWEST).any():
-        return evaluated
+    evaluations = curves(
+        lambda points: below_each_other([*map(validation_losses, points["folder"])])
+    )
+    if (evaluations["trial_id"].value_counts() >= FEWEST).any():
+        return evaluations
     parts = curves(_parts)
-    return parts if len(parts) > len(evaluated) else evaluated
+    return parts if len(parts) > len(evaluations) else evaluations
 
 
 def _by_stages(trials: pd.DataFrame, gaps: pd.DataFrame, reader: Read) -> pd.DataFrame:
@@ -233,10 +229,6 @@ def _curves(trials: pd.DataFrame, gaps: pd.DataFrame, reader: Read) -> pd.DataFr
     if points.empty:
         return pd.DataFrame(columns=[*dict.fromkeys([*COLUMNS, *OF_GAP])])
     return _with_gaps(over_tokens(reader(points), points), trials)
-
-
-def _evaluations(points: pd.DataFrame) -> pd.DataFrame:
-    return below_each_other([*map(validation_losses, points["folder"])])
 
 
 def _parts(points: pd.DataFrame) -> pd.DataFrame:
@@ -301,7 +293,8 @@ def with_gaps(data: pd.DataFrame) -> list[Chart]:
         for panel in all_panels
         if len(paired := panel.rows.dropna(subset="gap"))
     ]
-    if len(charts) == 2 * len(all_panels) <= 2 * MOST_ABOVE:  # each gap stands below its loss
+    # Up to four panels stand beside each other, and each gap below its loss.
+    if len(charts) == 2 * len(all_panels) <= 8:
         charts[0] = charts[0].properties(usermeta={"columns": len(all_panels)})
     return charts
 
@@ -310,14 +303,12 @@ def _gap_panel(panel: Panel, y: alt.Y, x: alt.X, looks: Mapping[str, Style]) -> 
     """Draw seeds and means as `mean_panel` does, over the interval's band and the line of 0."""
     band_rows = panel.rows.dropna(subset="low").drop_duplicates(["series", "update"])
     chart = mean_panel(panel, y, x, looks)
-    band = marks(band_rows, ["series", column_of(x), "low", "high"], x, None).mark_area(
-        opacity=0.18
-    )
+    band = marks(band_rows, ["series", column_of(x), "low", "high"], x, None)
     low = alt.Y("low:Q", scale=y["scale"], title=y["title"])
     color = chart.layer[0].encoding.color  # with the legend of the lines, so that both share one
     zero = alt.Chart(pd.DataFrame({"gap": [0.0]})).mark_rule(color=INK).encode(y=y)
-    layers = [zero, band.encode(y=low, y2=alt.Y2("high:Q"), color=color), *chart.layer]
-    return alt.layer(*layers, title=panel.title)
+    area = band.mark_area(opacity=0.18).encode(y=low, y2=alt.Y2("high:Q"), color=color)
+    return alt.layer(zero, area, *chart.layer, title=panel.title)
 
 
 OVER_TRAINING = Figure(
@@ -344,8 +335,6 @@ MEASURED = {
     "greatest_load": "load of the busiest expert over the mean",
 }
 """Diagnostics that have a figure → what they are."""
-OF_ROUTING = ("changed_share", "greatest_load")
-"""Diagnostics that only mixtures of experts have; the others are of the whole model."""
 BEFORE, AFTER = 0.05, 0.15
 """Shares of the run around the switch to a delay that figures zoom in on."""
 KEY = "optimizer.variance_decay"
@@ -362,7 +351,8 @@ def measured(trials: pd.DataFrame, gaps: pd.DataFrame, name: str) -> pd.DataFram
     gradient.
     """
     points = best_points(trials, gaps)
-    group = "routing" if name in OF_ROUTING else "all"
+    # What only mixtures of experts have; the others are of the whole model.
+    group = "routing" if name in ("changed_share", "greatest_load") else "all"
     rows = _rows(trials, gaps)
     measurements = [_series(trial_rows, group, name) for trial_rows in rows] if any(rows) else []
     # `all` of an empty curve is True: a trial that measured nothing is left out too.
@@ -412,10 +402,8 @@ def around_switch(data: pd.DataFrame, name: str) -> list[Chart]:
     panels: list[Chart] = []
     for panel in panels_of(data, looks):
         panels.append(mean_panel(panel, y, x, looks))
-        if len(rows_of_panel := panel.rows[panel.rows.index.isin(rows_near.index)]):
-            panels.append(
-                mean_panel(panel.of(rows_of_panel, ", at the switch"), y, at_switch, looks)
-            )
+        if len(rows := panel.rows[panel.rows.index.isin(rows_near.index)]):
+            panels.append(mean_panel(panel.of(rows, ", at the switch"), y, at_switch, looks))
     return panels
 
 

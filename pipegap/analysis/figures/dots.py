@@ -141,16 +141,16 @@ def _rows(points: pd.DataFrame, trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.
 def optimizer_rows(data: pd.DataFrame) -> list[Chart]:
     """Draw the gaps and the losses of `by_optimizer`, each with one row per optimizer, in the order
     of the data."""
-    return _charts(data, [*dict.fromkeys(data.loc[data["quantity"] == LOSS, "group"])], None)
+    return _charts(data, None)
 
 
 def value_rows(data: pd.DataFrame, title: str) -> list[Chart]:
     """Draw `by_value` with one row per value, in the order of the data; `title` names the key."""
-    return _charts(data, [*dict.fromkeys(data.loc[data["quantity"] == LOSS, "group"])], title)
+    return _charts(data, title)
 
 
-def _charts(data: pd.DataFrame, order: Sequence[str], key: str | None) -> list[Chart]:
-    styles = arm_styles(data)
+def _charts(data: pd.DataFrame, key: str | None) -> list[Chart]:
+    styles, order = arm_styles(data), data.loc[data["quantity"] == LOSS, "group"].unique()
     charts: list[Chart] = []
     for (panel, subtitle), rows in data.groupby(PANEL, sort=False):
         present = {*rows["group"]}
@@ -163,9 +163,8 @@ def _charts(data: pd.DataFrame, order: Sequence[str], key: str | None) -> list[C
                 words = ", ".join(filter(None, [str(panel), quantity_title]))
                 title = titled(words[:1].upper() + words[1:], str(subtitle))
                 means = quantity_rows.drop_duplicates(["group", "series"])
-                means = means.assign(
-                    words=[_words(row, quantity) for row in means.to_dict("records")]
-                )
+                labels = [_words(row, quantity) for row in means.to_dict("records")]
+                means = means.assign(words=labels)
                 seeds = quantity_rows.dropna(subset="of_seed").drop(columns="mean")
                 frame = _frame(means, _axis(quantity, data), y, styles)
                 # Renamed: all layers of a panel share the field of the x axis, `mean`.
@@ -215,14 +214,10 @@ def _frame(rows: pd.DataFrame, x: alt.X, of: _Rows, styles: Mapping[str, Style])
     lines = [NAME, *series] if is_above else series  # the line of the name comes first
     offset = alt.YOffset("series:N", sort=lines, scale=alt.Scale(domain=lines))
     names = pd.DataFrame({of.column: of.names, "series": NAME})
-    return _Frame(
-        x,
-        y,
-        offset,
-        legend({name: name for name in series}, styles),
-        len(of.names) * (ROW_LINE * (of.num_arms + is_above) + ROW_PAD),
-        names_above(names, y, yOffset=offset) if is_above else [],
-    )
+    look = legend({name: name for name in series}, styles)
+    height = len(of.names) * (ROW_LINE * (of.num_arms + is_above) + ROW_PAD)
+    texts = names_above(names, y, yOffset=offset) if is_above else []
+    return _Frame(x, y, offset, look, height, texts)
 
 
 def _seeds(frame: _Frame, rows: pd.DataFrame) -> alt.Chart:
@@ -417,31 +412,23 @@ def _panel(rows: pd.DataFrame, title: alt.TitleParams, scale: alt.Scale) -> Char
         rate=rows[ACROSS].map("{:g}".format),
         words=[_cell_words(row) for row in rows.to_dict("records")],
     )
-    down = sorted(rows[DOWN].unique(), reverse=True)
-    x = alt.X(
-        "rate:O",
-        title=names.key(ACROSS),
-        sort=[f"{v:g}" for v in sorted(rows[ACROSS].unique())],
-        axis=alt.Axis(labelAngle=0),
-    )
-    y = alt.Y("batch:O", title=names.key(DOWN), sort=[f"{value:g}" for value in down])
+    rates = [f"{rate:g}" for rate in sorted(rows[ACROSS].unique())]
+    batches = [f"{size:g}" for size in sorted(rows[DOWN].unique(), reverse=True)]
+    height = CELL * len(batches)
     chart = alt.Chart(cells).encode(
-        x=x, y=y, tooltip=tooltips(["series", "quantity", "batch", "rate", *MEAN])
+        x=alt.X("rate:O", title=names.key(ACROSS), sort=rates, axis=alt.Axis(labelAngle=0)),
+        y=alt.Y("batch:O", title=names.key(DOWN), sort=batches),
+        tooltip=tooltips(["series", "quantity", "batch", "rate", *MEAN]),
     )
-    bar = alt.Legend(
-        title=BARS[quantity], orient="right", gradientLength=CELL * len(down) - 30, tickCount=4
-    )
+    bar = alt.Legend(title=BARS[quantity], orient="right", gradientLength=height - 30, tickCount=4)
     color = alt.Color(f"{COLUMN[quantity]}:Q", scale=scale, legend=bar)
+    best, words = chart.transform_filter("datum.best"), chart.encode(text=alt.Text("words:N"))
     return alt.layer(
         chart.mark_rect().encode(color=color),
-        chart.transform_filter("datum.best").mark_rect(
-            fillOpacity=0, stroke=ON_COLOR, strokeWidth=2
-        ),
-        chart.mark_text(lineBreak="\n", lineHeight=13, color=ON_COLOR).encode(
-            text=alt.Text("words:N")
-        ),
+        best.mark_rect(fillOpacity=0, stroke=ON_COLOR, strokeWidth=2),
+        words.mark_text(lineBreak="\n", lineHeight=13, color=ON_COLOR),
         title=title,
-        height=CELL * len(down),
+        height=height,
     )
 
 

@@ -36,17 +36,10 @@ Spec: TypeAlias = dict[str, Any]
 
 COLUMNS = 3
 """Panels beside each other in a file."""
-LINE = 60
-"""Letters of a caption above a panel."""
-OF_WHOLE = ("$schema", "config", "datasets")
-"""Parts of a specification that panels beside each other share."""
-MOST_MEANS = 40
-"""More numbers are not read out: the CSV has all of them."""
 MOST_PANELS, MOST_SMALL = 12, 36
 """Panels of the usual size in one figure, and those of a SMALL one: the CSV has the others."""
 SMALL = {"width": 130, "height": 100}
 """Pixels of a panel among many."""
-SMALL_COLUMNS = 6
 MOST_POINTS = 3_000
 """Rows of seeds in a picture; the CSV has all. More could not be told apart."""
 FEWEST = 16
@@ -117,7 +110,7 @@ def plot(figure: Figure, data: pd.DataFrame) -> Plot:
         caption.append(f"the first {len(specs)} of {len(charts)} panels: the CSV has all")
     if len(specs) > MOST_PANELS and not any("height" in spec for spec in specs):
         caption += _made_small(specs, data)
-        figure = figure._replace(columns=SMALL_COLUMNS)
+        figure = figure._replace(columns=6)
     figure = figure._replace(caption=tuple(caption))
     return Plot(figure, data, [{**spec, "config": CONFIG} for spec in specs])  # not Altair's
 
@@ -172,9 +165,10 @@ def _thinned(rows: Sequence[Row], share: float) -> Sequence[Row]:
     for row in rows:
         curves.setdefault((row["trial_id"], row["series"]), []).append(row)
     # As many curves as have room with FEWEST points each; then their points share that room.
-    kept_rows = _part([*curves.values()], share * len(rows) / (FEWEST * len(curves)))
-    of_curve = share * len(rows) / sum(map(len, kept_rows))
-    return [row for curve in kept_rows for row in _part(curve, of_curve, FEWEST)]
+    room = share * len(rows)
+    fewer_curves = _part([*curves.values()], room / (FEWEST * len(curves)))
+    of_curve = room / sum(map(len, fewer_curves))
+    return [row for curve in fewer_curves for row in _part(curve, of_curve, FEWEST)]
 
 
 def _part(items: Sequence[_T], share: float, fewest: int = 2) -> Sequence[_T]:
@@ -184,9 +178,9 @@ def _part(items: Sequence[_T], share: float, fewest: int = 2) -> Sequence[_T]:
 def whole(drawn: Plot) -> Spec:
     """Return one specification: the panels beside and below each other, under title and caption."""
     columns = min(drawn.figure.columns, len(drawn.specs))
-    # A figure of one column is as wide as two panels: its rows have long names.
-    line = LINE * (2 if drawn.figure.columns == 1 else columns)
-    return beside(drawn, columns, line=line)
+    # Above a panel there is room for 60 letters of a caption. A figure of one column is as wide as
+    # two panels: its rows have long names.
+    return beside(drawn, columns, line=60 * (2 if drawn.figure.columns == 1 else columns))
 
 
 def panels(drawn: Plot) -> list[Spec]:
@@ -208,6 +202,7 @@ def beside(drawn: Plot, columns: int, *, line: int) -> Spec:
         "fontSize": 15,
         "offset": 12,
     }
+    shared = ("$schema", "config", "datasets")  # which stand once, for all panels
     return {
         "$schema": specs[0]["$schema"],
         "config": CONFIG,
@@ -215,7 +210,7 @@ def beside(drawn: Plot, columns: int, *, line: int) -> Spec:
         "description": described(figure.title, figure.caption, data),
         "columns": columns,
         "concat": [
-            {name: part for name, part in panel.items() if name not in OF_WHOLE} for panel in specs
+            {name: part for name, part in panel.items() if name not in shared} for panel in specs
         ],
         # Each panel has its own legend, which counts that panel's trials, and its own order of
         # arms: a shared one would be by name.
@@ -236,7 +231,7 @@ def described(title: str, caption: Sequence[str], data: pd.DataFrame) -> str:
     if "mean" in data and "update" not in data:
         means = data.drop_duplicates([name for name in NAMES_A_MEAN if name in data] or None)
         means = means[means["mean"].notna()]
-        if len(means) <= MOST_MEANS:
+        if len(means) <= 40:  # more numbers are not read out: the CSV has all of them
             parts.append("; ".join(map(_mean, means.to_dict("records"))))
     return ". ".join(filter(None, [*parts, *caption])) + "."
 
@@ -338,10 +333,8 @@ def _cut(source: Path | io.BytesIO, letters: frozenset[str], flavor: str | None 
     """Return the font of these letters alone, as TrueType or in another `flavor`."""
     font = TTFont(source, recalcTimestamp=False)  # equal letters give equal bytes
     font.flavor = flavor
-    options = subset.Options(
-        layout_features=["kern"], hinting=False, name_IDs=[], notdef_outline=False
-    )
-    cutter = subset.Subsetter(options)
+    what = {"layout_features": ["kern"], "hinting": False, "name_IDs": [], "notdef_outline": False}
+    cutter = subset.Subsetter(subset.Options(**what))
     cutter.populate(text="".join(letters))
     cutter.subset(font)
     buffer = io.BytesIO()
@@ -354,9 +347,6 @@ SCALE, TALL = 2, 8_000
 PER_INCH = 96
 """Pixels of a specification, as browsers count them."""
 POINTS = 72
-LETTER = 5.6
-"""Pixels that a letter of a caption takes on average, or a little more."""
-FIRST_GUESS, TRIES = 200, 3
 NUMBERED = re.compile(r"(?:clip|gradient_)\d+")
 SIZE = re.compile(r'width="([\d.]+)" height="([\d.]+)"')
 
@@ -445,11 +435,11 @@ def sized(drawn: Plot, width: Width, *, is_dark: bool = False) -> str:
     """
     columns = min(width.columns, drawn.figure.columns, len(drawn.specs))
     pixels = width.inches * PER_INCH
-    across, svg = float(FIRST_GUESS), ""
-    for _ in range(TRIES):
+    across, svg = 200.0, ""  # a first guess of a panel's pixels
+    for _ in range(3):
         wide = drawn._replace(specs=[{**panel, "width": across} for panel in drawn.specs])
         # `across` is of a panel alone: only the picture says what axes and legends take beside.
-        spec = beside(wide, columns, line=int(pixels / LETTER))
+        spec = beside(wide, columns, line=int(pixels / 5.6))  # pixels of a letter, or a few less
         svg = picture(dark(spec) if is_dark else spec)
         too_wide = _size(svg)[0] - pixels
         if abs(too_wide) < 1:

@@ -176,15 +176,12 @@ def losses_along(
     # A diverged seed trained on fewer, and would stand apart from its point on the axis.
     planned = trials.assign(tokens=trials.groupby("point")["tokens"].transform("max"))
     rows = results_along(planned, [key, size] if size else [key], part_of)
-    if size and len(rows):
-        sizes = rows[size].map(names.parameters) + UNITS[size]
-        rows = rows.assign(series=sizes + " " + rows["series"].astype(str), size=rows[size])
-    return _losses(rows.assign(key=key, value=rows[key]), trials, gaps)
-
-
-def _losses(rows: pd.DataFrame, trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     if rows.empty:
         return pd.DataFrame(columns=OF_LOSSES)
+    if size:
+        sizes = rows[size].map(names.parameters) + UNITS[size]
+        rows = rows.assign(series=sizes + " " + rows["series"].astype(str), size=rows[size])
+    rows = rows.assign(key=key, value=rows[key])
     losses = with_means(rows.assign(loss=rows["final_val_loss"]), "loss", KEYS)
     of_gaps = rows.merge(paired_seeds(trials, gaps)[["trial_id", "gap", *MEAN]], on="trial_id")
     # An empty part would change dtypes. MEAN of a row is that of its loss, or else of its gap.
@@ -209,9 +206,6 @@ MANY = (
 MOST_ENDS = 0.95
 """Share of the ends of such bands that the axis holds: one interval of two seeds would flatten all
 lines."""
-MARK_HEIGHT = 0.07
-"""Share of the axis that the mark of a diverged arm takes."""
-LINE_HEIGHT = 14  # pixels of that mark
 WITH_MEAN = ["low", "high", "n", "diverged", "pairs"]
 """What is shown beside a mean."""
 
@@ -261,8 +255,9 @@ def _room(data: pd.DataFrame) -> float:
     """Return the share of the axis above the values, for the marks of what diverged."""
     if not (data["diverged"] > 0).any():
         return MARGIN
-    # A line of marks for each series of the fullest panel, since all panels share the axis.
-    return MARGIN + MARK_HEIGHT * int(data.groupby(PANEL)["series"].nunique().max())
+    # A line of marks for each series of the fullest panel, since all panels share the axis; a line
+    # takes 7 % of the axis.
+    return MARGIN + 0.07 * int(data.groupby(PANEL)["series"].nunique().max())
 
 
 class _LineFrame(NamedTuple):
@@ -299,7 +294,7 @@ def _drawn(panel: Panel, column: str, y: alt.Y, styles: Mapping[str, Style], man
     layers = [
         *([zero.encode(y=y)] if column == "gap" else []),
         *_bands(frame, rows[rows["value"].isna()]),
-        *(_ribbons(frame, swept) if many else _means(frame, swept)),
+        *_means(frame, swept, many=many),
         *([] if many else [_points(frame, swept).encode(x=x)]),
         *_diverged(frame, swept, [name for name in styles if name in labels], counts=not many),
     ]
@@ -320,33 +315,25 @@ def _bands(frame: _LineFrame, rows: pd.DataFrame) -> list[alt.Chart]:
     ]
 
 
-def _means(frame: _LineFrame, rows: pd.DataFrame) -> list[alt.Chart]:
+def _means(frame: _LineFrame, rows: pd.DataFrame, *, many: bool) -> list[alt.Chart]:
+    """Draw means with a whisker each, or of `many` values as a line in a ribbon."""
     means = rows.drop_duplicates(["series", "value"]).dropna(subset="mean")
-    line = frame.layer(means, "mean", *WITH_MEAN).encode(x=frame.x)
-    arms = frame.layer(means.dropna(subset="low"), "low", "high").encode(
-        x=frame.x, y2=alt.Y2("high:Q")
-    )
-    tooltip = tooltips(["series", "value", frame.column, *WITH_MEAN])
+    dots = frame.layer(means, "mean", *WITH_MEAN).encode(x=frame.x)
+    line = dots.encode(strokeDash=frame.look.dash)
+    ends = frame.layer(means.dropna(subset="low"), "low", "high")
+    ends = ends.encode(x=frame.x, y2=alt.Y2("high:Q"))
+    dots = dots.encode(tooltip=tooltips(["series", "value", frame.column, *WITH_MEAN]))
+    if many:
+        return [
+            ends.mark_area(opacity=0.18, clip=True),
+            line.mark_line(strokeWidth=1.4),
+            dots.mark_point(opacity=0, size=40),  # for a pointer alone
+        ]
+    dots = dots.encode(shape=frame.look.shape)
     return [
-        arms.mark_rule(strokeWidth=1.2, xOffset=MOVED),
-        line.mark_line(strokeWidth=1.4, opacity=0.8, xOffset=MOVED).encode(
-            strokeDash=frame.look.dash
-        ),
-        line.mark_point(filled=True, size=45, opacity=1, xOffset=MOVED).encode(
-            shape=frame.look.shape, tooltip=tooltip
-        ),
-    ]
-
-
-def _ribbons(frame: _LineFrame, rows: pd.DataFrame) -> list[alt.Chart]:
-    means = rows.drop_duplicates(["series", "value"]).dropna(subset="mean")
-    line = frame.layer(means, "mean", *WITH_MEAN).encode(x=frame.x)
-    band = frame.layer(means.dropna(subset="low"), "low", "high").encode(x=frame.x)
-    tooltip = tooltips(["series", "value", frame.column, *WITH_MEAN])
-    return [
-        band.mark_area(opacity=0.18, clip=True).encode(y2=alt.Y2("high:Q")),
-        line.mark_line(strokeWidth=1.4).encode(strokeDash=frame.look.dash),
-        line.mark_point(opacity=0, size=40).encode(tooltip=tooltip),  # for a pointer alone
+        ends.mark_rule(strokeWidth=1.2, xOffset=MOVED),
+        line.mark_line(strokeWidth=1.4, opacity=0.8, xOffset=MOVED),
+        dots.mark_point(filled=True, size=45, opacity=1, xOffset=MOVED),
     ]
 
 
@@ -369,7 +356,7 @@ def _diverged(
         alt.Chart(of_series)
         .mark_text(
             baseline="top",
-            y=2 + LINE_HEIGHT * order.index(str(series)),  # pixels from the top of the panel
+            y=2 + 14 * order.index(str(series)),  # pixels from the top of the panel
             color=readable(frame.styles[str(series)].color),
         )
         .encode(x=frame.x, text=alt.Text("words:N"))

@@ -1,6 +1,6 @@
 """What figures share: the columns of their tables, their panels, and their axes."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import altair as alt
@@ -135,11 +135,9 @@ def along(trials: pd.DataFrame, keys: Sequence[str], part_of: str = "") -> pd.Da
         return none
     panels = []
     for optimizer, points in varied(trials).items():
-        points_there = points[points.index.isin(done.index)]
-        points_there = points_there.assign(
-            **{key: done.loc[points_there.index, key] for key in keys}
-        )
-        for subtitle, group in groups(points_there, keys, part_of):
+        table = points[points.index.isin(done.index)]
+        table = table.assign(**{key: done.loc[table.index, key] for key in keys})
+        for subtitle, group in groups(table, keys, part_of):
             if all(group[key].nunique(dropna=False) > 1 for key in keys):
                 words = {"panel": names.optimizer(optimizer), "subtitle": subtitle}
                 panels.append(group[[*keys]].assign(optimizer=optimizer, **words))
@@ -165,13 +163,10 @@ def panels_of_keys(points: pd.DataFrame) -> Iterator[pd.DataFrame]:
         if not is_numeric_dtype(points[key]) or is_bool_dtype(points[key]):
             continue
         for subtitle, group in groups(points, [key]):
-            keyed_rows = group.dropna(subset=key)
-            if keyed_rows[key].nunique() > 1:
-                without = (
-                    f"without {names.key(key)}: not shown" if len(keyed_rows) < len(group) else ""
-                )
-                values = keyed_rows[key].astype(float)
-                title = in_lines([subtitle, without])
+            values = group[key].dropna().astype(float)
+            if values.nunique() > 1:
+                lack = f"without {names.key(key)}: not shown" if len(values) < len(group) else ""
+                title = in_lines([subtitle, lack])
                 yield pd.DataFrame({"subtitle": title, "key": key, "value": values})
 
 
@@ -180,20 +175,17 @@ def groups(
 ) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield subtitle and points of each panel: those that agree in all keys but `keys` and those
     that follow from them."""
-    other_keys = [other_key for other_key in distinct(points, keys) if other_key not in keys]
+    other_keys = [key for key in distinct(points, keys) if key not in keys]
     at_each = points.groupby([*keys], dropna=False)
     # A key follows if it has one value at each value of `keys`, as a tuned learning rate may.
-    follow = [
-        other_key
-        for other_key in other_keys
-        if (at_each[other_key].nunique(dropna=False) == 1).all()
-    ]
-    fixed = [other_key for other_key in other_keys if other_key not in follow]
-    named_keys = [
-        other_key for other_key in follow if not part_of or group_of(other_key) != part_of
+    follow = [key for key in other_keys if (at_each[key].nunique(dropna=False) == 1).all()]
+    fixed = [key for key in other_keys if key not in follow]
+    followers = [
+        f"with {names.key(key)} moving along"
+        for key in follow
+        if not part_of or group_of(key) != part_of
     ]
     for _, group in points.groupby(fixed, dropna=False) if fixed else [((), points)]:
-        followers = [f"with {names.key(other_key)} moving along" for other_key in named_keys]
         yield in_lines([names.in_words(group[fixed].iloc[0]), *followers]), group
 
 
@@ -229,24 +221,19 @@ class Panel(NamedTuple):
         return self._replace(title=title, rows=rows)
 
 
-def panels_of(
-    data: pd.DataFrame, order: Iterable[str] = (), common_series: Collection[str] | None = None
-) -> Iterator[Panel]:
+def panels_of(data: pd.DataFrame, order: Iterable[str] = ()) -> Iterator[Panel]:
     """Yield the panels, in the order of the rows.
 
     A panel with more than MOST_CURVES of the series in `order` becomes several. Each of these has
-    one series beside `common_series`, by default the series of the arms BESIDE. Series of several
-    `size` are divided by it first.
+    one series beside those of the arms BESIDE. Series of several `size` are divided by it first.
     """
     for (panel, subtitle), rows in data.groupby(PANEL, sort=False):
-        for name, part in _parted(rows, [*order], common_series):
+        for name, part in _parted(rows, [*order]):
             first, *subtitles = filter(None, [name, str(panel)])
             yield Panel(titled(first, in_lines([*subtitles, str(subtitle)])), part, rows)
 
 
-def _parted(
-    rows: pd.DataFrame, order: Sequence[str], common_series: Collection[str] | None
-) -> Iterator[tuple[str, pd.DataFrame]]:
+def _parted(rows: pd.DataFrame, order: Sequence[str]) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield the rows of each panel, and what tells it from the others."""
     if not order or rows["series"].nunique() <= MOST_CURVES:
         yield "", rows
@@ -255,20 +242,15 @@ def _parted(
             first, *other_words = (name.split() for name in of_size["series"].unique())
             # The words that all series of this size have: `135M` of `135M delay`, `135M sync`.
             name = " ".join(word for word in first if all(word in words for words in other_words))
-            for more, part in _parted(of_size, order, common_series):
+            for more, part in _parted(of_size, order):
                 yield more or name, part
     else:
-        common = _beside(rows) if common_series is None else common_series
+        common = {*rows["series"]} - {*rows.loc[~rows["arm"].isin(BESIDE), "series"]}
+        if len(common) >= MOST_CURVES:  # they alone fill a panel, as optimizers of one arm do
+            common = set()
         for name in (name for name in order if name not in common):
             if (is_series := rows["series"] == name).any():
                 yield name, rows[is_series | rows["series"].isin(common)]
-
-
-def _beside(rows: pd.DataFrame) -> frozenset[str]:
-    """Return the series of BESIDE, unless they alone fill a panel, as optimizers of one arm do."""
-    of_others = rows.loc[~rows["arm"].isin(BESIDE), "series"]
-    series_here = frozenset(rows["series"]) - frozenset(of_others)
-    return series_here if len(series_here) < MOST_CURVES else frozenset()
 
 
 def titled(name: str, *subtitles: str) -> alt.TitleParams:
@@ -290,7 +272,6 @@ SYMMETRIC_LOG_FROM = 8
 be a flat line on a linear one."""
 DECADES = 2
 """Means of rows that span more decades are drawn on a symlog axis."""
-MAX_TICKS = 8
 RATIOS = (0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.5, 2, 3, 5, 10, 30, 100, 1000)
 """Ticks of an axis of ratios."""
 NUMBER = (
@@ -298,7 +279,6 @@ NUMBER = (
     ": replace(format(datum.value, '.2~s'), 'G', 'B')"
 )
 """Ticks as people write numbers: 0.004, 200k, 1.6M, 6B."""
-SIDES = 14  # pixels left of the smallest number and right of the largest
 
 Channel = TypeVar("Channel", alt.X, alt.Y)
 
@@ -354,9 +334,8 @@ def log_axis(column: str, title: str, values: pd.Series) -> alt.Y:
     low, high = _ends(powers)
     decades = [10.0**power for power in range(int(np.ceil(low)), int(np.floor(high)) + 1)]
     scale = alt.Scale(type="log", domain=domain, nice=False)
-    return alt.Y(
-        f"{column}:Q", title=title, scale=scale, axis=alt.Axis(values=decades, labelExpr=NUMBER)
-    )
+    axis = alt.Axis(values=decades, labelExpr=NUMBER)
+    return alt.Y(f"{column}:Q", title=title, scale=scale, axis=axis)
 
 
 def _logarithmic(values: pd.Series, above: float = MARGIN) -> alt.Scale:
@@ -413,10 +392,8 @@ def _ticks(symlog: Symlog, low: float, high: float) -> list[float]:
         ticks += [3 * tick for tick in ticks]
     if most < 4 * symlog.constant:
         ticks += [0.3 * symlog.constant]
-    ticks_kept = [float(f"{tick:.1g}") for tick in ticks]  # 0.3, not 0.30000000000000004
-    return sorted(
-        tick for tick in {0.0, *ticks_kept, *(-tick for tick in ticks_kept)} if low <= tick <= high
-    )
+    ticks = [float(f"{tick:.1g}") for tick in ticks]  # 0.3, not 0.30000000000000004
+    return sorted(tick for tick in {0.0, *ticks, *(-t for t in ticks)} if low <= tick <= high)
 
 
 def ratio_axis(channel: Channel, title: str, values: pd.DataFrame) -> Channel:
@@ -440,24 +417,17 @@ def token_axis(values: pd.Series) -> alt.X:
 def number_axis(column: str, title: str, values: pd.Series) -> alt.X:
     """Return the axis of swept numbers, with ticks at them where there is room."""
     distinct = sorted(set(values.astype(float)))
-    scale = alt.Scale(
-        domain=[distinct[0], distinct[-1]],
-        padding=SIDES,
-        nice=False,
-        **_kind([value for value in distinct if value > 0], whole=distinct),
-    )
-    ticks = distinct if len(distinct) <= MAX_TICKS else alt.Undefined
-    axis = alt.Axis(values=ticks, labelExpr=NUMBER)
-    return alt.X(f"{column}:Q", title=title, scale=scale, axis=axis)
-
-
-def _kind(positive: Sequence[float], whole: Sequence[float]) -> dict[str, Any]:
-    """Return the kind of scale: a log axis has no place for 0, a symlog axis is linear there."""
+    positive = [value for value in distinct if value > 0]
+    kind: dict[str, Any] = {"type": "log"}
     if not positive or positive[-1] <= LOG_FROM * positive[0]:
-        return {"type": "linear", "zero": False}
-    if len(positive) == len(whole):
-        return {"type": "log"}
-    return {"type": "symlog", "constant": positive[0]}
+        kind = {"type": "linear", "zero": False}
+    elif len(positive) < len(distinct):  # a log axis has no place for 0, where symlog is linear
+        kind = {"type": "symlog", "constant": positive[0]}
+    # `padding`: pixels left of the smallest number and right of the largest.
+    domain = [distinct[0], distinct[-1]]
+    scale = alt.Scale(domain=domain, padding=14, nice=False, **kind)
+    axis = alt.Axis(values=distinct if len(distinct) <= 8 else alt.Undefined, labelExpr=NUMBER)
+    return alt.X(f"{column}:Q", title=title, scale=scale, axis=axis)
 
 
 def _around(places: pd.Series, above: float) -> list[float]:

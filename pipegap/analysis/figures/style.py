@@ -150,8 +150,6 @@ OTHER_OPTIMIZERS = ("#aa4499", "#777777", "#bb5566", "#004488")
 ORDERED = ("#440154", "#3b528b", "#21918c", "#3d9a38", "#8c8200", "#c07a00")
 """From the smallest on; each has a contrast of 3 : 1 or more on white."""
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
-FEWEST_IN_ORDER = 3
-"""From so many series on that differ in a number alone, their colours have the number's order."""
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
 
 _LABELS = {
@@ -210,19 +208,18 @@ def arm_styles(rows: pd.DataFrame) -> dict[str, Style]:
     alone = arm_rows[~arm_rows["arm"].duplicated(keep=False)].set_index("arm")["series"]
     main = {str(alone[arm]): style for arm, style in ARMS.items() if arm in alone.index}
     looks = map(Style, cycle(OTHER_COLORS), cycle(OTHER_DASHES), cycle(OTHER_SHAPES))
-    other_names = sorted({*map(str, rows["series"])} - {*main}, key=_by_number)
+    # By their words, then by their numbers.
+    other_names = sorted(
+        {*map(str, rows["series"])} - {*main},
+        key=lambda name: (NUMBER.sub("", name), [*map(float, NUMBER.findall(name))]),
+    )
     names_by_arm: dict[str, list[str]] = {}
     for name in other_names:
         names_by_arm.setdefault(NUMBER.sub("", name), []).append(name)
     styles = main | dict(zip(other_names, looks, strict=False))
-    for several in names_by_arm.values():
-        styles |= ordered_styles(several) if len(several) >= FEWEST_IN_ORDER else {}
+    for several in names_by_arm.values():  # those that differ in a number alone
+        styles |= ordered_styles(several) if len(several) >= 3 else {}
     return styles
-
-
-def _by_number(name: str) -> tuple[str, list[float]]:
-    """Return what sorts names by their words, then by their numbers."""
-    return NUMBER.sub("", name), [*map(float, NUMBER.findall(name))]
 
 
 def optimizer_styles(rows: pd.DataFrame) -> dict[str, Style]:
@@ -240,10 +237,9 @@ def ordered_styles(names: list[str]) -> dict[str, Style]:
     last = len(ORDERED) - 1
     # Of few, neighbours on the ramp would be hard to tell apart; of many, some lie between two.
     step = 2.0 if len(names) <= 3 else last / (len(names) - 1)
+    places = [place * step for place in range(len(names))]
     if len(names) <= len(ORDERED):
-        places = [float(round(place * step)) for place in range(len(names))]
-    else:
-        places = [place * step for place in range(len(names))]
+        places = [float(round(place)) for place in places]
     return {
         name: Style(_on_ramp(place), dash, shape)
         for name, place, dash, shape in zip(
@@ -285,8 +281,6 @@ ROW_LINE, ROW_PAD = 15, 9
 """Pixels of the line of an arm in a row, and between rows."""
 LONG = 14
 """Letters of a name that stands beside its row; longer ones stand above it."""
-DODGE = 5.0
-"""Pixels between series that have the same place on an axis."""
 
 
 class SeriesLook(NamedTuple):
@@ -318,20 +312,17 @@ def legend(
     `labels` has the name of each series in the legend, `styles` its look. With `lines` the legend
     shows lines with their dashes, else the shapes of points.
     """
-    names_in_use = [name for name in styles if name in labels]
-    longest = max(len(labels[name]) for name in names_in_use)
+    looks = {name: style for name, style in styles.items() if name in labels}
+    longest = max(len(labels[name]) for name in looks)
+    points = {"symbolSize": 70, "symbolStrokeWidth": 0}
     words = alt.Legend(
         columns=max(1, LEGEND // (longest + SYMBOL)),
         labelExpr=f"{json.dumps(labels)}[datum.value]",
-        **(
-            {"symbolType": "stroke", "symbolSize": 300}
-            if lines
-            else {"symbolSize": 70, "symbolStrokeWidth": 0}
-        ),
+        **({"symbolType": "stroke", "symbolSize": 300} if lines else points),
     )
-    colors = alt.Scale(domain=names_in_use, range=[styles[name].color for name in names_in_use])
-    dashes = alt.Scale(domain=names_in_use, range=[[*styles[name].dash] for name in names_in_use])
-    shapes = alt.Scale(domain=names_in_use, range=[styles[name].shape for name in names_in_use])
+    colors = alt.Scale(domain=[*looks], range=[style.color for style in looks.values()])
+    dashes = alt.Scale(domain=[*looks], range=[[*style.dash] for style in looks.values()])
+    shapes = alt.Scale(domain=[*looks], range=[style.shape for style in looks.values()])
     return SeriesLook(
         alt.Color("series:N", legend=words, scale=colors),
         alt.StrokeDash("series:N", legend=words, scale=dashes),
@@ -342,7 +333,7 @@ def legend(
 def dodged(names: Sequence[str]) -> dict[str, float]:
     """Return the pixels by which each of several series is moved, so that none hides another."""
     middle = (len(names) - 1) / 2
-    return {name: DODGE * (place - middle) for place, name in enumerate(names)}
+    return {name: 5.0 * (place - middle) for place, name in enumerate(names)}
 
 
 def counted(n: pd.Series) -> str:

@@ -4,7 +4,7 @@ import altair as alt
 import pandas as pd
 
 from pipegap.analysis.figures.figure import Chart, Figure
-from pipegap.analysis.figures.panels import PANEL, Panel, number_axis, panels_of, ratio_axis
+from pipegap.analysis.figures.panels import PANEL, number_axis, panels_of, ratio_axis
 from pipegap.analysis.figures.style import (
     INK,
     SOLID,
@@ -110,16 +110,12 @@ def tax_rows(data: pd.DataFrame) -> list[Chart]:
 
 
 def _shape(data: pd.DataFrame) -> alt.Shape:
-    shape_names = [SHAPES[name] for name in SHAPES if name in set(data["tax_from"])]
-    marks = alt.Scale(
-        domain=[words for _, words in shape_names], range=[mark for mark, _ in shape_names]
+    marks, words = zip(
+        *(SHAPES[name] for name in SHAPES if name in {*data["tax_from"]}), strict=True
     )
     # One column: a page cuts off what is wider.
-    return alt.Shape(
-        "source:N",
-        scale=marks,
-        legend=alt.Legend(columns=1, symbolFillColor=INK, symbolStrokeWidth=0),
-    )
+    key = alt.Legend(columns=1, symbolFillColor=INK, symbolStrokeWidth=0)
+    return alt.Shape("source:N", scale=alt.Scale(domain=[*words], range=[*marks]), legend=key)
 
 
 def break_even(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
@@ -155,12 +151,8 @@ def speed_ups() -> pd.DataFrame:
 def speed_lines(data: pd.DataFrame) -> list[Chart]:
     """Draw one chart of the rows of `break_even`."""
     y = ratio_axis(alt.Y("mean:Q"), "speed-up, or token tax", data[["mean", "low", "high"]])
-    return [_panel(panel, y) for panel in panels_of(data)]
-
-
-def _panel(panel: Panel, y: alt.Y) -> Chart:
-    rows = panel.rows
-    taxes, speeds = rows[rows["kind"] == TAX], rows[rows["kind"] != TAX]
+    [panel] = panels_of(data)
+    taxes, speeds = data[data["kind"] == TAX], data[data["kind"] != TAX]
     pipelines = list(dict.fromkeys(speeds["series"]))
     styles = {name: look._replace(dash=SOLID) for name, look in ordered_styles(pipelines).items()}
     looks_of_taxes = optimizer_styles(taxes).items()
@@ -175,16 +167,15 @@ def _panel(panel: Panel, y: alt.Y) -> Chart:
     # The same title: Vega-Lite joins the titles of the layers of one axis if they differ.
     low = alt.Y("low:Q", scale=y["scale"], title=y["title"])
     tooltip = tooltips(["stages", "microbatches", "mean"])
-    return alt.layer(
-        tax.transform_filter("isValid(datum.low)")
-        .mark_rect(opacity=0.15, stroke=None)
-        .encode(y=low, y2=alt.Y2("high:Q")),
-        tax.mark_rule(strokeWidth=1.6).encode(y=y, strokeDash=look.dash, tooltip=tooltips(columns)),
-        speed.mark_line(point=True).encode(
-            x=x, y=y, color=look.color, strokeDash=look.dash, tooltip=tooltip
-        ),
-        title=panel.title,
-    )
+    intervals = tax.transform_filter("isValid(datum.low)").encode(y=low, y2=alt.Y2("high:Q"))
+    dashes = tax.encode(y=y, strokeDash=look.dash, tooltip=tooltips(columns))
+    lines = speed.encode(x=x, y=y, color=look.color, strokeDash=look.dash, tooltip=tooltip)
+    layers = [
+        intervals.mark_rect(opacity=0.15, stroke=None),
+        dashes.mark_rule(strokeWidth=1.6),
+        lines.mark_line(point=True),
+    ]
+    return [alt.layer(*layers, title=panel.title)]
 
 
 FIGURES = (

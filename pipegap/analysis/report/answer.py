@@ -112,34 +112,39 @@ def answer(
 
     `sweeps_left` is the table of `missing`. `store` is the word of a command that names the store.
     """
-    advices_given = _advices(trials, records)
-    rivals = [rival.label for rival in advices_given[0].rivals.values()] if advices_given else []
-    rows = [_row(advice, store) for advice in advices_given]
-    heads = [names.minus(line) for line in heading(advices_given)]
+    answers = _advices(trials, records)
+    rivals = [rival.label for rival in answers[0].rivals.values()] if answers else []
+    rows = [_row(advice, store) for advice in answers]
+    heads = [names.minus(line) for line in heading(answers)]
+    text, width = "", terminal_width()
+    if answers:
+        sentences = [row.sentence for row in rows]
+        lines = [*heads, matrix(answers, width), *ranking(answers), *sentences]
+        text = hanging("\n".join(lines), width)
     words = [f"stages={STAGES}", f"microbatches={MICROBATCHES}"]
-    is_decided = any(advice.num_decided for advice in advices_given)
+    is_decided = any(advice.num_decided for advice in answers)
     diverged = [
         f"{names.optimizer(advice.optimizer)}: left out is what diverged, {listed(advice.left_out)}"
-        for advice in advices_given
+        for advice in answers
         if advice.left_out and not is_decided
     ]
     return StoreAnswer(
-        place,
-        heads,
-        rivals,
-        [_shared(row.cells[number]["evidence"] for row in rows) for number in range(len(rivals))],
-        _shared(f"n = {cell['n']}" for row in rows for cell in row.cells if cell["n"]),
-        rows,
-        [*ranking(advices_given)],
-        _text(heads, advices_given, rows) if advices_given else "",
-        handover(advices_given),
-        shlex.join(["pipegap", "advise", *words, store]),
-        _next_step(advices_given, rows, sweeps_left, store, is_empty=trials.empty),
-        _by_hand(advices_given),
-        any(advice.is_compared for advice in advices_given),
-        is_decided,
-        [*failed_lines(trials)],
-        diverged,
+        place=place,
+        heads=heads,
+        rivals=rivals,
+        runs=[_shared(row.cells[at]["evidence"] for row in rows) for at in range(len(rivals))],
+        seeds=_shared(f"n = {cell['n']}" for row in rows for cell in row.cells if cell["n"]),
+        rows=rows,
+        ranking=[*ranking(answers)],
+        text=text,
+        handover=handover(answers),
+        question=shlex.join(["pipegap", "advise", *words, store]),
+        next_step=_next_step(answers, rows, sweeps_left, store, is_empty=trials.empty),
+        by_hand=_by_hand(answers),
+        is_compared=any(advice.is_compared for advice in answers),
+        is_decided=is_decided,
+        failed=[*failed_lines(trials)],
+        diverged=diverged,
     )
 
 
@@ -149,24 +154,16 @@ def _shared(words: Iterable[str]) -> str:
     return several.pop() if len(several) == 1 else ""
 
 
-def _text(heads: Sequence[str], advices_given: Sequence[Advice], rows: Sequence[AnswerRow]) -> str:
-    sentences, width = [row.sentence for row in rows], terminal_width()
-    return hanging(
-        "\n".join([*heads, matrix(advices_given, width), *ranking(advices_given), *sentences]),
-        width,
-    )
-
-
 def _advices(trials: pd.DataFrame, records: Sequence[Record]) -> list[Advice]:
     """Return the advice for each optimizer of which there can be any, by loss."""
-    advices_given: list[Advice] = []
+    answers: list[Advice] = []
     for optimizer in by_loss(trials):
         of_optimizer = trials[trials["optimizer"] == optimizer]
         # A remark of the report says each warning, and why trials cannot be compared.
         with warnings.catch_warnings(action="ignore", category=UserWarning), suppress(BadInput):
             shape = {"stages": STAGES, "microbatches": MICROBATCHES}
-            advices_given += advices(of_optimizer, **shape, records=records)
-    return advices_given
+            answers += advices(of_optimizer, **shape, records=records)
+    return answers
 
 
 def _row(advice: Advice, store: str) -> AnswerRow:
@@ -175,7 +172,7 @@ def _row(advice: Advice, store: str) -> AnswerRow:
         difference = names.minus(f"{row['difference']:+.4f}") if row["n"] else ""
         interval = names.minus(ends_text(row["low"], row["high"], "+.4f").strip())
         cells.append({**row, "difference": difference, "interval": interval})
-    words = shlex.split(advice.command)[2:]
+    words = shlex.split(advice.command)[2:]  # without `pipegap sweep`
     settle = command(words, store) if words else ""
     name = names.optimizer(advice.optimizer)
     sentences = "; ".join(filter(None, [sentence(advice), cost(advice)]))
@@ -183,7 +180,7 @@ def _row(advice: Advice, store: str) -> AnswerRow:
 
 
 def _next_step(
-    advices_given: Sequence[Advice],
+    answers: Sequence[Advice],
     rows: Sequence[AnswerRow],
     sweeps_left: pd.DataFrame,
     store: str,
@@ -193,26 +190,19 @@ def _next_step(
     """Return the command of the first sweep that is begun and not done, else of a list of what
     failed, else of the first advice, else of the sweep `main` where there are no trials. No more
     trials of a scale whose runs are too short decide: then that of the advice comes first."""
-    begun_commands = sweeps_left.loc[
-        sweeps_left["missing"].fillna(0) > sweeps_left["failed"].fillna(0), "command"
-    ]
-    failed = (
-        [shlex.join([*LIST_FAILED, store])] if (sweeps_left["failed"].fillna(0) > 0).any() else []
-    )
-    row_commands = [row.command for row in rows if row.command]
-    too_short = any("scale" in advice.verdict.settle for advice in advices_given)
-    commands = (
-        [*row_commands, *begun_commands, *failed]
-        if too_short
-        else [*begun_commands, *failed, *row_commands]
-    )
+    counts = sweeps_left[["missing", "failed"]].fillna(0)  # of a sweep that never ran
+    of_sweeps = [*sweeps_left.loc[counts["missing"] > counts["failed"], "command"]]
+    of_sweeps += [shlex.join([*LIST_FAILED, store])] if (counts["failed"] > 0).any() else []
+    of_advices = [row.command for row in rows if row.command]
+    too_short = any("scale" in advice.verdict.settle for advice in answers)
+    commands = [*of_advices, *of_sweeps] if too_short else [*of_sweeps, *of_advices]
     commands += [command(["sweep=main"], store)] if is_empty else []
     return commands[0] if commands else ""
 
 
-def _by_hand(advices_given: Sequence[Advice]) -> str:
+def _by_hand(answers: Sequence[Advice]) -> str:
     """What the first advice misses that knows it, else what any advice needs."""
-    for advice in advices_given:
+    for advice in answers:
         if "scale" in advice.verdict.settle:
             return advice.verdict.why
         if advice.settings:
@@ -277,14 +267,9 @@ def _advice(
 ) -> Iterator[str]:
     """Yield the verdicts for each optimizer, and the command that shows what they rest on."""
     shape = {"stages": pipeline.stages, "microbatches": pipeline.microbatches}
-    if advices_given := advices(trials, **shape, records=records):
+    if answers := advices(trials, **shape, records=records):
         words = [*(f"{key}={value}" for key, value in shape.items()), f"results={store}"]
         width = terminal_width()
-        lines = [
-            *heading(advices_given),
-            matrix(advices_given, width),
-            *ranking(advices_given),
-            *map(headline, advices_given),
-        ]
-        yield hanging("\n".join(lines), width)
+        lines = [*heading(answers), matrix(answers, width), *ranking(answers)]
+        yield hanging("\n".join([*lines, *map(headline, answers)]), width)
         yield f"what this rests on: pipegap advise {shlex.join(words)}"

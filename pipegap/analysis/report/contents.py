@@ -41,18 +41,9 @@ PAPER = (
     *("figure 19", "figure 20", "appendix F"),
 )
 """What arXiv 2606.30634 shows, in its order."""
-SHOWN: tuple[Figure | Table, ...] = (*FIGURES, *TABLES)
+EXHIBITS: tuple[Figure | Table, ...] = (*FIGURES, *TABLES)
 PLACE = re.compile(r"(table|figure)s?\b|(\d+) to (\d+)|(\d+)|\b([A-Z](?:\.\d+)?)(?= |$)")
 UNFINISHED = "its sweep has no finished pair of trials yet"
-UNANSWERED = "no trial has answered its tasks yet"
-
-
-class Made(NamedTuple):
-    """A figure or table that was drawn: its place on the page, and its file if it is a picture."""
-
-    shown: Figure | Table
-    anchor: str
-    picture: str
 
 
 def places(words: str) -> frozenset[str]:
@@ -62,6 +53,7 @@ def places(words: str) -> frozenset[str]:
     appendix.
     """
     place_names, kind = [], ""
+    # A number is of the kind that was named last: `tables 1, 2` names table 2 too.
     for of_kind, first, last, number, letter in PLACE.findall(words.partition("(")[0]):
         kind = of_kind or kind
         if letter:
@@ -73,7 +65,7 @@ def places(words: str) -> frozenset[str]:
 
 
 def gallery(
-    exhibits_made: Sequence[Made],
+    thumbnails: Sequence[tuple[str, Thumbnail]],
     verdicts: Sequence[Verdict],
     sweeps: Collection[str],
     scale: str,
@@ -81,29 +73,22 @@ def gallery(
 ) -> list[Exhibit]:
     """Return an entry for each of PAPER, or none if nothing of it was drawn.
 
-    Each has the outcomes of the claims that its place in the paper states. `sweeps` are those with
-    a record at this scale; `store` is the word of a command that names the store.
+    `thumbnails`: what was drawn, each after the words that say where the paper has it. Each entry
+    has the outcomes of the claims that its place in the paper states. `sweeps` are those with a
+    record at this scale; `store` is the word of a command that names the store.
     """
     exhibits = []
     for name in PAPER:
-        places_here = places(name)
-        known_exhibits = [
-            thumbnails for thumbnails in SHOWN if places(thumbnails.source) & places_here
-        ]
-        drawn = [exhibit for exhibit in exhibits_made if places(exhibit.shown.source) & places_here]
-        thumbnails = [
-            Thumbnail(exhibit.shown.title, exhibit.anchor, exhibit.picture) for exhibit in drawn
-        ]
-        stated = tally(
-            [verdict for verdict in verdicts if places(verdict.claim.place) & places_here]
-        )
+        entry = places(name)
+        # One that could be drawn: it says what the paper shows here, and which sweep draws it.
+        first = next(exhibit for exhibit in EXHIBITS if places(exhibit.source) & entry)
+        drawn_here = [thumbnail for source, thumbnail in thumbnails if places(source) & entry]
+        stated = tally([verdict for verdict in verdicts if places(verdict.claim.place) & entry])
         outcomes = [(outcome, count) for outcome, count in stated if count]
-        lacks = ("", "") if thumbnails else _lacks(known_exhibits[0], sweeps, scale, store)
-        was_run = bool(thumbnails) or lacks[0] == UNFINISHED
-        exhibits.append(
-            Exhibit(name, known_exhibits[0].title, thumbnails, outcomes, *lacks, was_run)
-        )
-    return exhibits if any(exhibit.shown for exhibit in exhibits) else []
+        lacks = ("", "") if drawn_here else _lacks(first, sweeps, scale, store)
+        was_run = bool(drawn_here) or lacks[0] == UNFINISHED
+        exhibits.append(Exhibit(name, first.title, drawn_here, outcomes, *lacks, was_run))
+    return exhibits if any(exhibit.thumbnails for exhibit in exhibits) else []
 
 
 def _lacks(
@@ -111,7 +96,7 @@ def _lacks(
 ) -> tuple[str, str]:
     """Return in words why something was not drawn, and the command of its sweep."""
     if not exhibit.sweeps:
-        return UNANSWERED, ""
+        return "no trial has answered its tasks yet", ""
     if {*exhibit.sweeps} & {*sweeps}:
         return UNFINISHED, ""
     words = [f"sweep={exhibit.sweeps[-1]}", f"scale={scale}"]
@@ -145,6 +130,7 @@ class StoreViews:
     def of(self, trial_ids: frozenset[str], order: tuple[str, ...] = ()) -> StoreView:
         """Return the view of the trials that the store has of these, its optimizers in `order`."""
         ids_here = trial_ids & self._ids
+        # With the order: two scopes may show the same trials, each by its own losses.
         if (key := (ids_here, order)) not in self._views:
             trials = self.store[self.store["trial_id"].isin(ids_here)]
             trials = ranked(trials, order) if order else trials
@@ -253,6 +239,7 @@ def _by_scale(views: StoreViews) -> Iterator[Scope]:
     for record in views.records:
         by_conditions.setdefault(record.conditions, []).append(record)
     for title, rows in sorted(by_conditions.items(), key=lambda item: -_cost(item[1])):
+        # The title may have spaces and `=`, as of trials that were compiled otherwise.
         folder = re.sub(r"[ =]", "-", title)
         yield Scope(title, folder, _compared(rows), views, rows, rows[0].scale, general=False)
 
@@ -296,10 +283,10 @@ def write_chapter(scope: Scope, out: Path, store: str, worker: Worker) -> Chapte
         figures.append(drawn(exhibit, scope.prefix))
     judged_here, tables = verdicts(scope, store), [*_tables(scope, out, worker)]
     entries = [
-        Made(figure_here.figure, f"figure-{figure_here.name}", f"{figure_here.name}.svg")
-        for figure_here in figures
+        (at.figure.source, Thumbnail(at.figure.title, f"figure-{at.name}", f"{at.name}.svg"))
+        for at in figures
     ]
-    entries += [Made(table, listing.name, "") for table, listing in tables]
+    entries += [(at.source, Thumbnail(at.title, listing.name, "")) for at, listing in tables]
     sweeps = {record.sweep for record in scope.records}
     return Chapter(
         scope.title,
@@ -318,18 +305,18 @@ def verdicts(scope: Scope, store: str) -> list[Verdict]:
     """
     if not scope.scale:
         return []
-    verdicts_made = []
+    verdicts = []
     decides = {"scale": scope.scale}
     if deciding(scope.whole().trials).empty:
         decides |= TINY
     for claim in CLAIMS:
         view = scope.of_sweeps(claim.sweeps)
         if view is not None:
-            verdicts_made.append(audited(judged(claim, view.trials)))
+            verdicts.append(audited(judged(claim, view.trials)))
         elif not scope.general:
             words = [f"sweep={claim.sweeps[0]}", f"scale={decides['scale']}"]
-            verdicts_made.append(not_run(claim, command(words, store)))
-    return verdicts_made
+            verdicts.append(not_run(claim, command(words, store)))
+    return verdicts
 
 
 def figures_of(scope: Scope, names: Collection[str]) -> Iterator[Plot]:
@@ -338,11 +325,11 @@ def figures_of(scope: Scope, names: Collection[str]) -> Iterator[Plot]:
     Those of a sweep come first. Figures of any trials are drawn for the sweeps without a figure of
     their own.
     """
-    records_with_figure = [record for record in scope.records if record.sweep not in WITH_FIGURE]
-    for figure in sorted(FIGURES, key=lambda figure: not figure.sweeps):
-        for sweep, view in (
-            _views(scope, figure, records_with_figure) if figure.name in names else ()
-        ):
+    without_figure = [record for record in scope.records if record.sweep not in WITH_FIGURE]
+    # False sorts before True.
+    chosen_figures = [figure for figure in FIGURES if figure.name in names]
+    for figure in sorted(chosen_figures, key=lambda figure: not figure.sweeps):
+        for sweep, view in _views(scope, figure, without_figure):
             data = figure.data(*view)
             if not data.empty:
                 name, title = f"{figure.name}_{sweep}", f"{figure.title}: {sweep}"
@@ -359,10 +346,8 @@ def _tables(scope: Scope, out: Path, worker: Worker) -> Iterator[tuple[Table, Li
                 data.to_csv(folder / file, index=False)
                 title = f"{table.title}: {sweep}" if sweep else table.title
                 title += f" ({table.source})" if table.source else ""
-                arms = names.arms(view.trials)
-                listing = listed(
-                    title, data, table.note_at(scope.scale), scope.prefix + file, arms=arms
-                )
+                note, arms = table.note_at(scope.scale), names.arms(view.trials)
+                listing = listed(title, data, note, scope.prefix + file, arms=arms)
                 worker.do(write_latex, listing, out)
                 yield table, listing
 
@@ -380,7 +365,7 @@ def _views(
         views = [("", view)] if view is not None else []
     elif exhibit.together:
         views = [("", scope.asked_for())]
-    elif scope.general:
+    elif scope.general:  # trials of no sweep, or those of one sweep, unless `records` leave it out
         views = [("", scope.whole())] if records or not scope.records else []
     else:
         views = [(record.sweep, scope.of_records([record])) for record in records]
@@ -405,7 +390,7 @@ def claims_table(chapters: Sequence[Chapter]) -> pd.DataFrame:
 def _parts_of(verdict: Verdict) -> Iterator[dict[str, object]]:
     claim = verdict.claim
     of_claim = {"claim": claim.statement, "place": claim.place, "rule": claim.rule}
-    for counts, parts in ((True, verdict.parts), (False, verdict.others)):
+    for counts, parts in ((True, verdict.parts), (False, verdict.other_parts)):
         for part in parts:
             numbers = "; ".join(map(str, part.numbers))
             of_part = {"part": part.what, "counts": counts, "says": part.outcome, "why": part.why}
@@ -418,6 +403,7 @@ def _rates(verdict: Verdict) -> dict[str, object]:
         return {}
     rates: dict[str, object] = {"seeds_to_decide": verdict.audit.seeds}
     for name in RATES:
+        # RATES are names of fields of an audit, and of columns here.
         rate = getattr(verdict.audit, name)
         low, high = rate.interval
         rates |= {name: rate.share, f"{name}_low": low, f"{name}_high": high}

@@ -8,6 +8,7 @@ import shlex
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import product
 from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,8 +36,6 @@ from pipegap.trainer.store.records import Record
 # What the page says in words: what was trained, what runs now, the settings of a trial; and which
 # trials that sweeps asked for are missing, what they cost, and the command for them.
 
-CUT_SHORT = (Status.DIVERGED, Status.FAILED)
-"""Trials that made fewer updates than they were asked for."""
 LISTED = 6
 """Values that are named; of more numbers the smallest and the largest are."""
 ALWAYS = ["optimizer", "optimizer.lr", "batch_size", "seq_len", "num_updates_asked"]
@@ -53,7 +52,8 @@ class Overview(NamedTuple):
 
 def overview(title: str, trials: pd.DataFrame) -> Overview:
     """Return model, parameters, data, optimizers, rates, batch, updates, arms, seeds in words."""
-    whole = trials[~trials["status"].isin(CUT_SHORT)]
+    # Of those that diverged or failed it would be fewer updates than they were asked for.
+    whole = trials[~trials["status"].isin([Status.DIVERGED, Status.FAILED])]
     active = trials["num_active_parameters"]
     values = {
         "model": trials["model"],
@@ -119,18 +119,19 @@ def _column(trials: pd.DataFrame, name: str) -> pd.Series:
 
 
 def _words(column: pd.Series) -> str:
+    # Numbers before texts: Python compares no number with a text.
     values = sorted({*column.dropna()}, key=lambda value: (isinstance(value, str), value))
     are_whole = len(values) > 2 and all(isinstance(value, Integral) for value in values)
-    if are_whole and values[-1] - values[0] == len(values) - 1:
-        return f"{shown_value(values[0])} to {shown_value(values[-1])}"
+    if are_whole and values[-1] - values[0] == len(values) - 1:  # none is left out
+        return f"{value_text(values[0])} to {value_text(values[-1])}"
     if len(values) <= LISTED:
-        return ", ".join(map(shown_value, values))
+        return ", ".join(map(value_text, values))
     if isinstance(values[0], str):
         return some([*map(str, values)])
-    return f"{shown_value(values[0])} to {shown_value(values[-1])} ({len(values)} values)"
+    return f"{value_text(values[0])} to {value_text(values[-1])} ({len(values)} values)"
 
 
-def shown_value(value: Any) -> str:
+def value_text(value: Any) -> str:
     """Return a value in words: `4,096`, `0.004`, `muon`."""
     if isinstance(value, Integral):
         return f"{value:,}"
@@ -161,6 +162,7 @@ def _running(row: dict[Any, Any]) -> TrialNow | None:
     lease_holder = holder(folder)
     if lease_holder is None:
         return None
+    # Before its first update a trial has no row.
     last = last_row(folder) or {}
     speed, num_updates = last.get("tokens_per_second"), row["num_updates"]
     done = f"{last.get('update', -1) + 1:,}"
@@ -182,6 +184,7 @@ def settings_by_trial(trials: pd.DataFrame, specs: Iterable[Mapping[str, Any]]) 
     The settings are ALWAYS, the keys that differ among the points of the trial's optimizer, and the
     arm.
     """
+    # Trials that a pointer can meet in a picture: a store may have many more.
     datasets = (rows for spec in specs for rows in spec["datasets"].values())
     ids_shown = {row["trial_id"] for rows in datasets for row in rows if "trial_id" in row}
     of_trials = trials[trials["trial_id"].isin(ids_shown)]
@@ -220,26 +223,21 @@ def missing(
     rows = [_of_record(record, status, store) for record in records]
     scales = sorted({record.scale for record in records}) or ["tiny"]
     sweeps_there = {(record.sweep, record.scale) for record in records}
-    rows += [
-        {
-            "sweep": sweep,
-            "scale": scale,
-            "command": command([f"sweep={sweep}", f"scale={scale}"], store),
-        }
-        for scale in scales
-        for sweep in dict.fromkeys(names)
-        if (sweep, scale) not in sweeps_there
-    ]
+    for scale, sweep in product(scales, dict.fromkeys(names)):
+        if (sweep, scale) not in sweeps_there:
+            line = command([f"sweep={sweep}", f"scale={scale}"], store)
+            rows.append({"sweep": sweep, "scale": scale, "command": line})
     counts = dict.fromkeys(("asked", "done", "failed", "missing", "unpriced", "tokens"), "Int64")
     table = pd.DataFrame(rows, columns=COLUMNS).astype(counts)
+    # A sweep that goes on may ask for more: one is done if its record says that it is settled.
     done = (table["missing"] == 0).fillna(False) & (table["settled"] == True)  # noqa: E712
     return table[~done.astype(bool)].reset_index(drop=True)
 
 
 def command(words: Iterable[str], store: str) -> str:
     """Return the sweep of these words into `store`, in whatever store they were run before."""
-    words_kept = [word for word in words if not word.startswith("results=")]
-    return shlex.join(["pipegap", "sweep", *words_kept, store])
+    other_words = [word for word in words if not word.startswith("results=")]
+    return shlex.join(["pipegap", "sweep", *other_words, store])
 
 
 def _of_record(record: Record, status: dict[str, str], store: str) -> dict[str, object]:
@@ -247,6 +245,7 @@ def _of_record(record: Record, status: dict[str, str], store: str) -> dict[str, 
         key: trial for key, trial in record.trials.items() if status.get(key) not in FINAL
     }
     seconds = [trial.seconds for trial in unfinished.values() if trial.seconds is not None]
+    # Without a known time the sum is missing, and of nothing that is missing it is 0.
     arms = Counter(trial.arm for trial in unfinished.values())
     return {
         "sweep": record.sweep,
@@ -266,7 +265,7 @@ def _of_record(record: Record, status: dict[str, str], store: str) -> dict[str, 
     }
 
 
-def shown(table: pd.DataFrame) -> pd.DataFrame:
+def for_people(table: pd.DataFrame) -> pd.DataFrame:
     """Return the table of `missing` for people: times and large numbers in words."""
     words = {
         "time": table["seconds"].map(duration, na_action="ignore"),
@@ -281,6 +280,7 @@ def shown(table: pd.DataFrame) -> pd.DataFrame:
 def cost(table: pd.DataFrame) -> str:
     """Return the table of `missing` in a sentence."""
     rows_missing = table[table["missing"].fillna(0) > 0]
+    # A sweep that left no record has no counts.
     never = int(table["missing"].isna().sum())
     were = "1 sweep was" if never == 1 else f"{never} sweeps were"
     open_sweeps = f"{were} never run here (dry_run=true prices them)." if never else ""
@@ -312,7 +312,6 @@ def _missing_time(rows_missing: pd.DataFrame) -> str:
 # that there are some hundred files at most.
 
 FOLDER = "trials"
-START = re.compile("[0-9a-z]{2}")
 Row = Mapping[Hashable, Any]
 SUMMARY = {
     "status": "status",
@@ -344,16 +343,12 @@ def write_details(trials: pd.DataFrame, store: str, out: Path) -> None:
     """
     by_file: dict[str, list[Row]] = {}
     for row in trials.to_dict("records"):
-        by_file.setdefault(file_of(row["trial_id"]), []).append(row)
+        # script.js finds the file of a trial by the same rule.
+        start = re.match("[0-9a-z]{2}", row["trial_id"])
+        by_file.setdefault(f"{FOLDER}/{start[0] if start else 'other'}.js", []).append(row)
     (out / FOLDER).mkdir(exist_ok=True)
     for name, rows in by_file.items():
         (out / name).write_text(details(rows, store), "utf-8")
-
-
-def file_of(trial_id: str) -> str:
-    """Return the file that holds a trial, as script.js finds it."""
-    start = START.match(trial_id)
-    return f"{FOLDER}/{start[0] if start else 'other'}.js"
 
 
 def details(rows: Iterable[Row], store: str) -> str:
@@ -366,17 +361,16 @@ def details(rows: Iterable[Row], store: str) -> str:
     common = {
         key: value
         for key, value in (configs[0] if configs else {}).items()
-        if all(key in config and _same(config[key], value) for config in configs)
+        # 1 and 1.0 are two values of a config, though they are equal.
+        if all(
+            key in config and type(config[key]) is type(value) and config[key] == value
+            for config in configs
+        )
     }
     for trial in trials.values():
-        keys_of_trial = {key: value for key, value in trial["config"].items() if key not in common}
-        trial["config"] = keys_of_trial
+        config = trial["config"]
+        trial["config"] = {key: config[key] for key in config if key not in common}
     return f"pipegap.trials({json.dumps(common)}, {json.dumps(trials)});\n"
-
-
-def _same(first: Any, second: Any) -> bool:
-    """1 and 1.0 are two values of a config."""
-    return type(first) is type(second) and bool(first == second)
 
 
 def _details(row: Row, store: str) -> dict[str, Any]:
@@ -386,9 +380,10 @@ def _details(row: Row, store: str) -> dict[str, Any]:
     except (BadInput, OSError):  # damaged meanwhile: a remark of the report says so
         config = {}
     losses, rerun_words = curves(folder), [f"trial_id={row['trial_id']}", "force=true", store]
+    # The page shows no empty rows.
     summary_rows = {words: row[name] for name, words in SUMMARY.items() if not pd.isna(row[name])}
     return {
-        "summary": {words: shown_value(value) for words, value in summary_rows.items()},
+        "summary": {words: value_text(value) for words, value in summary_rows.items()},
         "command": f"pipegap rerun {shlex.join(rerun_words)}",
         "config": config,
         "curves": {"training": losses.train, "validation": losses.validation},

@@ -27,13 +27,10 @@ SCALE = "360m"
 """The scale of tables 1 and 2."""
 LOSSES = paper_losses()
 """Tables 1 and 2: final validation losses by optimizer and arm; missing numbers are open."""
-SCALE_OF_SCORES = "10b"
-"""The scale of table 4."""
 SCORES = {"mmlu": (0.411, 0.407), "hellaswag": (0.670, 0.673), "piqa": (0.775, 0.778)}
 """Table 4: sync and delay with Error Feedback, of one run each; missing numbers are open."""
 
 TUNED = ("optimizer.lr", "optimizer.weight_decay")
-LEADER = "adamw"
 SHARED, OWN = "AdamW's", "its own"
 OF_POINT = ("optimizer", "rates", *TUNED, "loss_sync")
 OF_DELAY = ("gap", "gap_low", "gap_high", "n", "diverged")
@@ -59,6 +56,7 @@ def losses(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame
     The losses are means of sync, delay, Error Feedback and synchronous starts; the gaps are those
     of the last three.
     """
+    # The plain delay with a synchronous start, and without a correction.
     is_started = (gaps["base_arm"] == gaps["arm"]) & (gaps["start"] > 0)
     starts = sorted({*gaps.loc[is_started & (gaps["schedule"] == DELAY), "arm"]})
     groups = gaps[OF_LOSSES].groupby(["optimizer", "setting"], sort=False)
@@ -80,6 +78,7 @@ def _of_point(rows: pd.DataFrame, arms: list[str]) -> dict[str, Any]:
     """Return losses, gaps and counts of each arm; an arm that is missing has n=0."""
     by_arm: dict[Any, dict[Hashable, Any]] = {}
     for row in rows.to_dict("records"):
+        # Rows are sorted by stages: of an arm of several depths that of the fewest counts.
         by_arm.setdefault(row["arm"], row)
     reached = (row["loss_sync"] for row in by_arm.values() if not pd.isna(row["loss_sync"]))
     cells: dict[str, Any] = {"sync": next(reached, None)}
@@ -97,6 +96,7 @@ def longest(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFram
     tokens = trials.groupby("point")["tokens"].max()
     of_gap = gaps["point"].map(tokens)
     most = of_gap.groupby(gaps["optimizer"]).transform("max")
+    # Of no scale: the paper trains another model there, whose numbers would mislead.
     return losses(trials, gaps[of_gap == most], "")
 
 
@@ -121,18 +121,18 @@ def protocols(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFr
     left where no optimizer has a point of each kind, since there is nothing to compare.
     """
     values = trials.reindex(columns=["point", *TUNED]).drop_duplicates("point")
-    rows_shown = _with_pairs(gaps).merge(values, on="point")
-    rates = pd.MultiIndex.from_frame(rows_shown[[*TUNED]])
-    is_shared = rates.isin(rates[rows_shown["optimizer"] == LEADER])
-    rows_shown["rates"] = pd.Series(is_shared).map({True: SHARED, False: OWN})
-    plain, fed = (rows_shown[rows_shown["arm"] == arm] for arm in ("delay", "delay_ef"))
+    paired = _with_pairs(gaps).merge(values, on="point")
+    # Both keys together: a rate of AdamW with the decay of another point is no point of it.
+    rates = pd.MultiIndex.from_frame(paired[[*TUNED]])
+    is_shared = rates.isin(rates[paired["optimizer"] == "adamw"])
+    paired["rates"] = pd.Series(is_shared).map({True: SHARED, False: OWN})
+    plain, corrected = (paired[paired["arm"] == arm] for arm in ("delay", "delay_ef"))
     if not (plain.groupby("optimizer")["rates"].nunique() > 1).any():
         return plain[:0]
     of_feedback = {name: f"EF {name}" for name in OF_DELAY[:3]}
-    feedback_rows = fed.set_index("point")[[*of_feedback, *OF_FEEDBACK[:3]]].rename(
-        columns=of_feedback
-    )
-    table = plain.drop(columns=[*OF_FEEDBACK[:3]]).join(feedback_rows, on="point")
+    corrected = corrected.set_index("point")[[*of_feedback, *OF_FEEDBACK[:3]]]
+    table = plain.drop(columns=[*OF_FEEDBACK[:3]])
+    table = table.join(corrected.rename(columns=of_feedback), on="point")
     order = ["optimizer", "rates", *TUNED]
     columns = [*OF_POINT, *OF_DELAY, *of_feedback.values(), *OF_FEEDBACK]
     return in_order(table, order).reset_index(drop=True)[columns]
@@ -161,6 +161,7 @@ def table4(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame
     groups = scores.groupby([*KEYS, "point", "num_stages", "num_microbatches"], sort=False)
     rows = [
         {
+            # The key is longer: what follows KEYS tells rows apart, and is not shown.
             **dict(zip(KEYS, key, strict=False)),
             **_scores(of_task),
             **reported_scores(scale, str(of_task["task"].iloc[0])),
@@ -190,7 +191,7 @@ def reported(scale: str, optimizer: str) -> dict[str, float]:
 
 def reported_scores(scale: str, task: str) -> dict[str, float]:
     """Return the scores of table 4 as columns `paper sync`, …; none at another scale."""
-    scores = SCORES.get(task, ()) if scale == SCALE_OF_SCORES else ()
+    scores = SCORES.get(task, ()) if scale == "10b" else ()
     return {f"paper {arm}": score for arm, score in zip(("sync", "delay_ef"), scores, strict=False)}
 
 
@@ -224,7 +225,6 @@ def without_constant(table: pd.DataFrame, *names: str) -> pd.DataFrame:
 
 # The tables of a report: each is a function of trials and gaps, and is registered here.
 
-GIB = 2**30
 Data = Callable[[pd.DataFrame, pd.DataFrame, str], pd.DataFrame]
 """The CSV of a table, from trials, gaps and the name of the scale."""
 
@@ -257,19 +257,19 @@ def _taxes(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame
 
     One row counts those of too few seeds or updates to say something.
     """
-    rows_shown = gaps[gaps["pairs"] > 0]
-    updates = rows_shown["point"].map(trials.groupby("point")["num_updates"].max())
-    is_weak = (rows_shown["tax_n"] == 1) | (updates < ENOUGH_UPDATES)
-    left_out, rows_shown = rows_shown[is_weak], rows_shown[~is_weak]
-    if not (rows_shown["tax_n"] > 0).any():
-        return rows_shown[:0]
+    paired = gaps[gaps["pairs"] > 0]
+    updates = paired["point"].map(trials.groupby("point")["num_updates"].max())
+    is_weak = (paired["tax_n"] == 1) | (updates < ENOUGH_UPDATES)
+    rows = paired[~is_weak]
+    if not (rows["tax_n"] > 0).any():
+        return rows[:0]
     columns = [
         *("who", "optimizer", "setting", "arm", "tax", "tax_low", "tax_high", "tax_n", "tax_from"),
         *("tax_why", "source", "converted"),
     ]
-    table = pd.concat([rows_shown.assign(who="these trials"), reported_taxes()])
-    if len(left_out):
-        why = f"{len(left_out)} more have one seed or fewer than {ENOUGH_UPDATES} updates: gaps.csv"
+    table = pd.concat([rows.assign(who="these trials"), reported_taxes()])
+    if num_left := int(is_weak.sum()):
+        why = f"{num_left} more have one seed or fewer than {ENOUGH_UPDATES} updates: gaps.csv"
         table = pd.concat([table, pd.DataFrame({"who": ["these trials"], "tax_why": [why]})])
     return table.reindex(columns=columns)
 
@@ -296,7 +296,7 @@ def _overhead(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFr
     The columns of speed are left out where no trial had a machine for itself.
     """
     table = overhead(trials)
-    table["memory"] /= GIB
+    table["memory"] /= 2**30
     table = table.rename(columns={"memory": "memory (GiB)", "speed": "speed (tokens/s)"})
     of_speed = [name for name in table if str(name).startswith("speed")]
     return table if (table["speed n"] > 0).any() else table.drop(columns=of_speed)
@@ -308,16 +308,6 @@ GAP_WORDS = (
     f"the arm did. Outside of the regime of the paper: {SHORT} (the momentum's memory "
     f"is a part of the run), or {INACTIVE} (learning rate x decay x {MEAN_FACTOR:g} T below "
     f"{DECAYED:g})."
-)
-SCORE_WORDS = (
-    "Accuracy: lm-eval's acc; normalized: its acc_norm; bits per byte, margin, share: of the right "
-    "answer, which see more than accuracy in a small model. Differences to sync [95 % "
-    "interval over n seeds and the questions, two-way crossed]; detectable: the difference in "
-    "accuracy that it would show with a probability of 80 %."
-)
-ONE_SEED = (
-    f" {CHECKPOINTS.capitalize()}: of one seed; its interval is over questions alone, and says of "
-    "these two models, not of the arms, which of them scores higher; p: McNemar's exact test."
 )
 
 TABLES = (
@@ -374,7 +364,15 @@ TABLES = (
         "table4_downstream",
         "Downstream scores beside those of sync",
         table4,
-        note=SCORE_WORDS + ONE_SEED,
+        note=(
+            "Accuracy: lm-eval's acc; normalized: its acc_norm; bits per byte, margin, share: of "
+            "the right answer, which see more than accuracy in a small model. Differences to sync "
+            "[95 % interval over n seeds and the questions, two-way crossed]; detectable: the "
+            "difference in accuracy that it would show with a probability of 80 %. "
+            f"{CHECKPOINTS.capitalize()}: of one seed; its interval is over questions alone, and "
+            "says of these two models, not of the arms, which of them scores higher; p: McNemar's "
+            "exact test."
+        ),
         source="table 4 (10B MoE)",
     ),
     Table(

@@ -22,13 +22,13 @@ from pipegap.analysis.report.contents import (
 )
 from pipegap.analysis.report.facts import (
     cost,
+    for_people,
     makers,
     missing,
     overview,
     provenance,
     running,
     settings_by_trial,
-    shown,
     summary,
     write_details,
 )
@@ -72,8 +72,6 @@ MOST_GAPS = 200
 """Rows of gaps.md: gaps.csv has all."""
 MANY = 50
 """Trials whose pictures and files take longer to make than a process takes to start."""
-MOST_TRIALS = 10_000
-"""Rows of the list of trials on the page."""
 TRIALS = "Each opens: config, losses over training, log. What made it stands in the CSV."
 LEGEND = (
     "Gap: final validation loss of an arm minus that of sync, same point and seed, nats per token; "
@@ -117,12 +115,13 @@ def report(
     for a missing `results`, a `label` without a record, an `out` that cannot be written, or mixed
     data.
     """
+    # What is warned of becomes remarks on the page: its readers see no terminal.
     with warnings.catch_warnings(record=True) as on_reading:
         warnings.simplefilter("always", UserWarning)
         stores = [results] if isinstance(results, Path) else results
         contents = _Contents.of(StoreViews(*stored(stores)), label)
     store = store or str(stores[0])
-    word, trials = f"results={store}", contents.shown.trials
+    word, trials = f"results={store}", contents.view.trials
     try:
         out.mkdir(parents=True, exist_ok=True)
         with (
@@ -131,9 +130,10 @@ def report(
         ):
             warnings.simplefilter("ignore", UserWarning)  # those of the gaps are remarks now
             warnings.simplefilter("always", DamagedRows)
-            drawing.do(write_details, contents.asked, word, out)
+            # First, so that another process writes these files while chapters are made here.
+            drawing.do(write_details, contents.trials, word, out)
             chapters = [write_chapter(part, out, word, drawing) for part in contents.parts]
-            remarks = [*_said(on_reading), *contents.remarks, *_said(caught)]
+            remarks = [*_lines(on_reading), *contents.remarks, *_lines(caught)]
             contents = contents._replace(remarks=remarks)
             page = _write(contents, chapters, word, out, drawing)
             # Atomically, for a browser may load it; the last pictures are drawn meanwhile.
@@ -148,7 +148,7 @@ def report(
     return _text(contents, page, out, printed_texts)
 
 
-def _said(caught: Iterable[warnings.WarningMessage]) -> list[str]:
+def _lines(caught: Iterable[warnings.WarningMessage]) -> list[str]:
     """Return each warning once, in a line."""
     return [*dict.fromkeys(f"{WARNING}{warning.message}" for warning in caught)]
 
@@ -156,11 +156,11 @@ def _said(caught: Iterable[warnings.WarningMessage]) -> list[str]:
 class _Contents(NamedTuple):
     """The contents of a store that a report is made of."""
 
-    stored: pd.DataFrame
+    store: pd.DataFrame
     """Every trial of the store."""
-    shown: StoreView
+    view: StoreView
     """The trials of the report, and their gaps."""
-    asked: pd.DataFrame
+    trials: pd.DataFrame
     """These trials, and those that a sweep asked for and no table compares: the page lists all."""
     records: Sequence[Record]
     parts: Sequence[Scope]
@@ -173,8 +173,8 @@ class _Contents(NamedTuple):
         """How many trials there are, also those that no table compares."""
         compared = frozenset[str]().union(*(scope.trial_ids for scope in self.parts))
         of_sweeps = frozenset[str]().union(*(record.trials for record in self.records))
-        is_shown = self.stored["trial_id"].isin(compared | of_sweeps)
-        return summary(self.stored[is_shown], compared, of_sweeps)
+        is_shown = self.store["trial_id"].isin(compared | of_sweeps)
+        return summary(self.store[is_shown], compared, of_sweeps)
 
     @classmethod
     def of(cls, views: StoreViews, label: str | None) -> "_Contents":
@@ -187,18 +187,18 @@ class _Contents(NamedTuple):
             whole = views.whole()
             return cls(views.store, whole, whole.trials, views.records, parts, expected, remarks)
         [scope] = parts
-        asked = scope.asked_for().trials
-        return cls(views.store, scope.whole(), asked, scope.records, parts, [], remarks)
+        trials = scope.asked_for().trials
+        return cls(views.store, scope.whole(), trials, scope.records, parts, [], remarks)
 
 
 def _write(
     contents: _Contents, chapters: Sequence[Chapter], word: str, out: Path, worker: Worker
 ) -> Page:
-    sweeps_left = missing(contents.stored, contents.records, contents.expected, word)
-    provenance_rows = provenance(contents.asked, contents.records)
+    sweeps_left = missing(contents.store, contents.records, contents.expected, word)
+    provenance_rows = provenance(contents.trials, contents.records)
     tables = {
-        "trials": contents.shown.trials.drop(columns=PATHS, errors="ignore"),
-        "gaps": contents.shown.gaps,
+        "trials": contents.view.trials.drop(columns=PATHS, errors="ignore"),
+        "gaps": contents.view.gaps,
         "provenance": provenance_rows,
         "makers": makers(provenance_rows),
         "missing": sweeps_left,
@@ -206,14 +206,12 @@ def _write(
     }
     worker.do(_write_tables, tables, contents.remarks, out)
     lead, other_figures = with_lead(chapters)
-    listing, arms = (
-        _listed(contents.asked, provenance_rows),
-        names.arms(contents.asked),
-    )
+    trials = _trials(contents.trials, provenance_rows)
+    arms = names.arms(contents.trials)
     specs = [spec for chapter in chapters for drawn in chapter.figures for spec in drawn.specs]
     return Page(
         source=word.removeprefix("results="),
-        made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
+        date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
         summary=contents.summary,
         opening=_opening(contents, chapters),
         answer=_answer(contents, sweeps_left, word),
@@ -224,22 +222,24 @@ def _write(
             if (words := taxes_text(scope.asked_for().gaps))
         ],
         lead=lead,
-        running=running(contents.shown.trials),
+        running=running(contents.view.trials),
         remarks=contents.remarks,
         chapters=other_figures,
-        missing=listed("Missing", shown(sweeps_left), "", "missing.csv"),
+        missing=listed("Missing", for_people(sweeps_left), "", "missing.csv"),
         cost=cost(sweeps_left),
         makers=listed("Code, machines, data and packages", tables["makers"], "", "makers.csv"),
-        trials=listed("Trials", listing, TRIALS, "provenance.csv", arms=arms, most=MOST_TRIALS),
-        configs=settings_by_trial(contents.shown.trials, specs),
+        trials=listed("Trials", trials, TRIALS, "provenance.csv", arms=arms, most=10_000),
+        configs=settings_by_trial(contents.view.trials, specs),
     )
 
 
 def _opening(contents: _Contents, chapters: Sequence[Chapter]) -> Opening | None:
     """Return what the page of one sweep begins with."""
+    # A page of several sweeps begins with the answer: they have no question in common.
     if len(contents.records) != 1:
         return None
     [record] = contents.records
+    # The claims that the sweep was made for: a chapter may judge others on its trials.
     verdicts = [verdict for chapter in chapters for verdict in chapter.verdicts]
     verdicts_of_sweep = [verdict for verdict in verdicts if record.sweep in verdict.claim.sweeps]
     return Opening(
@@ -265,6 +265,7 @@ def _gap_rows(gaps: pd.DataFrame) -> list[GapRow]:
                 (delay, gap_text),
                 (feedback, gap_text),
                 (feedback, removed_text),
+                # Without `(slope)`, which says what a tax is from.
                 (feedback or delay, lambda row: tax_text(row).rpartition(" (")[0]),
             )
         ]
@@ -276,9 +277,9 @@ def _answer(contents: _Contents, sweeps_left: pd.DataFrame, word: str) -> StoreA
     """Return the answer of the first part of the report with pairs that might decide, else that of
     the first: the first part that decides would be one more try at 5 % for each part."""
     views = [(scope.title, scope.asked_for().trials) for scope in contents.parts]
-    views = views or [("", contents.shown.trials)]
+    views = views or [("", contents.view.trials)]
     answers = [answer(*view, contents.records, sweeps_left, word) for view in views]
-    return next((one_answer for one_answer in answers if one_answer.is_compared), answers[0])
+    return next((of_part for of_part in answers if of_part.is_compared), answers[0])
 
 
 def _write_tables(tables: Mapping[str, pd.DataFrame], remarks: Sequence[str], out: Path) -> None:
@@ -288,30 +289,29 @@ def _write_tables(tables: Mapping[str, pd.DataFrame], remarks: Sequence[str], ou
     more = f"\n\n{num_left} more rows: gaps.csv" if num_left > 0 else ""
     (out / "gaps.md").write_text(f"{table}{more}\n\n{LEGEND}\n\n{lines}", "utf-8")
     for name, content in tables.items():
+        # `load` reads the table of trials again, so its texts must stay texts.
         text = as_csv(content) if name == "trials" else content.to_csv(index=False)
         (out / f"{name}.csv").write_text(text, "utf-8", newline="")
 
 
-def _listed(trials: pd.DataFrame, provenance_rows: pd.DataFrame) -> pd.DataFrame:
+def _trials(trials: pd.DataFrame, provenance_rows: pd.DataFrame) -> pd.DataFrame:
     """Return the columns of `provenance` that tell trials apart, and their settings."""
-    words = provenance_rows["point"].map(settings(trials))
-    table = provenance_rows[
-        ["trial_id", "status", "optimizer", "arm", "seed", "final_val_loss", "sweeps"]
-    ]
-    table.insert(3, "setting", words)
-    return table
+    table = provenance_rows.assign(setting=provenance_rows["point"].map(settings(trials)))
+    names_before = ["trial_id", "status", "optimizer", "setting"]
+    return table[[*names_before, "arm", "seed", "final_val_loss", "sweeps"]]
 
 
 def _text(contents: _Contents, page: Page, out: Path, answer: Sequence[str]) -> str:
     """Return what is printed, the answer last."""
     files = f"in {out}: index.html, with figures and tables"
-    if contents.shown.trials.empty:
+    if contents.view.trials.empty:
         nothing = f"no trials in {page.source} yet: pipegap sweep or pipegap trial makes some"
         return "\n".join([nothing, *contents.remarks, page.cost, files])
-    gaps_text = printed_gaps(contents.shown.gaps, width := terminal_width())
+    gaps_text = printed_gaps(contents.view.gaps, width := terminal_width())
     claims = _claims_in_words(page.chapters)
+    # A table of many sweeps would push all that follows off the screen.
     if len(contents.records) > 1 and gaps_text.count("\n") > MOST_LINES:
-        gaps_text = f"{page.summary}; {len(contents.shown.gaps)} gaps: {out}/gaps.md"
+        gaps_text = f"{page.summary}; {len(contents.view.gaps)} gaps: {out}/gaps.md"
     texts = filter(None, [*claims, *_few(contents.remarks, out), page.cost, files])
     return "\n".join([*filter(None, [gaps_text, hanging("\n".join(texts), width)]), *answer])
 

@@ -33,7 +33,7 @@ from pipegap.analysis.table.metrics import (
     was_asked,
 )
 from pipegap.analysis.table.points import settings, updates_asked
-from pipegap.analysis.table.schema import DOWNSTREAM
+from pipegap.analysis.table.schema import DOWNSTREAM, table_of
 from pipegap.trainer.base.errors import FINAL, Status
 
 # The spike of the training loss where a synchronous start ends and the delay is switched on
@@ -47,8 +47,6 @@ OF_ARM = ["n", "mean_height", "low", "high", "recovered"]
 COLUMNS = [*ARM, "setting", "seed", "trial_id", "status", "switch", "height", "recovery", *OF_ARM]
 DISTANCES = {"cosine": "update_cosine", "error": "update_error"}
 """Column of `lateness` → the diagnostic of the whole model that it is a mean of."""
-LATENESS = [*ARM, "setting", "seed", "trial_id", "measured", *DISTANCES]
-COMPARED = ["arm", "setting", "optimizer", "other", "difference", "low", "high", "n"]
 
 
 def spikes(trials: pd.DataFrame) -> pd.DataFrame:
@@ -76,14 +74,18 @@ def spikes(trials: pd.DataFrame) -> pd.DataFrame:
         for trial in started.to_dict("records")
     ]
     table = pd.DataFrame(rows, columns=[name for name in COLUMNS if name not in OF_ARM])
-    of_arms = [
-        {**dict(zip(ARM, key, strict=True)), **_of_arm(group)} for key, group in table.groupby(ARM)
-    ]
+    of_arms = []
+    for key, group in table.groupby(ARM):
+        heights = group["height"].dropna().to_numpy(dtype=float)
+        num_recovered = int(group["recovery"].notna().sum())
+        of_arms.append((*key, len(heights), *mean_with_ends(heights), num_recovered))
     return table.merge(pd.DataFrame(of_arms, columns=[*ARM, *OF_ARM]), on=ARM)[COLUMNS]
 
 
 def _spike(trial: Mapping[Any, Any]) -> dict[str, float]:
-    switch = _switch(trial)
+    # An int counts updates, a float is a share; 0 of a folder that was deleted meanwhile.
+    start = config_of(trial["folder"]).get("pipeline", {}).get("synchronous_start", 0)
+    switch = start if isinstance(start, int) else round(start * trial["asked"])
     losses = _losses(trial["folder"])
     sync = losses[:0] if pd.isna(trial["folder_sync"]) else _losses(trial["folder_sync"])
     # `reindex` puts NaN where an update has no row, so that both series have the same updates.
@@ -110,25 +112,6 @@ def measure(losses: NDArray[np.float64], sync: NDArray[np.float64]) -> tuple[flo
     return height, float(back[0] + WINDOW) if len(back) else np.nan
 
 
-def _switch(trial: Mapping[Any, Any]) -> int:
-    """The first update with a delay: in a config, an int counts updates, a float is a share. 0 of a
-    folder that was deleted meanwhile."""
-    start = config_of(trial["folder"]).get("pipeline", {}).get("synchronous_start", 0)
-    return start if isinstance(start, int) else round(start * trial["asked"])
-
-
-def _of_arm(group: pd.DataFrame) -> dict[str, float]:
-    heights = group["height"].dropna().to_numpy(dtype=float)
-    mean, low, high = mean_with_ends(heights)
-    return {
-        "n": len(heights),
-        "mean_height": mean,
-        "low": low,
-        "high": high,
-        "recovered": int(group["recovery"].notna().sum()),
-    }
-
-
 def lateness(trials: pd.DataFrame) -> pd.DataFrame:
     """One row per completed trial that measured late updates, from `load`'s table.
 
@@ -143,8 +126,9 @@ def lateness(trials: pd.DataFrame) -> pd.DataFrame:
         {**trial, "setting": words[trial["point"]], **_of_late_updates(trial["folder"])}
         for trial in done[done["delay"].fillna(0) > 0].to_dict("records")
     ]
-    trained = pd.DataFrame(rows, columns=LATENESS)
-    return trained[trained["measured"] > 0].reset_index(drop=True)
+    columns = [*ARM, "setting", "seed", "trial_id", "measured", *DISTANCES]
+    table = pd.DataFrame(rows, columns=columns)
+    return table[table["measured"] > 0].reset_index(drop=True)
 
 
 def _of_late_updates(folder: str) -> dict[str, float]:
@@ -158,21 +142,14 @@ def _of_late_updates(folder: str) -> dict[str, float]:
 def compared(late: pd.DataFrame) -> pd.DataFrame:
     """One row per arm, setting and pair of optimizers, from `lateness`: the mean `difference`, the
     optimizer's cosine minus the other's, paired by seed, with its 95 % interval."""
-    rows = [
-        {"arm": arm, "setting": setting, **row}
-        for (arm, setting), group in late.groupby(["arm", "setting"])
-        for row in _paired(group)
-    ]
-    return pd.DataFrame(rows, columns=COMPARED)
-
-
-def _paired(group: pd.DataFrame) -> Iterator[dict[str, object]]:
-    cosines = group.pivot_table(index="seed", columns="optimizer", values="cosine")
-    for optimizer, second in combinations(cosines, 2):
-        paired = (cosines[optimizer] - cosines[second]).dropna().to_numpy()
-        mean, low, high = mean_with_ends(paired)
-        numbers = {"difference": mean, "low": low, "high": high, "n": len(paired)}
-        yield {"optimizer": optimizer, "other": second, **numbers}
+    rows = []
+    for (arm, setting), group in late.groupby(["arm", "setting"]):
+        cosines = group.pivot_table(index="seed", columns="optimizer", values="cosine")
+        for pair in combinations(cosines, 2):
+            differences = (cosines[pair[0]] - cosines[pair[1]]).dropna().to_numpy()
+            rows.append((arm, setting, *pair, *mean_with_ends(differences), len(differences)))
+    columns = ["arm", "setting", "optimizer", "other", "difference", "low", "high", "n"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 # Downstream scores of each arm beside those of sync, on the same questions and seeds.
@@ -314,12 +291,12 @@ class TaskScores(NamedTuple):
     num_microbatches: int
     task: str
     seeds: Sequence[int]
-    sync: Scores
-    own: Scores
+    of_sync: Scores
+    of_arm: Scores
 
     def difference(self, measure: str) -> Values:
         """The arm's scores minus sync's."""
-        return self.own[measure] - self.sync[measure]
+        return self.of_arm[measure] - self.of_sync[measure]
 
 
 KEYS = TaskScores._fields[:6]
@@ -341,15 +318,12 @@ def task_scores(trials: pd.DataFrame) -> list[TaskScores]:
         name: answered(folders[name])
         for name in {*completed_pairs["trial_id"], *completed_pairs["trial_id_sync"]}
     }
-    return [
-        TaskScores(*map(_plain, key), *of_task)
-        for key, rows in completed_pairs.groupby(SAME_ARM, sort=False)
-        for of_task in _tasks(rows, answers_by_trial)
-    ]
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
+    scores = []
+    for key, rows in completed_pairs.groupby(SAME_ARM, sort=False):
+        # Python's own numbers, not numpy's, which the key of a group has.
+        of_arm: list[Any] = [v.item() if isinstance(v, np.generic) else v for v in key]
+        scores += [TaskScores(*of_arm, *of_task) for of_task in _tasks(rows, answers_by_trial)]
+    return scores
 
 
 def _tasks(
@@ -361,10 +335,9 @@ def _tasks(
         scores, sync = answers_by_trial[row["trial_id"]], answers_by_trial[row["trial_id_sync"]]
         for stem in scores.keys() & sync.keys():
             by_stem.setdefault(stem, []).append((int(row["seed"]), sync[stem], scores[stem]))
-    metric_of_task: dict[str, str] = {}
-    for stem in sorted(by_stem, key=lambda stem: len(by_stem[stem])):  # the most pairs come last
-        metric_of_task[task_of(stem)] = stem
-    for task, stem in sorted(metric_of_task.items()):
+    # A task may have been asked in several ways: the one of the most pairs comes last, and stays.
+    stems = {task_of(stem): stem for stem in sorted(by_stem, key=lambda stem: len(by_stem[stem]))}
+    for task, stem in sorted(stems.items()):
         seeds, of_sync, of_arm = zip(*by_stem[stem], strict=True)
         yield task, seeds, _stacked(of_sync), _stacked(of_arm)
 
@@ -385,12 +358,11 @@ def downstream(trials: pd.DataFrame) -> pd.DataFrame:
         for scores in task_scores(trials)
         for of_measure in _measures(scores)
     ]
-    table = pd.DataFrame(rows, columns=[*DOWNSTREAM])
-    return table.astype({name: dtype for name, (dtype, _) in DOWNSTREAM.items()})
+    return table_of(rows, DOWNSTREAM)
 
 
 def _measures(scores: TaskScores) -> Iterator[dict[str, Any]]:
-    num_seeds, num_questions = scores.own[ACCURACY].shape
+    num_seeds, num_questions = scores.of_arm[ACCURACY].shape
     for measure in MEASURES:
         difference = scores.difference(measure)
         low, high = crossed_interval(difference)
@@ -398,8 +370,8 @@ def _measures(scores: TaskScores) -> Iterator[dict[str, Any]]:
             "measure": measure,
             "n": num_seeds,
             "questions": num_questions,
-            "sync": scores.sync[measure].mean(),
-            "value": scores.own[measure].mean(),
+            "sync": scores.of_sync[measure].mean(),
+            "value": scores.of_arm[measure].mean(),
             "difference": difference.mean(),
             "low": low,
             "high": high,
@@ -411,8 +383,8 @@ def _measures(scores: TaskScores) -> Iterator[dict[str, Any]]:
 
 def _mcnemar(difference: Values) -> float:
     """The exact p-value of two checkpoints' right and wrong answers (McNemar 1947)."""
-    gained, num_lost = int((difference > 0).sum()), int((difference < 0).sum())
-    return float(stats.binomtest(gained, gained + num_lost).pvalue) if gained + num_lost else 1.0
+    gains, losses = int((difference > 0).sum()), int((difference < 0).sum())
+    return float(stats.binomtest(gains, gains + losses).pvalue) if gains + losses else 1.0
 
 
 def precision(results: Path) -> str:

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ from pipegap.analysis.table.points import (
     settings,
     tasks,
 )
-from pipegap.analysis.table.schema import BEST, GAP, OF_ARM
+from pipegap.analysis.table.schema import BEST, GAP, OF_ARM, table_of
 from pipegap.trainer.base.errors import Status
 
 # The gap of every arm at every point: its mean, interval and counts; what it spreads by.
@@ -41,7 +42,6 @@ from pipegap.trainer.base.errors import Status
 # And where a point lies outside of the paper's regime: its numbers say little about the paper's.
 
 COUNTS = ["n", "diverged", "pairs", "sync_diverged", "removed_n"]
-NO_TRIAL = Tax(tax_why="no trial")
 Seeds = Mapping[Any, set[int]]
 LOSSES = ("gap", "gap_plain", "final_val_loss", "final_val_loss_sync")
 Group = Mapping[str, NDArray[Any]]
@@ -89,7 +89,11 @@ def gaps(df: pd.DataFrame) -> pd.DataFrame:
     seeds: Seeds = {key: set(column) for key, column in df.groupby("point")["seed"]}
     rows = [_row(key, group, seeds[key[1]]) | tax[key]._asdict() for key, group in groups.items()]
     rows += _absent(df, {key[:3] for key in groups}, seeds)
-    unasked = _without_sync(df)
+    # Sync was not asked for at a point of longer delayed runs: other points of its optimizer have
+    # a sync trial, done or not.
+    sync = df[df["arm"] == "sync"]
+    may_lack = df["optimizer"].isin(sync["optimizer"])
+    unasked = {*df.loc[may_lack & ~df["settings_key"].isin(sync["settings_key"]), "point"]}
     rows = [row for row in rows if row["point"] not in unasked]
     words, outside = settings(df), regimes(df)
     arms: dict[Any, Any] = df.drop_duplicates("arm").set_index("arm")[[*OF_ARM]].to_dict("index")
@@ -98,18 +102,9 @@ def gaps(df: pd.DataFrame) -> pd.DataFrame:
     return _table(rows, df)
 
 
-def _without_sync(trials: pd.DataFrame) -> set[str]:
-    """The points that have no sync trial, done or not, though others of their optimizer do."""
-    sync = trials[trials["arm"] == "sync"]
-    other_arms = trials[trials["optimizer"].isin(sync["optimizer"])]
-    return {*other_arms.loc[~other_arms["settings_key"].isin(sync["settings_key"]), "point"]}
-
-
 def _table(rows: list[dict[str, Any]], trials: pd.DataFrame) -> pd.DataFrame:
-    table = pd.DataFrame(rows, columns=[*GAP])
-    table = table.astype({name: dtype for name, (dtype, _) in GAP.items()})
     keys = ["optimizer", "setting", "point", "arm", *VARIANT]
-    return in_order(table, keys, trials).reset_index(drop=True)
+    return in_order(table_of(rows, GAP), keys, trials).reset_index(drop=True)
 
 
 def _with_plain_gap(paired: pd.DataFrame) -> pd.DataFrame:
@@ -189,20 +184,15 @@ def _absent(
     # An unfinished trial has not recorded its data: its point is not known in full.
     recorded = trials[trials["status"] != Status.UNFINISHED]
     arms = sorted(set(trials["arm"]) - {"sync"})
-    for optimizer, point in (
-        recorded[["optimizer", "point"]].drop_duplicates().itertuples(index=False)
-    ):
-        for arm in arms:
-            if (optimizer, point, arm) not in present:
-                yield {
-                    "optimizer": optimizer,
-                    "point": point,
-                    "arm": arm,
-                    **dict.fromkeys(COUNTS, 0),
-                    **NO_TRIAL._asdict(),
-                    "missing_seeds": _words(seeds[point]),
-                    "missing_sync_seeds": "",
-                }
+    points = recorded[["optimizer", "point"]].drop_duplicates().itertuples(index=False)
+    for (optimizer, point), arm in product(points, arms):
+        if (optimizer, point, arm) not in present:
+            yield {
+                **{"optimizer": optimizer, "point": point, "arm": arm},
+                **dict.fromkeys(COUNTS, 0),
+                **Tax(tax_why="no trial")._asdict(),
+                **{"missing_seeds": _words(seeds[point]), "missing_sync_seeds": ""},
+            }
 
 
 def _words(seeds: Iterable[int]) -> str:
@@ -269,7 +259,6 @@ def spreads(results: Path, trial_ids: Collection[str]) -> dict[str, Spread]:
 # The best setting of an arm against the best setting of sync, over the grid that both have.
 
 ROW = ["optimizer", "task", "arm", *VARIANT]
-CHOSEN_ROW = ["optimizer", "task", "family", *VARIANT]
 SETTING = ["point", "arm"]
 Losses = NDArray[np.float64]
 """Final losses, shape (points, seeds); infinite where the trial diverged."""
@@ -297,7 +286,7 @@ def best(df: pd.DataFrame, choice: Collection[int] = ()) -> pd.DataFrame:
     words, paired = settings(df), _paired(df)
     if choice:  # an arm stands for all of its coefficients, of which each may be a setting
         family = paired["trial_id"].map(df.set_index("trial_id")["family"])
-        groups = paired.assign(family=family).groupby(CHOSEN_ROW)
+        groups = paired.assign(family=family).groupby(["optimizer", "task", "family", *VARIANT])
         rows = [
             (key, _row_of_choice(group, choice, words))
             for key, group in groups
@@ -330,9 +319,7 @@ def _paired(df: pd.DataFrame) -> pd.DataFrame:
 
 
 def _best_table(rows: list[dict[str, Any]], trials: pd.DataFrame) -> pd.DataFrame:
-    table = pd.DataFrame(rows, columns=[*BEST])
-    table = table.astype({name: dtype for name, (dtype, _) in BEST.items()})
-    return in_order(table, ROW, trials).reset_index(drop=True)
+    return in_order(table_of(rows, BEST), ROW, trials).reset_index(drop=True)
 
 
 def _best_row(grid: "Grid", words: dict[str, str]) -> dict[str, Any]:

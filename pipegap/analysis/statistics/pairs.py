@@ -36,7 +36,7 @@ CONFIDENCE = 0.95
 POWER = 0.8
 """The probability with which what is called detectable is detected."""
 UNKNOWN: Interval = (np.nan, np.nan)
-SEEN = ((0.997, CONFIDENCE), (0.99, 0.99))
+SHARE_CONFIDENCES = ((0.997, CONFIDENCE), (0.99, 0.99))
 """Of a share: with which confidence the whole is not 0, and the confidence of the share's interval.
 So the interval covers 95 % of the shares that are told, where the true whole is two standard errors
 or more, and 90 % where it is nothing: tests/analysis/statistics/test_best.py. The width is no
@@ -126,7 +126,7 @@ def share_interval(part: Values, whole: Values) -> Interval:
     often, and with them shares that are wrong: 95 % would cover 91 to 94 % of these. No interval
     with ends covers a share of what may be nothing (Gleser, Hwang 1987).
     """
-    for of_whole, of_share in SEEN:
+    for of_whole, of_share in SHARE_CONFIDENCES:
         if excludes_zero(mean_interval(whole, of_whole)):
             return ratio_interval(part, whole, of_share)
     return UNKNOWN
@@ -245,14 +245,12 @@ SLACK = "pipeline.slack"
 """The key of an arm that changes no number."""
 CODE = ["trainer_version", "git"]
 MADE_BY = [*CODE, *MACHINE]
-NEWEST = ["trainer_version", "finished_at", "trial_id"]
 COMPARED = ("sync", "delay", "delay_ef")
 """The arms whose costs are shown by default."""
 WHERE = ["runner", "device_name"]
 SAME_COST = ["optimizer", "point", "seed", *VARIANT, *WHERE, TORCH]
-EPOCH = pd.Timestamp(0, tz="UTC")
 MEASURED = {"peak_memory_bytes": "memory", "tokens_per_second": "speed"}
-KEPT = [*SAME_TRIAL, "base_arm", "delay", "trial_id", "status", "final_val_loss", *MADE_BY]
+OF_PAIR = [*SAME_TRIAL, "base_arm", "delay", "trial_id", "status", "final_val_loss", *MADE_BY]
 
 
 def results(trials: pd.DataFrame) -> pd.DataFrame:
@@ -269,9 +267,10 @@ def results(trials: pd.DataFrame) -> pd.DataFrame:
     if done.empty:  # of a store without trials the table does not even have all columns
         return done.reindex(columns=list(dict.fromkeys([*done, *VARIANT])))
     # Of few columns: the table has many, and every move of a row moves them all.
-    made = done.reindex(columns=[*SAME_TRIAL, *NEWEST, "git", *MACHINE])
+    table = done.reindex(columns=[*SAME_TRIAL, *MADE_BY, "finished_at", "trial_id"])
     order = ["trainer_version", "num_on_machine", "finished_at", "trial_id"]
-    newest_last = made.assign(num_on_machine=num_on_machine(made)).sort_values(order, kind="stable")
+    table = table.assign(num_on_machine=num_on_machine(table))
+    newest_last = table.sort_values(order, kind="stable")
     repeated = newest_last[newest_last.duplicated(SAME_TRIAL, keep=False)]
     _refuse_other_values(done.loc[repeated.index])
     makers = repeated[CODE].astype(str).groupby([repeated[name] for name in SAME_TRIAL])
@@ -311,7 +310,7 @@ def pairs(trials: pd.DataFrame) -> pd.DataFrame:
     raises BadInput (a ValueError) if trials of one setting and data.path saw different data.
     """
     _refuse_mixed_data(trials)
-    done = results(trials).reindex(columns=KEPT)  # an older CSV has no column of versions
+    done = results(trials).reindex(columns=OF_PAIR)  # an older CSV has no column of versions
     sync, arms = done[done["arm"] == "sync"], done[done["arm"] != "sync"]
     paired = arms.merge(
         sync.drop(columns=["arm", "base_arm", "delay"]),
@@ -353,10 +352,9 @@ def overhead(trials: pd.DataFrame, arms: Collection[str] = COMPARED) -> pd.DataF
     for name in MEASURED.values():
         paired[f"{name} ratio"] = paired[name] / paired[f"{name}_sync"]
     groups = paired.groupby(keys := ["optimizer", *WHERE, "arm"], dropna=False)
-    columns_shown = [
-        name for measured in MEASURED.values() for name in (measured, f"{measured} ratio")
-    ]
-    table = groups[columns_shown].median()
+    table = groups[
+        [f"{name}{end}" for name in MEASURED.values() for end in ("", " ratio")]
+    ].median()
     table["n"] = groups.size()
     table["speed n"] = groups["speed"].count()
     return in_order(table.reset_index(), keys, done).reset_index(drop=True)
@@ -368,7 +366,7 @@ def side_by_side(trials: pd.DataFrame) -> pd.Series:
     A trial is taken to have run for its wall seconds until it finished; of one that was interrupted
     this is not the very time. Where a time is not known, nothing is known of its neighbours: True.
     """
-    ends = (trials["finished_at"] - EPOCH).dt.total_seconds()
+    ends = (trials["finished_at"] - pd.Timestamp(0, tz="UTC")).dt.total_seconds()
     starts = ends - trials["wall_seconds"]
     is_beside = pd.Series(True, index=trials.index)
     has_start = starts.notna()
@@ -384,12 +382,8 @@ def side_by_side(trials: pd.DataFrame) -> pd.Series:
 
 
 def _refuse_mixed_data(trials: pd.DataFrame) -> None:
-    hashes_by_setting = (
-        trials.groupby(["settings_key", "data.path"])["data_hash"].unique().reset_index()
-    )
-    for path, hashes in zip(
-        hashes_by_setting["data.path"], hashes_by_setting["data_hash"], strict=True
-    ):
+    hashes_of_data = trials.groupby(["settings_key", "data.path"])["data_hash"].unique()
+    for path, hashes in hashes_of_data.droplevel("settings_key").items():
         short_hashes = sorted(value[:8] for value in hashes if pd.notna(value))
         if len(short_hashes) > 1:
             allowed = (

@@ -24,6 +24,7 @@ exp(gap / slope) with a slope that is our estimate, and counts as ESTIMATED.
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,10 +110,10 @@ def bracket(finals: Sequence[ByLength], level: float) -> tuple[int, int] | float
     as low, 0 if all end lower. Each seed of `finals` has the same lengths."""
     lengths = sorted(finals[0])
     means = [float(np.mean([losses[length] for losses in finals])) for length in lengths]
-    for index in range(len(lengths) - 1):
+    for (shorter, above), (longer, below) in pairwise(zip(lengths, means, strict=True)):
         # The last condition: between two equal means every length would do.
-        if means[index] >= level >= means[index + 1] < means[index]:
-            return lengths[index], lengths[index + 1]
+        if above >= level >= below < above:
+            return shorter, longer
     return np.inf if means[-1] > level else 0.0
 
 
@@ -132,9 +133,7 @@ def crossing(
     share, (low, high) = float(way.mean() / whole.mean()), ratio_interval(way, whole, confidence)
     if len(way) > 1 and np.isnan(low):
         return Crossing(np.nan, np.nan, np.nan)
-    straight = [
-        _along(coordinate, lengths, end) for coordinate in COORDINATES for end in (low, high)
-    ]
+    straight = [_along(form, lengths, end) for form in COORDINATES for end in (low, high)]
     return Crossing(_along(COORDINATES[1], lengths, share), min(straight), max(straight))
 
 
@@ -294,8 +293,10 @@ def _read_off(
     `updates`. For SLOPE the runs are sync's and the references delayed: it is `updates` over this
     length.
     """
-    seeds, lengths = _several(runs)
-    if not seeds:
+    # The seeds with runs of several lengths, at the lengths that all of these have.
+    seeds = [seed for seed, losses in runs.items() if len(losses) > 1]
+    lengths = sorted(set.intersection(*({*runs[seed]} for seed in seeds))) if seeds else []
+    if len(lengths) < 2:
         return Tax(tax_why=ONE_LENGTH)
     losses = [{length: runs[seed][length] for length in lengths} for seed in seeds]
     diverged = sum(np.isnan([*of_seed.values()]).any() for of_seed in losses)
@@ -313,29 +314,17 @@ def _read_off(
         return Tax(tax_why=f"{side} {ratio:.3g}: all {whose} end {higher} than {than}")
     above, below = (np.array([of_seed[length] for of_seed in losses]) for length in ends)
     at = crossing(above, below, levels, ends, confidence)
-    with np.errstate(divide="ignore"):  # a length may end at 0: `_tax` refuses an infinite tax
+    with np.errstate(divide="ignore"):  # a length may end at 0, and its inverse is infinite
         taxes = np.array(at) / updates if is_delayed else updates / np.array(at)
-    tax, *interval = map(float, taxes)  # the inverse exchanges the ends
-    return _tax(tax, min(interval), max(interval), len(seeds), source)
-
-
-def _several(finals: Finals) -> tuple[list[int], list[int]]:
-    """The seeds with runs of several lengths, and the lengths that all of these have; none if they
-    share fewer than two."""
-    seeds = [seed for seed, losses in finals.items() if len(losses) > 1]
-    lengths = sorted(set.intersection(*({*finals[seed]} for seed in seeds))) if seeds else []
-    return (seeds, lengths) if len(lengths) > 1 else ([], [])
+    tax, *interval = map(float, taxes)
+    low, high = min(interval), max(interval)  # the inverse exchanges the ends
+    # Of losses that are too flat the interval has no two ends.
+    if np.isnan(tax) or np.isinf([tax, high]).any() or low <= 0:
+        return Tax(tax_why="longer runs are not shown to end lower")
+    return Tax(tax, low, high, len(seeds), source)
 
 
 ONE_LENGTH = "runs of one length only"
-FLAT = "longer runs are not shown to end lower"
-
-
-def _tax(tax: float, low: float, high: float, n: int, source: str) -> Tax:
-    """The tax; none if the losses are too flat for an interval with two ends."""
-    if np.isnan(tax) or np.isinf([tax, high]).any() or low <= 0:
-        return Tax(tax_why=FLAT)
-    return Tax(tax, low, high, n, source)
 
 
 def best_taxes(gaps: pd.DataFrame) -> pd.DataFrame:
@@ -362,8 +351,8 @@ def paper_losses() -> Mapping[str, Mapping[str, float]]:
     rows = reported_taxes()[reported_taxes()["who"] == PAPER]
     return {
         str(optimizer): {
-            "sync": losses["loss_sync"].iloc[0],
-            **dict(zip(losses["arm"], losses["loss"], strict=True)),
+            "sync": table["loss_sync"].iloc[0],
+            **dict(zip(table["arm"], table["loss"], strict=True)),
         }
-        for optimizer, losses in rows.groupby("optimizer", sort=False)
+        for optimizer, table in rows.groupby("optimizer", sort=False)
     }

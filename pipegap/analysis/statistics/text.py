@@ -20,10 +20,6 @@ from pipegap.trainer.folder.wellformed import failures
 
 Cells = Mapping[Any, Any]
 
-WIDTH_OF_FILES = 10_000
-"""Columns of text: wide enough that no cell of a Markdown table is broken."""
-MAX_PRINTED = 60
-"""Longer tables are not printed on a terminal or in a log."""
 REASONS = {
     SHORT: "the run is short beside the memory of the momentum",
     INACTIVE: "the decay is too small for the length of the run to do much",
@@ -69,8 +65,9 @@ def _loss(name: str) -> Callable[[Cells], str]:
 
 def removed_text(row: Cells) -> str:
     """`80% [35%, 140%]`; empty for an arm that removes none."""
-    ends = (row["removed_low"], row["removed_high"])
-    return share_text(row["removed"], *ends) if row["removed_n"] else ""
+    if not row["removed_n"]:
+        return ""
+    return share_text(row["removed"], row["removed_low"], row["removed_high"])
 
 
 def _plain(name: str) -> Callable[[Cells], str]:
@@ -91,10 +88,6 @@ TEXTS: Mapping[str, Callable[[Cells], str]] = {
     "gap removed [95 %]": removed_text,
     "token tax [95 %]": tax_text,
 }
-VARYING = ("setting", "stages", "microbatches")
-"""Columns that are left out if they are the same in all rows."""
-BARE = ("optimizer", "setting", "arm")
-"""Columns that need no head."""
 LOSSES = ("sync loss", "loss")
 """Columns that are the first to be left out on a narrow terminal: the gap is their difference."""
 LAST = ("token tax [95 %]", "gap removed [95 %]")
@@ -113,10 +106,10 @@ def gap_table(gaps: pd.DataFrame, *, width: int | None = None) -> str:
     cells = {name: [text(row) for row in rows] for name, text in TEXTS.items()}  # by column
     if width is None:
         cells = {name: [*map(in_markdown, column)] for name, column in cells.items()}
-    constant = [name for name in VARYING if len({*cells[name]}) <= 1]
+    settings = ("setting", "stages", "microbatches")
+    constant = [name for name in settings if len({*cells[name]}) <= 1]
     # In a file only OPTIONAL columns are left out, on a terminal every empty one.
-    may_go = OPTIONAL if width is None else cells
-    empty = [name for name in may_go if not any(cells[name])]
+    empty = [name for name in (OPTIONAL if width is None else cells) if not any(cells[name])]
     columns_shown = [name for name in cells if name not in (*constant, *empty)]
     if width is None:
         return _ruled(columns_shown, cells, box.MARKDOWN)
@@ -129,15 +122,16 @@ def gap_table(gaps: pd.DataFrame, *, width: int | None = None) -> str:
             words = [f"{n} {cells[n][0]}" if n in constant else n for n in left_out]
             return f"{text}\n  not shown: {', '.join(words)}" if words else text
     lines = zip(*(cells[name] for name in columns_shown), strict=True)
-    return "\n".join(packed(columns_shown, values, width, BARE) for values in lines)
+    without_head = ("optimizer", "setting", "arm")
+    return "\n".join(packed(columns_shown, values, width, without_head) for values in lines)
 
 
 def _ruled(heads: Sequence[str], cells: Mapping[str, Sequence[str]], style: box.Box) -> str:
     table = Table(*heads, box=style)
     for values in zip(*(cells[name] for name in heads), strict=True):
         table.add_row(*values)
-    buffer = io.StringIO()
-    Console(file=buffer, width=WIDTH_OF_FILES, color_system=None, markup=False).print(table)
+    buffer = io.StringIO()  # so wide that no cell of a Markdown table is broken
+    Console(file=buffer, width=10_000, color_system=None, markup=False).print(table)
     return "\n".join(line.rstrip() for line in buffer.getvalue().strip("\n").splitlines())
 
 
@@ -151,7 +145,7 @@ def _named(gaps: pd.DataFrame) -> pd.DataFrame:
 def printed_gaps(gaps: pd.DataFrame, width: int | None) -> str:
     """`gap_table`, or a line that says it is too long; empty while there is no pair."""
     num_rows = int((gaps["pairs"] > 0).sum())
-    if num_rows > MAX_PRINTED:
+    if num_rows > 60:
         return f"{num_rows} gaps: too many to print, the report has them"
     return gap_table(gaps, width=width) if num_rows else ""
 

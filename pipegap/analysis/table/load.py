@@ -52,17 +52,8 @@ from pipegap.trainer.folder.wellformed import (
 # looked at, not opened.
 
 MADE_BY = b"made_by"
-MAKERS = (
-    *(rows, points, schema),
-    *(build, former, identity, wellformed),
-)
-"""The modules that say what a row holds."""
-NUM_THREADS = 16
-"""Many, since the latency of a network file system dominates."""
 BATCH = 256
 """Trials per task of a thread: on a local disk, one trial takes only microseconds."""
-WORTH_WRITING = 0.01
-"""The index is written again if more than this share of the trials is new or changed."""
 
 FILES = {"config.json": CONFIG, "result.json": RESULT_FORM}
 OF_TRIAL = ("config.json", MARKER, "metrics.jsonl", "result.json")
@@ -116,7 +107,8 @@ def read_trials(
             content = json.dumps(row(trial_id, config, result, stamps[name].result_ns))
             # Not in the index: what is damaged is read, and warned of, each time.
             (without_result if damages else entries)[name] = Entry(stamps[name], content)
-    if path is not None and whole and entries and len(stale) > WORTH_WRITING * len(stamps):
+    # The index is written again if more than one trial in a hundred is new or changed.
+    if path is not None and whole and entries and len(stale) > 0.01 * len(stamps):
         write_index(path, entries)
     entries |= without_result
     names_there = [name for name in stamps if name in entries]
@@ -152,7 +144,8 @@ def _each(
         return [look(f"{folder}/{name}") for name in batch]
 
     batches = [names[start : start + BATCH] for start in range(0, len(names), BATCH)]
-    with ThreadPoolExecutor(NUM_THREADS) as pool:
+    # Many threads, since the latency of a network file system dominates.
+    with ThreadPoolExecutor(16) as pool:
         for batch, results in zip(batches, pool.map(look_at, batches), strict=True):
             yield from zip(batch, results, strict=True)
 
@@ -196,16 +189,12 @@ def _contents(folder: str) -> tuple[str, Row, Row, list[Damaged]]:
                 damaged.append(damage(path, error))
     config, result = contents
     trial_id = None
-    try:
-        trial_id = None if result else recorded_id(Path(folder))
-    except (Damaged, OSError) as error:
-        damaged.append(damage(Path(folder, MARKER), error))
+    if not result:
+        try:
+            trial_id = recorded_id(Path(folder))
+        except (Damaged, OSError) as error:
+            damaged.append(damage(Path(folder, MARKER), error))
     return trial_id or Path(folder).name, config, result, damaged
-
-
-def index_path(store: Path) -> Path:
-    """Return where the index of a store lies."""
-    return store / ".index" / "trials.parquet"
 
 
 def read_index(path: Path, names: Collection[str] | None = None) -> dict[str, Entry]:
@@ -248,7 +237,8 @@ def write_index(path: Path, entries: Mapping[str, Entry]) -> None:
 @cache
 def _made_by() -> bytes:
     """Return a digest of the code that makes rows, of the choices that name trials, and of keys."""
-    sources = "".join(inspect.getsource(module) for module in MAKERS)
+    makers = (rows, points, schema, build, former, identity, wellformed)
+    sources = "".join(map(inspect.getsource, makers))
     # The YAMLs say which values are usual, and so what is left out of an arm's name.
     files = [CONF / "config.yaml", *(path for group in GROUPS for path in yamls(group))]
     sources += "".join(path.name + path.read_text("utf-8") for path in files)
@@ -257,9 +247,6 @@ def _made_by() -> bytes:
 
 # The table itself, from those rows or from a CSV that a report published.
 
-MAY_LACK = ("folder", "num_active_parameters")
-"""Columns of the table that a published CSV may lack: `folder` is a place on one machine, and older
-reports do not have the other one."""
 PATH = "data.path"
 ARMS = ("arm", "base_arm", "family", "arm_without_cooldown")
 """Columns that hold keys of arms."""
@@ -309,7 +296,8 @@ def load(
     names = dict.fromkeys([*TRIAL, *(name for row in rows for name in row)])
     columns = {name: _column(name, [row.get(name) for row in rows]) for name in names}
     if rows:
-        columns[PATH] = _paths(rows)
+        # Published data have no path, and data of one's own may be made of other keys.
+        columns[PATH] = _column(PATH, [row.get(PATH) or row["data"] for row in rows])
     trials = _with_short_arms(with_one_name(pd.DataFrame(columns)))
     return ranked(trials).reset_index(drop=True)
 
@@ -324,12 +312,6 @@ def _with_short_arms(trials: pd.DataFrame) -> pd.DataFrame:
     if not short:
         return trials
     return trials.assign(**{name: trials[name].replace(short) for name in ARMS})
-
-
-def _paths(rows: Sequence[Row]) -> pd.Series:
-    """Return the path of each trial's data, or its name if it has no path: published data have
-    none, and data of one's own may be made of other keys."""
-    return _column(PATH, [row.get(PATH) or row["data"] for row in rows])
 
 
 def _of_folders(results: Path, trial_ids: Collection[str] | None, stacklevel: int) -> list[Row]:
@@ -349,7 +331,8 @@ def _where(results: Path) -> tuple[Path, list[str], Path | None]:
     if (results / "config.json").exists():
         return results.parent, [results.name], None
     if (results / "trials").is_dir():
-        return results / "trials", sorted(os.listdir(results / "trials")), index_path(results)
+        index = results / ".index" / "trials.parquet"
+        return results / "trials", sorted(os.listdir(results / "trials")), index
     return results, sorted(os.listdir(results)), None
 
 

@@ -22,7 +22,6 @@ from pipegap.trainer.folder.wellformed import CONFIG, read, row_of, rows_of
 
 MOST = 100
 """Points of a curve that a small picture can show."""
-EVALUATED = b'"val_loss"'
 
 Point = tuple[int, float]
 _T = TypeVar("_T")
@@ -122,12 +121,12 @@ def curves(folder: Path) -> Curves:
     """The curves of the trial in `folder`, of MOST points each. Only the lines that are shown are
     parsed; a damaged one is left out."""
     lines = _content(folder / "metrics.jsonl").splitlines(keepends=True)
-    evaluated = [line for line in lines if EVALUATED in line]
+    evaluations = [line for line in lines if b'"val_loss"' in line]
     return Curves(
         _points(rows_of(spaced(lines, MOST)), "train_loss"),
-        _points(rows_of(spaced(evaluated, MOST)), "val_loss"),
+        _points(rows_of(spaced(evaluations, MOST)), "val_loss"),
         len(lines),
-        len(evaluated),
+        len(evaluations),
     )
 
 
@@ -167,8 +166,6 @@ CHANCE = "chance"
 """Beside the measures: the accuracy of a guess."""
 
 FOLDER = "evaluation"
-HASHES = ("doc_hash", "prompt_hash", "target_hash")
-"""Hashes by which lm-eval tells questions apart, and how they were put."""
 
 
 def was_asked(folder: str) -> bool:
@@ -187,8 +184,9 @@ def answered(folder: str) -> dict[str, Scores]:
         try:
             if files := _latest(path):
                 # The times are part of the key of the cache: a changed file is read again.
-                answers = _scores(tuple((file, file.stat().st_mtime_ns) for file in files))
-                scores[answers.stem(path)] = answers.scores
+                digest, values = _scores(tuple((file, file.stat().st_mtime_ns) for file in files))
+                # A file of version 0.2 has the hash in its name.
+                scores[f"{path.name}-{digest}" if digest else path.stem] = values
         except (ValueError, LookupError, OSError):
             message = f"{path} is damaged: delete it, and evaluate its trial again"
             warnings.warn(message, DamagedRows, stacklevel=2)
@@ -213,25 +211,17 @@ def title(task: str) -> str:
     return BENCHMARKS[task].title if task in BENCHMARKS else task
 
 
-class Answers(NamedTuple):
-    """What a model scores in a task; `hash` is of the questions, empty in files of version 0.2."""
-
-    hash: str
-    scores: Scores
-
-    def stem(self, path: Path) -> str:
-        """TASK-HASH; a file of version 0.2 has it in its name."""
-        return f"{path.name}-{self.hash}" if self.hash else path.stem
-
-
 @lru_cache(maxsize=4096)
-def _scores(files: tuple[tuple[Path, int], ...]) -> Answers:
-    """Return what is in `files`, each of which was last changed at its time."""
+def _scores(files: tuple[tuple[Path, int], ...]) -> tuple[str, Scores]:
+    """Return the hash of the questions in `files`, which is empty for files of version 0.2, and the
+    scores. Each of `files` was last changed at its time."""
     rows = [json.loads(line) for path, _ in files for line in path.read_bytes().splitlines()]
-    hashes = "".join(row[key] for row in rows for key in HASHES if "filter" in row)
+    # lm-eval tells questions apart by these hashes, and how they were put; its rows have a filter.
+    keys = ("doc_hash", "prompt_hash", "target_hash")
+    hashes = "".join(row[key] for row in rows for key in keys if "filter" in row)
     measured = [_measured(_of_sample(row) if "filter" in row else row) for row in rows]
     scores = dict(zip((*MEASURES, CHANCE), np.array(measured).T, strict=True))
-    return Answers(hashlib.sha256(hashes.encode()).hexdigest()[:12] if hashes else "", scores)
+    return hashlib.sha256(hashes.encode()).hexdigest()[:12] if hashes else "", scores
 
 
 def _of_sample(sample: Row) -> Row:

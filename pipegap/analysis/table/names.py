@@ -155,10 +155,9 @@ def parameters(number: float) -> str:
     """Return the size of a model as people write it: `135M`; `unknown` where it is missing."""
     if pd.isna(number):
         return "unknown"
-    power, letter = next(
-        (p, s) for p, s in ((1e9, "B"), (1e6, "M"), (1e3, "k"), (0, "")) if number >= p
-    )
-    return f"{number / (power or 1):.3g}{letter}"
+    units = ((1e9, "B"), (1e6, "M"), (1e3, "k"), (0, ""))
+    size, letter = next((size, letter) for size, letter in units if number >= size)
+    return f"{number / (size or 1):.3g}{letter}"
 
 
 def in_words(values: pd.Series | Mapping[str, Any]) -> str:

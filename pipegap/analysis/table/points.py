@@ -31,8 +31,6 @@ TORCH = f"{VERSIONS}.torch"
 MACHINE = ["device_name", TORCH]
 """What a trial ran on: another kind rounds otherwise. Runner, compiler and number of replicas are
 keys of the point, which both trials of a pair share."""
-MEASURES_ONLY = ("diagnostics",)
-"""Keys of what a trial measures beside its loss: they change no number of the training."""
 
 
 def remembered(function: Callable[..., T]) -> Callable[..., T]:
@@ -120,8 +118,9 @@ def is_of_point(key: str) -> bool:
     Keys of the arm, the seed and paths do not, nor does the checkpoint that a trial resumed from:
     such a trial goes on exactly as before, on another number of stages.
     """
+    # `diagnostics` says what a trial measures beside its loss, and changes no number of training.
     return (
-        group_of(key) not in (*ARM_GROUPS, *MEASURES_ONLY)
+        group_of(key) not in (*ARM_GROUPS, "diagnostics")
         and key not in ("seed", "resume_from", BESIDE)
         and key not in CHANGES_NO_NUMBER
     )
@@ -154,9 +153,8 @@ def with_one_name(trials: pd.DataFrame) -> pd.DataFrame:
     Two names of the same values are the same setting: the name of most trials of the point counts,
     the first by alphabet if several have as many. Else such trials could not be compared.
     """
-    return trials.assign(
-        **{group: trials["point"].map(_usual(trials, group)) for group in SHARED_GROUPS}
-    )
+    names = {group: trials["point"].map(_usual(trials, group)) for group in SHARED_GROUPS}
+    return trials.assign(**names)
 
 
 def _usual(trials: pd.DataFrame, group: str) -> pd.Series:
@@ -187,10 +185,12 @@ def labelled(trials: pd.DataFrame) -> list[pd.DataFrame]:
     that of a trial by which somebody tried something, show all keys of `varied` in a table beside.
     Data is called by its name, or by the last part of its path.
     """
-    has_pair = _with_pair(trials)
+    done = trials.loc[trials["status"].isin(FINAL), ["point", "seed", "arm"]]
+    is_sync = done["arm"] == "sync"
+    pairs = done[is_sync].merge(done[~is_sync], on=["point", "seed"])
     tables = []
     for _, points in _points(trials).groupby("optimizer", sort=False):
-        paired = points[points.index.isin(has_pair)]
+        paired = points[points.index.isin(pairs["point"])]
         other_points = _telling_apart(points).drop(index=paired.index)
         tables += [_called(table, points) for table in (_telling_apart(paired), other_points)]
     return tables
@@ -203,13 +203,6 @@ def _points(trials: pd.DataFrame) -> pd.DataFrame:
     """
     done = trials[trials["status"] != Status.UNFINISHED]
     return done.drop_duplicates("point").set_index("point")
-
-
-def _with_pair(trials: pd.DataFrame) -> set[str]:
-    """Return the points at which sync and another arm have a result of the same seed."""
-    done = trials.loc[trials["status"].isin(FINAL), ["point", "seed", "arm"]]
-    is_sync = done["arm"] == "sync"
-    return {*done[is_sync].merge(done[~is_sync], on=["point", "seed"])["point"]}
 
 
 def _telling_apart(points: pd.DataFrame) -> pd.DataFrame:
@@ -227,14 +220,14 @@ def _telling_apart(points: pd.DataFrame) -> pd.DataFrame:
     differing += [choice for choice in CHOICES if _differs(points[choice])]
     by_name = {name: points.groupby(name) for name in (*CHOICES, "data") if name in differing}
     # Of a choice's own keys only those that its name does not tell: they differ under one name.
-    kept_keys = [
+    telling_keys = [
         key
         for key in differing
         if (name := group_of(key)) == key
         or name not in by_name
         or any(_differs(same[key]) for _, same in by_name[name])
     ]
-    table = points[kept_keys].rename(columns=READ_AS)
+    table = points[telling_keys].rename(columns=READ_AS)
     rows = [*map(tuple, table.apply(texts).to_numpy())]
     return table if len({*rows}) == len(rows) else table.assign(point=table.index)
 
@@ -255,14 +248,13 @@ def _telling_data(points: pd.DataFrame) -> str | None:
 
 def _called(table: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
     """Return the table with data as people call it, where that tells as much."""
-    called = {"data": data_names(points), "data.path": _last_parts(points)}
-    return table.assign(
-        **{
-            key: names[table.index]
-            for key, names in called.items()
-            if key in table and names[table.index].nunique() == table[key].nunique()
-        }
-    )
+    names_of_data = {"data": data_names(points), "data.path": _last_parts(points)}
+    columns = {
+        key: names[table.index]
+        for key, names in names_of_data.items()
+        if key in table and names[table.index].nunique() == table[key].nunique()
+    }
+    return table.assign(**columns)
 
 
 def data_names(trials: pd.DataFrame) -> pd.Series:
@@ -336,9 +328,6 @@ TUNED = (
 LENGTH = ("num_updates", "tokens_per_parameter")
 """The keys that say how long a trial trains."""
 DECAY = "optimizer.weight_decay"
-NO_KEYS = ("data_hash", "point")
-"""Columns that may tell points apart, and are no keys of the config."""
-
 
 PLAIN, FEEDBACK = "delay", "delay_ef"
 """Families of arms: those that differ in the coefficient of Error Feedback are one."""
@@ -450,9 +439,16 @@ def families(trials: pd.DataFrame) -> dict[str, Family]:
     """Return for each point its family; points of one family have the same words."""
     labels = by_point(map(_without_length, labelled(trials)), in_words)
     tables = map(_without_length, varied(trials).values())
-    return by_point(
-        tables, lambda row: Family(in_words(row), labels[str(row.name)], _as_config(row))
-    )
+
+    def family(row: pd.Series) -> Family:
+        keys = {
+            str(key): None if pd.isna(value) else value
+            for key, value in row.to_dict().items()
+            if key not in ("data_hash", "point")  # they tell points apart, and are in no config
+        }
+        return Family(in_words(row), labels[str(row.name)], keys)
+
+    return by_point(tables, family)
 
 
 def families_by_decay(trials: pd.DataFrame) -> dict[str, str]:
@@ -470,20 +466,9 @@ def families_by_decay(trials: pd.DataFrame) -> dict[str, str]:
     return by_point(map(settings, varied(trials).values()), in_words)
 
 
-def _as_config(row: pd.Series) -> dict[str, Any]:
-    return {
-        str(key): None if pd.isna(value) else value
-        for key, value in row.to_dict().items()
-        if key not in NO_KEYS
-    }
-
-
 def _fixed(group: pd.DataFrame) -> pd.DataFrame:
     """Return the settings that are neither tuned nor a length."""
-    fixed_keys = [
-        key for key in map(str, group) if group_of(key) not in TUNED and key not in LENGTH
-    ]
-    return group[fixed_keys]
+    return group[[key for key in group if group_of(str(key)) not in TUNED and key not in LENGTH]]
 
 
 def _without_length(group: pd.DataFrame) -> pd.DataFrame:

@@ -45,7 +45,6 @@ LAST = 9e9
 SOURCE = "_source_"
 """Key beside those of a choice from outside the trainer: digest of the source that it ran."""
 PLAIN = {"_target_": "trainer.corrections.none.NoCorrection"}
-DIGITS = 8
 PRINCIPAL = ("coefficient", "delay")
 """Options that need no name: `constant_delay(3)`, `delay_ef(0.5)`, `delay_taylor(1000)`."""
 OF_BOTH = ("seed", "num_updates")
@@ -164,7 +163,12 @@ def arm(pipeline: Config, correction: Config, result: Config) -> str:
     which `load` drops where it tells nothing apart. A trial without a count (unfinished, failed) is
     named by its config.
     """
-    if _is_sync(pipeline, result) and not _looks_ahead(correction, result):
+    delays = result.get("delays") or [None]  # without a count: not sync
+    # A trial that diverged in its synchronous start had no time to be delayed.
+    cut_short = result.get("status") == Status.DIVERGED and pipeline.get("synchronous_start")
+    # Whether the correction acts without a delay: its class says so, and a result since 0.3.
+    looks_ahead = result.get("looks_ahead", kind("correction", correction) in LOOKED_AHEAD)
+    if all(delay == 0 for delay in delays) and not cut_short and not looks_ahead:
         return "sync"
     name = _named("correction", correction)
     suffix = "" if name == "none" else f"_{name}"
@@ -173,22 +177,8 @@ def arm(pipeline: Config, correction: Config, result: Config) -> str:
     # Code of one's own may change under one name: its digest keeps other sources apart.
     foreign = [group for group, node in nodes.items() if not is_own(str(node["_target_"]))]
     sources = [result["sources"][group] for group in foreign if group in result.get("sources", {})]
-    digests = "".join(f"~{digest[:DIGITS]}" for digest in sources)
+    digests = "".join(f"~{digest[:8]}" for digest in sources)
     return _named("pipeline", pipeline) + suffix + "".join(phases) + digests
-
-
-def _looks_ahead(correction: Config, result: Config) -> bool:
-    """Return whether the correction acts without a delay: its class says so, and a result records
-    it since 0.3."""
-    return bool(result.get("looks_ahead", kind("correction", correction) in LOOKED_AHEAD))
-
-
-def _is_sync(pipeline: Config, result: Config) -> bool:
-    """Return whether no delay was counted. A trial that diverged in its synchronous start had no
-    time to be delayed."""
-    delays = result.get("delays") or [None]  # without a count: not sync
-    cut_short = result.get("status") == Status.DIVERGED and pipeline.get("synchronous_start")
-    return all(delay == 0 for delay in delays) and not cut_short
 
 
 def _named(group: str, choice: Config) -> str:

@@ -1,8 +1,19 @@
 """Every column of the three tables: its dtype and what it says. Losses in nats per token."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
 
 Columns = Mapping[str, tuple[str, str]]
+
+
+def table_of(rows: Sequence[Mapping[str, Any]], columns: Columns) -> pd.DataFrame:
+    """Return the rows as a table of these columns, with their dtypes; a missing key is a missing
+    value."""
+    table = pd.DataFrame(rows, columns=[*columns])
+    return table.astype({name: dtype for name, (dtype, _) in columns.items()})
+
 
 TRIAL: Columns = {
     "trial_id": ("string", "hash of what made it; of an unfinished trial the name of its folder"),

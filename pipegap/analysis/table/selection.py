@@ -68,7 +68,7 @@ def select(results: Path, conditions: Mapping[str, str]) -> Selection:
     `none` stands for what is missing. Warns as `load` does; raises BadInput for a column or status
     that there is not, or a value that is no number where numbers are.
     """
-    trials = _now(load(results))
+    trials = _with_holders(load(results))
     selected = fulfilling(trials, conditions)
     selected = in_order(selected, ["optimizer", "arm", "seed"])
     return Selection(selected, "" if len(selected) else _why_empty(trials, conditions))
@@ -90,14 +90,11 @@ def _why_empty(trials: pd.DataFrame, conditions: Mapping[str, str]) -> str:
         return "no trial in the store"
     values_there = []
     for key in conditions:
-        other_conditions = {
-            other_key: value for other_key, value in conditions.items() if other_key != key
-        }
+        other_conditions = {k: value for k, value in conditions.items() if k != key}
         remaining = fulfilling(trials, other_conditions)  # may be empty too
         where = f" where {_said(other_conditions)}" if other_conditions and len(remaining) else ""
-        values_there.append(
-            f"{key} is {_values(trials if remaining.empty else remaining, key)}{where}"
-        )
+        table = trials if remaining.empty else remaining
+        values_there.append(f"{key} is {_values(table, key)}{where}")
     return f"no trial with {_said(conditions)}: {'; '.join(values_there)}"
 
 
@@ -121,7 +118,7 @@ def _records(table: pd.DataFrame) -> list[Row]:
     return [dict(zip(columns, values, strict=True)) for values in zip(*lists, strict=True)]
 
 
-def _now(table: pd.DataFrame) -> pd.DataFrame:
+def _with_holders(table: pd.DataFrame) -> pd.DataFrame:
     """Return the table with STATUSES and `where`: a trial without a result runs, or was left."""
     states = {
         folder: holder(Path(folder))
@@ -225,9 +222,9 @@ def several(word: str) -> list[str]:
 def stored(stores: Sequence[Path]) -> tuple[pd.DataFrame, list[Record]]:
     """Return the trials of these stores, each once, and their records.
 
-    A trial that several stores have is a finished one, of these one of the machine of its partner,
-    or else the first. Warns of how many there
-    are, and, in a line each, of those whose result is another one in a later store.
+    Of a trial that several stores have a finished one counts, of these one of the machine of its
+    partner, or else the first. Warns of how many there are, and, in a line each, of those whose
+    result is another one in a later store.
     """
     tables = [load(store) for store in stores]
     if len(stores) == 1:
@@ -238,19 +235,19 @@ def stored(stores: Sequence[Path]) -> tuple[pd.DataFrame, list[Record]]:
     whole = whole.iloc[(~whole["status"].isin(FINAL)).argsort(kind="stable")]
     # Of several results of a trial that of the machine of most trials of its pair, else the first.
     rank = num_on_machine(whole[whole["status"].isin(FINAL)]).reindex(whole.index, fill_value=0)
-    shown = rank.groupby(whole["trial_id"], sort=False).idxmax()
+    first_rows = rank.groupby(whole["trial_id"], sort=False).idxmax()
     shared = whole[whole.duplicated("trial_id", keep=False)]
     for trial_id, same in shared.groupby("trial_id"):
-        is_shown = same.index == shown[trial_id]
-        _warn_of_other_results(pd.concat([same[is_shown], same[~is_shown]]))
+        is_first = same.index == first_rows[trial_id]
+        _warn_of_other_results(pd.concat([same[is_first], same[~is_first]]))
     counts = " and ".join(
         f"{len(table)} trials of {at}" for at, table in zip(stores, tables, strict=True)
     )
     in_both = f"{shared['trial_id'].nunique()} trials are in several and count once"
     where = f"commands name {stores[0]}"
     warnings.warn(f"{counts} are compared, {in_both}; {where}", stacklevel=2)
-    once = whole.loc[shown].drop(columns="store").reset_index(drop=True)
-    return once, [record for store in stores for record in records(store)]
+    trials = whole.loc[first_rows].drop(columns="store").reset_index(drop=True)
+    return trials, [record for store in stores for record in records(store)]
 
 
 def _warn_of_other_results(same: pd.DataFrame) -> None:
@@ -263,6 +260,5 @@ def _warn_of_other_results(same: pd.DataFrame) -> None:
             differ += [key for key in (*MACHINE, "git") if str(first[key]) != str(row[key])]
             differences = "; ".join(f"{key} {first[key]} and {row[key]}" for key in differ)
             where = f"{first['store']} (shown) and {row['store']}"
-            warnings.warn(
-                f"trial {first['trial_id']} differs in {where}: {differences}", stacklevel=3
-            )
+            message = f"trial {first['trial_id']} differs in {where}: {differences}"
+            warnings.warn(message, stacklevel=3)

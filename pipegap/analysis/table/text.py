@@ -9,10 +9,9 @@ from textwrap import fill
 COMMAND = ": pipegap "
 
 
-def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]] = ()) -> str:
-    """Return a Markdown table; without rows, the head to which `markdown_row` adds rows."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(map(markdown_row, lines))
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    return "\n".join(map(markdown_row, [heads, ["---"] * len(heads), *rows]))
 
 
 def markdown_row(cells: Sequence[str]) -> str:

@@ -131,7 +131,13 @@ def cluster() -> Iterator[tuple[Path, Callable[[], bool]]]:
                 start = partial(
                     ray.init,
                     address=address,
-                    job_config=_imports_as_here(),
+                    # Workers look for modules where this process does, in the same order. Ray
+                    # itself lets them look in the working folder first, but in a job of its client:
+                    # there a `torch.py` of the user's would end every trial. Reversed: a worker
+                    # puts each path before those it has.
+                    job_config=JobConfig(
+                        _client_job=True, _py_driver_sys_path=[*reversed(sys.path)]
+                    ),
                     log_to_driver=False,
                     logging_level=logging.CRITICAL,  # our lines say what failed, and what to do
                 )
@@ -170,15 +176,6 @@ def _end_processes_of(folder: Path) -> None:
         with suppress(OSError):
             if str(folder).encode() in command.read_bytes():
                 os.kill(int(command.parent.name), signal.SIGKILL)
-
-
-def _imports_as_here() -> JobConfig:
-    """Make workers look for modules where this process does, in the same order.
-
-    Ray itself lets them look in the working folder first, but in a job of its client: there a
-    `torch.py` of the user's would end every trial. A worker puts each path before those it has.
-    """
-    return JobConfig(_client_job=True, _py_driver_sys_path=[*reversed(sys.path)])
 
 
 def _token(folder: Path) -> Mapping[str, str]:
@@ -229,13 +226,13 @@ def _errors_in_one_line() -> Iterator[None]:
     """
     original, messages = ray_worker.print_to_stdstream, set[str]()
 
-    def say(data: Mapping[str, Any], ignore_prefix: bool) -> None:
+    def print_once(data: Mapping[str, Any], ignore_prefix: bool) -> None:
         line = one_line(data["lines"][0].strip().partition("\n")[0])
         if line not in messages:
             messages.add(line)
-            print(f"Ray: {line} (a sweep that ends goes on by the same command)", file=sys.stderr)
+            say(f"Ray: {line} (a sweep that ends goes on by the same command)")
 
-    ray_worker.print_to_stdstream = say
+    ray_worker.print_to_stdstream = print_once
     try:
         yield
     finally:
@@ -306,15 +303,15 @@ class Session:
     """What trials of a store run with. `gpus_per_trial` and `tracking` are those of a request."""
 
     title: str
-    """What people see of it."""
+    """The name by which people know the session."""
     store: SweepStore
     gpus_per_trial: float
     tracking: Tracking
     folder: Path
-    """For temporary files."""
+    """The folder for temporary files."""
     asked_to_stop: Callable[[], bool]
     ends: Ends
-    """Is called at the end of every trial that ran here."""
+    """The callback for the end of every trial that ran here."""
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """Runs trials on Ray Tune, each to its end, whatever becomes of the others."""
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
@@ -9,15 +8,6 @@ from typing import Any
 
 import ray
 from ray import tune
-from ray.tune import (
-    Callback,
-    FailureConfig,
-    PlacementGroupFactory,
-    RunConfig,
-    Stopper,
-    TuneConfig,
-    Tuner,
-)
 from ray.tune.execution import class_cache
 from ray.tune.search import Searcher
 
@@ -31,6 +21,7 @@ from pipegap.sweeps.tracking.tracker import Tracking
 from pipegap.sweeps.view.display import Display
 from pipegap.sweeps.view.progress import COLD, WARMING, Warm
 from pipegap.sweeps.view.render import DriverConsole
+from pipegap.trainer.base.cli import say
 from pipegap.trainer.base.errors import BadInput, LeaseLost, Status, Stopped
 from pipegap.trainer.folder.lease import Held
 from pipegap.trainer.folder.wellformed import Row, read_result, trial_folder
@@ -44,8 +35,6 @@ from pipegap.trainer.trial import record_failure, run_trial
 
 GRACE = 2 * STOP_WITHIN
 """Seconds that running trials have to save a checkpoint. Slurm and Kubernetes give 30."""
-NAMED = 3
-"""How many trials the warning about tracking names at the end."""
 
 Payload = Mapping[str, Any]
 Bundles = list[dict[str, float]]
@@ -116,7 +105,7 @@ class Offers(Searcher):
             self._work.put_back(trial)
 
 
-class StopWhenAsked(Stopper):
+class StopWhenAsked(tune.Stopper):
     """Ends Tune's run when asked to, as soon as running trials have ended or GRACE is over.
 
     `running` holds the ids of the trials that run now; the display keeps it up to date.
@@ -149,7 +138,7 @@ class StopWhenAsked(Stopper):
         return not still_running or time.monotonic() > self._deadline
 
 
-class Untracked(Callback):
+class Untracked(tune.Callback):
     """Warns of the first trial that is not tracked at once, and of their number at the end."""
 
     def __init__(self) -> None:
@@ -164,19 +153,16 @@ class Untracked(Callback):
             return
         name = trial.config["trial"]["id"]
         if not self._troubled:
-            _warn(f"{name}: {trouble} (this does not affect the trials)")
+            say(f"warning: tracking: {name}: {trouble} (this does not affect the trials)")
         self._troubled.add(name)
 
     def on_experiment_end(self, trials: list[Any], **_: object) -> None:
         """Called by Tune when all trials have ended."""
         if len(self._troubled) > 1:
             troubled = sorted(self._troubled)
-            names = ", ".join(troubled[:NAMED]) + (", …" if len(troubled) > NAMED else "")
-            _warn(f"{len(troubled)} of {len(trials)} trials are not tracked completely: {names}")
-
-
-def _warn(message: str) -> None:
-    print(f"warning: tracking: {message}", file=sys.stderr, flush=True)
+            names = ", ".join(troubled[:3]) + (", …" if len(troubled) > 3 else "")
+            counts = f"{len(troubled)} of {len(trials)} trials"
+            say(f"warning: tracking: {counts} are not tracked completely: {names}")
 
 
 def num_slots(bundles: Bundles) -> int:
@@ -203,10 +189,7 @@ RETRIES = 2
 
 
 def run_trials(
-    session: Session,
-    work: WorkList,
-    planned: Sequence[Trial],
-    expected: Expected | None = None,
+    session: Session, work: WorkList, planned: Sequence[Trial], expected: Expected | None = None
 ) -> None:
     """Run those trials that nobody else runs; each that ends leaves a result in the store.
 
@@ -224,19 +207,14 @@ def _run_on_tune(session: Session, work: WorkList, display: Display) -> None:
     needed = {trial.trial_id: bundles(trial, session.gpus_per_trial) for trial in trials}
     for bundle in needed.values():
         require_room(bundle, ray.cluster_resources())
-    smallest = min(
-        needed.values(),
-        key=lambda bundles_of_trial: sum(sum(bundle.values()) for bundle in bundles_of_trial),
-    )
+    smallest = min(needed.values(), key=lambda needs: sum(sum(b.values()) for b in needs))
     stop = StopWhenAsked(session.asked_to_stop, display.running)
     # In Ray's object store, once, in place of a copy in each trial's payload.
     shared = {"flag": stop.flag, "tracking": session.tracking, "store": session.store}
     train = tune.with_parameters(_train, **shared)
-    tuner = Tuner(
-        tune.with_resources(
-            train, lambda payload: PlacementGroupFactory(payload["trial"]["bundles"])
-        ),
-        tune_config=TuneConfig(
+    tuner = tune.Tuner(
+        tune.with_resources(train, lambda p: tune.PlacementGroupFactory(p["trial"]["bundles"])),
+        tune_config=tune.TuneConfig(
             search_alg=Offers(
                 work,
                 lambda trial: _payload(trial, needed[trial.trial_id]),
@@ -249,12 +227,12 @@ def _run_on_tune(session: Session, work: WorkList, display: Display) -> None:
             trial_name_creator=_name,
             trial_dirname_creator=_name,
         ),
-        run_config=RunConfig(
+        run_config=tune.RunConfig(
             storage_path=str(session.folder / "tune"),
             verbose=0,
             callbacks=[display, Untracked()],
             stop=stop,
-            failure_config=FailureConfig(max_failures=RETRIES),
+            failure_config=tune.FailureConfig(max_failures=RETRIES),
         ),
     )
     with inherited_environment():
@@ -279,7 +257,7 @@ def _record_deaths(
                 record_failure(running.config, why)
 
 
-def _payload(trial: Trial, needed: Bundles) -> Row:
+def _payload(trial: Trial, needed: Bundles) -> Payload:
     """Return what Tune hands to a worker for one trial."""
     return {
         "id": trial.trial_id,
@@ -296,7 +274,7 @@ def _name(trial: Any) -> str:
     return trial.config["trial"]["id"]
 
 
-def _train(payload: Mapping[str, Any], flag: Any, tracking: Tracking, store: SweepStore) -> None:
+def _train(payload: Payload, flag: Any, tracking: Tracking, store: SweepStore) -> None:
     """Runs one trial in a worker, by the same function as `pipegap trial`.
 
     After an error Tune calls it again, in a new process, and the trial resumes. A trial that

@@ -117,10 +117,9 @@ def run_gang_on_ray(
 def _address_of(first: Any) -> Address:
     """Where rank 0 has opened the store. Raises GangFailed if it dies, or takes too long."""
     try:
-        address: Address = ray.get(first.open_store.remote(), timeout=START_UP)
+        return ray.get(first.open_store.remote(), timeout=START_UP)
     except ray.exceptions.RayError as error:
         raise GangFailed(f"rank 0 died while it started: {first_line(error)}") from None
-    return address
 
 
 def by_node(nodes: Sequence[str]) -> list[int]:

@@ -38,12 +38,9 @@ CODE_KEY = "code"
 """The word that names a folder of the user's own code."""
 OWN_CODE, OWN_FILES = "own_code", "own_files"
 """What that folder, and the one with the files, are called in a job."""
-OF_FILES = ("sweep", "search")
-"""Words whose values may be files."""
-SENT_FOLDERS = (PACKAGE.name, OWN_CODE, OWN_FILES)
-"""The folders that a job needs. Everything else that lies beside them stays here."""
-EXCLUDES = ["/*", "!/.", *(f"!/{folder}" for folder in SENT_FOLDERS), "__pycache__"]
-"""The same for Ray, as the lines of a .gitignore: the last pattern that matches decides."""
+EXCLUDES = ["/*", "!/.", f"!/{PACKAGE.name}", f"!/{OWN_CODE}", f"!/{OWN_FILES}", "__pycache__"]
+"""What a job needs are three folders. Everything else that lies beside them stays here, by lines as
+of a .gitignore: the last pattern that matches decides."""
 
 SENT = (".py", ".yaml")
 """Ends of the names of files of the user's code that are sent."""
@@ -83,7 +80,7 @@ def take_along(values: Mapping[str, str], request: Request) -> tuple[list[str], 
     """
     code = values.get(CODE_KEY) or _code_of(request.sweeps.values())
     words, files = dict(values), dict[str, Path]()
-    for key in OF_FILES:
+    for key in ("sweep", "search"):  # the words whose values may be files
         names = values.get(key, "").split(",")
         sent = {name: f"{OWN_FILES}/{key}/{Path(name).name}" for name in names if is_path(name)}
         files |= {target: Path(name) for name, target in sent.items()}
@@ -103,7 +100,7 @@ def _code_of(sweeps: Iterable[Sweep]) -> str | None:
         folders |= {value for key, value in map(split_word, sweep.base) if key == CODE_KEY}
     if len(folders) > 1:
         raise BadInput(CODE_KEY, ", ".join(sorted(folders)), "must be one folder, which is sent")
-    return next(iter(folders), None)
+    return folders.pop() if folders else None
 
 
 def runtime_env(root: Path = CODE_ROOT) -> dict[str, Any]:
@@ -278,9 +275,8 @@ def submit(
     while f"{name}-{number}" in attempts:  # Ray takes an id once, even of a job that has ended
         number += 1
     last = attempts.get(f"{name}-{number - 1}")
-    if last is not None and (
-        not last.status.is_terminal() or (last.status == "SUCCEEDED" and not resubmit)
-    ):
+    is_over = last is not None and last.status.is_terminal()
+    if last is not None and (not is_over or (last.status == "SUCCEEDED" and not resubmit)):
         print(f"job {last.submission_id}: submitted before, {last.status.lower()}", flush=True)
         return str(last.submission_id)
     job_id = f"{name}-{number}"
@@ -329,10 +325,8 @@ def follow(client: Client, job_id: str) -> int:
     except (RuntimeError, ClientError) as error:
         print(f"lost job {job_id} ({error}): the same command looks for it again", file=sys.stderr)
         return LOST
-    command = (
-        "" if job.status == "SUCCEEDED" else ": the same command submits it again and resumes it"
-    )
-    print(f"job {job_id}: {job.status.lower()}{command}")
+    remedy = ": the same command submits it again and resumes it" * (job.status != "SUCCEEDED")
+    print(f"job {job_id}: {job.status.lower()}{remedy}")
     return exit_code(job)
 
 

@@ -4,7 +4,6 @@ for good or diverges."""
 import hashlib
 import http.client
 import json
-import sys
 import threading
 import time
 import warnings
@@ -12,7 +11,6 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit, urlunsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
@@ -21,6 +19,7 @@ from typing_extensions import override
 
 from pipegap.sweeps.plan.sweep_plan import Round
 from pipegap.sweeps.plan.sweep_record import FOLDER
+from pipegap.trainer.base.cli import say
 from pipegap.trainer.base.errors import Status
 from pipegap.trainer.folder.wellformed import why_failed
 from pipegap.trainer.store.bucket import StoreAway
@@ -106,12 +105,7 @@ class Notices(Ends):
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
         if error is not None:
             why = why_failed(f"{type(error).__name__}: {error}".removesuffix(": "))
             self.tell("stopped", f"stopped {time.time_ns()}", f"stopped: {why}")
@@ -182,11 +176,9 @@ class Notices(Ends):
             self._sent_at[kind] = time_now
             what = {"kind": kind, "sweep": self.title, "store": self._store.name}
             listed_lines = _listed([*lines.values()], LONGEST_TEXT - len(_text(self.title, [])))
+            text = _text(self.title, listed_lines)
             try:
-                post(
-                    self._url,
-                    {"text": _text(self.title, listed_lines), **what, "lines": listed_lines},
-                )
+                post(self._url, {"text": text, **what, "lines": listed_lines})
             except (OSError, http.client.HTTPException, ValueError) as error:
                 self._warn(error, "tried again each minute")
                 with self._lock:  # it is tried again a minute later
@@ -210,13 +202,9 @@ class Notices(Ends):
         have the URL."""
         if not self._has_warned:
             self._has_warned = True
-            why = f" {error.code}" if isinstance(error, HTTPError) else ""
-            print(
-                f"warning: notices: {type(error).__name__}{why}: {consequence} "
-                "(this does not affect the trials)",
-                file=sys.stderr,
-                flush=True,
-            )
+            code = f" {error.code}" if isinstance(error, HTTPError) else ""
+            why = f"{type(error).__name__}{code}"
+            say(f"warning: notices: {why}: {consequence} (this does not affect the trials)")
 
 
 def _text(title: str, lines: Sequence[str]) -> str:

@@ -39,9 +39,8 @@ def run_rounds(sweep_round: Round, ends: Ends) -> tuple[Round, bool]:
     print(_what_starts(sweep_round.runnable), flush=True)
     from pipegap.sweeps.cluster.connection import session  # Ray is slow
 
-    with session(
-        sweep_round.title, sweep_round.store, request.gpus_per_trial, request.tracking, ends
-    ) as running_session:
+    wishes = request.gpus_per_trial, request.tracking
+    with session(sweep_round.title, sweep_round.store, *wishes, ends) as running_session:
         from pipegap.sweeps.cluster.driver import run_trials
         from pipegap.sweeps.cluster.first_trial import try_first
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipegap.sweeps.request.command_line import parse_request
-from pipegap.sweeps.request.schema import Sweep, overrides
+from pipegap.sweeps.request.schema import Sweep, keys
 from pipegap.sweeps.tracking import tracker
 from pipegap.sweeps.tracking.tracker import GROUP
 from pipegap.trainer.base.cli import DONE, parse
@@ -31,6 +31,7 @@ project=, entity=, mode=  as in conf/tracking/wandb.yaml; mode=online saves it, 
 def main(words: Sequence[str]) -> int:
     """Exit code 0. Raises BadInput for a bad key, or if the server refuses the workspace."""
     values = parse(words, "pipegap dashboard", __doc__ or "", OPTIONS)
+    # As words of a tracker, so that its own checks and defaults hold here too.
     of_tracker = {f"{GROUP}.{key}": values.pop(key) for key in KEYS if key in values}
     node = tracker.take({GROUP: "wandb", **of_tracker}).node
     request = parse_request([f"{key}={value}" for key, value in values.items()]) if values else None
@@ -46,12 +47,11 @@ def main(words: Sequence[str]) -> int:
 
 def _swept(sweep: Sweep) -> list[str]:
     """The keys in which the sweep's points differ, as they are named in a run's config."""
-    words = [
-        word for axis, values in sweep.grid.items() for v in values for word in overrides(axis, v)
-    ]
-    keys = [*(word.split("=")[0] for word in words), *sweep.tune, *sweep.tuning.inverse]
-    keys += sweep.search.space if sweep.search else []
-    return [f"choice.{key}" if (CONF / key).is_dir() else key for key in keys]
+    words = [word for axis_words in sweep.axes.values() for word in axis_words]
+    swept_keys = [*keys(words), *sweep.tune, *sweep.tuning.inverse]
+    swept_keys += sweep.search.space if sweep.search else []
+    # A choice is a mapping in the config: its name lies under `choice`, where trackers put it.
+    return [f"choice.{key}" if (CONF / key).is_dir() else key for key in swept_keys]
 
 
 ALWAYS = ("optimizer.lr", "optimizer.momentum", "correction.coefficient")

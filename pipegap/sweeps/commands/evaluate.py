@@ -72,11 +72,13 @@ def main(words: Sequence[str]) -> int:
 
         print(precision(request.request.results))
         return DONE
+    # A task's folder appears when it is whole: a command that was killed goes on from there.
     unfinished = [
         [name for name in request.tasks if not request.folder(trial, name).exists()]
         for trial in trials
     ]
     print(f"{len(trials)} trials, {sum(map(bool, unfinished))} to ask", flush=True)
+    # All tasks are loaded, or refused, before the first model is.
     tasks = {name: _tasks(name, request.benchmarks) for name in request.tasks if any(unfinished)}
     for trial, names in zip(trials, unfinished, strict=True):
         model = _model(trial, request.counts) if names else None
@@ -102,6 +104,7 @@ def _average(question: Asked) -> int:
     pairs: dict[tuple[str, int], list[tuple[Trial, float, list[int]]]] = {}
     for trial, loss in completed:
         if updates := whole_sets(trial.folder):
+            # Arms of one pair differ in the arm alone; longer runs of a question are another pair.
             pair = run_name(trial.config, trial.setting, arm=""), trial.plan.num_updates
             pairs.setdefault(pair, []).append((trial, loss, updates))
     num_with_weights = sum(map(len, pairs.values()))
@@ -134,6 +137,7 @@ def _average(question: Asked) -> int:
             num_averaged += 1
     if not num_averaged:
         raise refusals[0]
+    # After all means, at the end of the output, where people look.
     for refusal in refusals:
         say(f"pipegap evaluate: {refusal}")
     return FAILED if refusals else DONE
@@ -180,11 +184,9 @@ def _with_weights(request: Request) -> list[Trial]:
     planned, completed = _completed(request)
     with_weights = [trial for trial, _ in completed if isfile(trial.folder / "final/config.json")]
     if not with_weights:
-        allowed = (
-            f"must have trials that kept their final weights as transformers reads them: of "
-            f"{len(planned)} trials none in {request.results} did (save_final=true)"
-        )
-        raise BadInput("sweep", request.title, allowed)
+        allowed = "must have trials that kept their final weights as transformers reads them"
+        counts = f"of {len(planned)} trials none in {request.results} did (save_final=true)"
+        raise BadInput("sweep", request.title, f"{allowed}: {counts}")
     if len(with_weights) < len(planned):
         print(f"{len(with_weights)} of {len(planned)} trials kept their weights (save_final=true)")
     return with_weights
@@ -245,13 +247,13 @@ def _ask(model: Any, tasks: Sequence[Any], folder: Path, limit: int | None) -> N
                 tasks=[*tasks],
                 task_manager=TaskManager(include_defaults=False),  # its own would be listed anew
                 limit=limit,
-                bootstrap_iters=0,
+                bootstrap_iters=0,  # the report has intervals of its own, over seeds
                 evaluation_tracker=tracker,
             )
         except AssertionError:  # lm-eval's only word for it
             allowed = f"must be at least the tokens of each answer of {folder.name}"
             raise BadInput("max_length", model.max_length, allowed) from None
-        samples = results.pop("samples")
+        samples = results.pop("samples")  # lm-eval writes them to files of their own
         tracker.save_results_aggregated(results, samples)
         for name, rows in samples.items():
             tracker.save_results_samples(name, rows)

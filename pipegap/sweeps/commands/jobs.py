@@ -18,7 +18,9 @@ def main(words: Sequence[str]) -> int:
     with jobs_of(address) as client:
         jobs = sweep_jobs(client)
         for job in jobs:
+            # Ray has milliseconds, or nothing yet.
             started = datetime.fromtimestamp((job.start_time or 0) / 1000).isoformat(" ", "seconds")
+            # Before these words stands the search for the cluster's Python: `jobs.INTERPRETER`.
             what = f"pipegap {job.entrypoint.partition('-m pipegap ')[2]}"
             print(f"{job.submission_id}  {job.status:<9}  {started}  {what}")
     if not jobs:

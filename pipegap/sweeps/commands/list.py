@@ -42,6 +42,7 @@ def select(values: Given) -> "Selection":
     """
     from pipegap.analysis.table import selection
 
+    # Columns are not checked here: the table of trials alone knows them.
     conditions = {key: value for key, value in values.items() if key != "results"}
     selected = selection.select(pulled(values.get("results", "results")), conditions)
     if selected.why_empty:

@@ -30,6 +30,7 @@ def main(words: Sequence[str]) -> int:
 
     store = open_store(values.get("results", "results"))
     num_files, num_bytes, num_trials = 0, 0, 0
+    # Whoever writes to a bucket drives it: no trial may start there meanwhile.
     with nullcontext() if dry_run else store.driven():
         for spare in store.spare([Path(row["folder"]) for row in rows]):
             num_trials += 1

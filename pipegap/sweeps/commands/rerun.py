@@ -51,6 +51,7 @@ def main(words: Sequence[str]) -> int:
     if not values.keys() - {"results"}:
         raise BadInput("rerun", "", "must say which trials, e.g. status=failed")
     rows = select(values).rows()
+    # A trial that a process runs stays in any case: two processes must not write one folder.
     stays = (Status.RUNNING,) if force else (Status.RUNNING, *FINAL)
     trials, refused = _trials([row for row in rows if row["status"] not in stays], store.folder)
     print(f"{len(rows)} trials selected, {len(trials)} to run", flush=True)
@@ -65,14 +66,14 @@ def main(words: Sequence[str]) -> int:
     require_ready(store, [trial for trial in trials if snapshot.finished(trial) is None])
     from pipegap.sweeps.cluster.connection import session  # Ray is slow
 
-    with (
-        store.driven(),
-        session("rerun", store, gpus_per_trial, tracking, Ends()) as running_session,
-    ):
+    wishes = gpus_per_trial, tracking
+    with store.driven(), session("rerun", store, *wishes, Ends()) as running_session:
         stopped = _run(trials, running_session, first_trial, snapshot)
     store.pull()
     exit_code = _report(trials, snapshot.again())
-    return Stopped.exit_code if stopped else exit_code or (FAILED if refused else DONE)
+    if stopped:
+        return Stopped.exit_code
+    return FAILED if refused else exit_code
 
 
 def _trials(rows: Sequence[Row], results: Path) -> tuple[list[Trial], int]:
@@ -98,9 +99,10 @@ def recorded(folder: Path, arm: str, trial_id: str, results: Path) -> Trial:
         plan = plan_trial(config)
     except (OSError, ValueError, LookupError) as error:
         raise BadInput("trial", trial_id, f"has a config that cannot run ({error})") from None
-    if plan.trial_id != trial_id:
+    if plan.trial_id != trial_id:  # it would make other numbers under the name of the old ones
         allowed = f"was made on other data or by another trainer: now it would be {plan.trial_id}"
         raise BadInput("trial", trial_id, allowed)
+    # `out` stays null where the folder is the trial's place in the store, wherever that was moved.
     if trial_folder(config, trial_id) != folder.absolute():
         config["out"] = str(folder.absolute())
     return Trial(arm, config, plan, sweeps=("rerun",))
@@ -120,18 +122,16 @@ def _run(
     from pipegap.sweeps.cluster.first_trial import try_first
 
     done = [trial for trial in trials if snapshot.finished(trial) is not None]
-    if not done:
+    if not done:  # else some of them are known to run to their end
         try_first(running_session, trials, first_trial)
-    work, restores = (
-        WorkList(running_session.store),
-        [running_session.store.archive(trial) for trial in done],
-    )
-    running_session.store.pull()
+    store = running_session.store
+    work, restores = WorkList(store), [store.archive(trial) for trial in done]
+    store.pull()  # a bucket's copy still has the results that were put aside
     work.add(trials)
     try:
         run_trials(running_session, work, trials)
     finally:
-        for restore in restores:
+        for restore in restores:  # does nothing for a trial that has a new attempt
             restore()
     return running_session.asked_to_stop()
 

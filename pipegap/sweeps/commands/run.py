@@ -22,14 +22,14 @@ from pipegap.trainer.store.opened import open_store
 def main(words: Sequence[str]) -> int:
     """Exit code: 0 done, 1 a trial failed or has not run, 143 stopped. Raises BadInput."""
     url, words = take_url(words)
+    # Taken out first: the store records the words of a request, and a format asks for no trial.
     formats = dict(word.split("=", 1) for word in words if word.startswith("format="))
     in_json = take_choice(formats, "format", ("text", "json")) == "json"
     words = [word for word in words if not word.startswith("format=")]
     request = parse_request(_request_words(words))
     if in_json and not request.dry_run:
-        raise BadInput(
-            "format", "json", "needs dry_run=true; pipegap status format=json shows a run"
-        )
+        allowed = "needs dry_run=true; pipegap status format=json shows a run"
+        raise BadInput("format", "json", allowed)
     sweep_round = Round.first(request, open_store(request.where))
     if in_json:
         print(json.dumps(as_json(sweep_round), indent=1))
@@ -41,10 +41,11 @@ def main(words: Sequence[str]) -> int:
     with sweep_round.store.driven(), Notices(url, sweep_round) as notices:
         first, (sweep_round, stopped) = sweep_round, run_rounds(sweep_round, notices)
         notices.end(sweep_round, stopped=stopped, has_run=bool(first.runnable))
-        if notices.has_failed():
+        if notices.has_failed():  # nobody waits for this process to end: the reports are drawn
             print(f"stopped by fail_fast={request.fail_fast}")
         elif stopped:
             return _say_what_is_left(sweep_round)
+        # The worst code of several sweeps. Still as the driver: a report is written to the store.
         return max(_end(sweep_round, sweep) for sweep in sweep_round.sweeps)
 
 
@@ -95,24 +96,20 @@ def _say_what_is_left(sweep_round: Round) -> int:
 def _end(sweep_round: Round, plan: SweepPlan) -> int:
     """Prints what became of a sweep, its report and its advice, or of one among several a line that
     names its page; returns an exit code."""
-    todo = [trial for trial in plan.distinct if sweep_round.snapshot.finished(trial) is None]
-    failed_trials = [
-        (trial.name, row)
-        for trial in todo
-        if (row := sweep_round.snapshot.failure(trial)) is not None
-    ]
+    request, snapshot, num_trials = sweep_round.request, sweep_round.snapshot, len(plan.distinct)
+    # A failed trial is to do as well: the same command tries it again.
+    todo = [trial for trial in plan.distinct if snapshot.finished(trial) is None]
+    failed = [(t.name, row) for t in todo if (row := snapshot.failure(t)) is not None]
     text = sweep_record.report(sweep_round, plan)
     if len(sweep_round.sweeps) > 1:
-        page = sweep_record.folder(sweep_round.request.results, plan) / "index.html"
-        num_done = len(plan.distinct) - len(todo)
-        text = f"sweep {plan.label}: {num_done} of {len(plan.distinct)} trials done: {page}"
+        page = sweep_record.folder(request.results, plan) / "index.html"
+        num_done = num_trials - len(todo)
+        text = f"sweep {plan.label}: {num_done} of {num_trials} trials done: {page}"
     print(text)
-    for line in failures(failed_trials, len(plan.distinct)):
+    for line in failures(failed, num_trials):
         print(line)
-    if failed_trials:
-        print(
-            f"all that failed: {shlex.join([*LIST_FAILED, f'results={sweep_round.request.where}'])}"
-        )
-    if num_left := len(todo) - len(failed_trials):
+    if failed:
+        print(f"all that failed: {shlex.join([*LIST_FAILED, f'results={request.where}'])}")
+    if num_left := len(todo) - len(failed):
         print(f"{num_left} trials have not run: the same command runs them")
     return FAILED if todo else DONE

@@ -7,7 +7,7 @@ import json
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -24,7 +24,7 @@ from pipegap.trainer.base.cli import DONE, parse, take_choice, take_flag
 from pipegap.trainer.base.errors import ENDED, BadInput, Status
 from pipegap.trainer.folder.wellformed import LIST_FAILED, Row, failures, why_failed
 from pipegap.trainer.store.bucket import StoreAway
-from pipegap.trainer.store.opened import open_store, pulled
+from pipegap.trainer.store.opened import local_folder, open_store, pulled
 from pipegap.trainer.store.records import Record, records
 from pipegap.trainer.store.snapshot import Snapshot
 
@@ -38,9 +38,8 @@ each sweep that the store has a record of
 watch=  true shows the progress until all trials have ended, or Ctrl-C
 format=  text, or json: each trial's state, and what is next and when to look again"""
 STALLED = 600.0
-"""Seconds without a row, or those of TIMES updates if they are more, after which a trial that a
+"""Seconds without a row, or those of 20 updates if they are more, after which a trial that a
 process holds counts as stalled."""
-TIMES = 20
 SOONEST, LATEST = 10.0, 600.0
 """Seconds after which a program should look again, at least and at most."""
 STATES = {
@@ -50,6 +49,8 @@ STATES = {
     Status.ELSEWHERE: "training",
 }
 """What JSON calls a status; any other one is called as it is."""
+RESULT_KEYS = ("status", "final_val_loss", "num_updates", "wall_seconds")
+"""What of a result JSON shows."""
 
 
 class WatchedSweep:
@@ -72,12 +73,7 @@ class WatchedSweep:
             notes.append("its data is not prepared here: trials cannot be recognised by their ids")
         if closed := self._now.snapshot.closed:
             notes.append(closed)
-        return render(
-            self._now.title,
-            self.progress,
-            gaps=self._gaps.text,
-            note="\n".join(notes),
-        )
+        return render(self._now.title, self.progress, gaps=self._gaps.text, note="\n".join(notes))
 
     def _refresh(self) -> tuple[Sequence[Trial], Snapshot]:
         with suppress(StoreAway):  # for a moment: what was seen last is shown
@@ -100,6 +96,7 @@ class WatchedSweep:
         look_again = None
         if counts["training"]:
             what, command = "wait", []
+            # LATEST where nobody knows a pace yet.
             look_again = round(min(max(seconds or LATEST, SOONEST), LATEST))
         elif counts["stalled"]:
             what, command = "look at what stalled", ["pipegap", "list", "status=running", *where]
@@ -129,13 +126,15 @@ def _as_json(trial: Trial, state: State, snapshot: Snapshot) -> dict[str, Any]:
     age = time.time() - rows.stat().st_mtime if rows.is_file() else None
     seconds_per_update = state.wall_seconds / state.num_done if state.num_done else 0.0
     name = STATES.get(state.status, str(state.status))
-    is_late = age is not None and age > max(STALLED, TIMES * seconds_per_update)
+    # A heartbeat shows that a process lives; only rows show that it trains. Updates of a large
+    # model may take longer than STALLED.
+    is_late = age is not None and age > max(STALLED, 20 * seconds_per_update)
     if state.status == Status.RUNNING and is_late:
         name = "stalled"
     is_active = name in ("training", "stalled")
     result, failure = snapshot.finished(trial), snapshot.failure(trial)
     checkpoints = newest_first(trial.folder)
-    left = seconds_per_update * (num_updates - state.num_done)
+    seconds_left = seconds_per_update * (num_updates - state.num_done)
     return {
         "trial": trial.trial_id,
         "name": trial.name,
@@ -147,16 +146,12 @@ def _as_json(trial: Trial, state: State, snapshot: Snapshot) -> dict[str, Any]:
         "num_updates": num_updates,
         "row_age_seconds": round(age, 1) if age is not None and is_active else None,
         "tokens_per_second": round(state.tokens_per_second) if is_active else None,
-        "seconds_left": round(left) if is_active and state.num_done else None,
+        "seconds_left": round(seconds_left) if is_active and state.num_done else None,
         "where": state.where,
         "checkpoint_update": checkpoints[0].num_updates if checkpoints else None,
-        "result": {key: result[key] for key in IN_JSON} if result else None,
+        "result": {key: result[key] for key in RESULT_KEYS} if result else None,
         "error": why_failed(str(failure.get("error") or "")) if failure else None,
     }
-
-
-IN_JSON = ("status", "final_val_loss", "num_updates", "wall_seconds")
-"""What of a result is shown to programs."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -176,6 +171,7 @@ def main(words: Sequence[str]) -> int:
         print(json.dumps(sweep.as_json(sweep_words), indent=1))
         return DONE
     console = ReadConsole()
+    # In a file the gap table is Markdown, and the lines around it are not to be wrapped.
     width = console.width if console.is_terminal else None
     console.width = width or WIDTH_OF_FILES
     with suppress(KeyboardInterrupt):
@@ -189,19 +185,29 @@ def main(words: Sequence[str]) -> int:
     return DONE
 
 
+def _recorded(where: str, snapshot: Snapshot) -> Iterator[tuple[Record, dict[str, Row]]]:
+    """The recorded sweeps of a store, each with the results of its trials that have one, by id.
+
+    A trial without a result counts as left, also while it runs: only the sweep's own view asks for
+    leases.
+    """
+    results = pulled(where)
+    for record in records(results):
+        rows = {key: snapshot.result(results / "trials" / key) for key in record.trials}
+        yield record, {key: row for key, row in rows.items() if row}
+
+
 def _counted(where: str) -> list[dict[str, Any]]:
     """How many trials of each recorded sweep ended how, and the command for more."""
-    snapshot, results = Snapshot(), pulled(where)
     nodes = []
-    for record in records(results):
-        rows = [snapshot.result(results / "trials" / key) for key in record.trials]
-        ends = Counter(str(row["status"]) for row in rows if row)
+    for record, rows in _recorded(where, Snapshot()):
+        ends = Counter(row["status"] for row in rows.values())
         nodes.append(
             {
                 "sweep": record.label,
                 "trials": len(record.trials),
-                **{str(status): ends[str(status)] for status in ENDED},
-                "left": len(record.trials) - ends.total(),
+                **{str(status): ends[status] for status in ENDED},
+                "left": len(record.trials) - len(rows),
                 "command": f"{_command(record, where)} format=json",
             }
         )
@@ -211,35 +217,28 @@ def _counted(where: str) -> list[dict[str, Any]]:
 def _overview(where: str) -> str:
     """Return a row per recorded sweep: how many of its trials ended how, and the command for more.
 
-    Trials that run now are among those left: only the sweep's own view asks for their leases.
+    Trials that run now are among those left.
     """
-    failed = dict[str, Row]()
-    rows = [("sweep", "trials", *(str(status) for status in ENDED), "left")]
-    more = ["more"]
-    snapshot, results = Snapshot(), pulled(where)
-    planned = set[str]()
-    for record in records(results):
+    snapshot, failed, planned = Snapshot(), dict[str, Row](), set[str]()
+    rows, commands = [("sweep", "trials", *map(str, ENDED), "left")], ["more"]
+    for record, results in _recorded(where, snapshot):
         planned |= record.trials.keys()
-        result_of_trial = {key: snapshot.result(results / "trials" / key) for key in record.trials}
-        finished = {key: result for key, result in result_of_trial.items() if result}
-        ends = Counter(result["status"] for result in finished.values())
-        failed |= {key: row for key, row in finished.items() if row["status"] == Status.FAILED}
-        counts = (len(record.trials), *(ends[status] for status in ENDED))
-        num_left = len(record.trials) - ends.total()
-        rows.append((record.label, *map(str, (*counts, num_left))))
-        more.append(_command(record, where))
+        failed |= {key: row for key, row in results.items() if row["status"] == Status.FAILED}
+        ends = Counter(row["status"] for row in results.values())
+        num_trials, counts = len(record.trials), [ends[status] for status in ENDED]
+        numbers = (num_trials, *counts, num_trials - len(results))
+        rows.append((record.label, *map(str, numbers)))
+        commands.append(_command(record, where))
     if len(rows) == 1:
-        return f"{results} has no record of a sweep: pipegap sweep sweep=main makes one"
-    lines = [*map("  ".join, zip(aligned(rows, str.rjust), more, strict=True))]
+        return f"{local_folder(where)} has no record of a sweep: pipegap sweep sweep=main makes one"
+    head, *table = [*zip(aligned(rows, str.rjust), commands, strict=True)]
+    lines = [*map("  ".join, (head, *table))]
+    # On a narrow terminal each command has a line of its own.
     if (width := terminal_width()) and max(map(len, lines)) > width:
-        head, *table_rows = aligned(rows, str.rjust)
-        lines = [
-            head,
-            *(f"{row}\n  {next_step}" for row, next_step in zip(table_rows, more[1:], strict=True)),
-        ]
+        lines = [head[0], *map("\n  ".join, table)]
     if snapshot.closed:
         lines.append(snapshot.closed)
-    if failed:
+    if failed:  # each counts once, in however many sweeps it is
         lines += failures(failed.items(), len(planned))
         lines.append(f"all that failed: {shlex.join([*LIST_FAILED, *_store(where)])}")
     return "\n".join(lines)
@@ -269,4 +268,5 @@ def _watch(sweep: WatchedSweep, width: int | None, show: Callable[[RenderableTyp
         show(sweep.render(width))
         if all(state.status in ENDED for state in sweep.progress.states.values()):
             return
+        # A view of a large store takes long to make, and may take SHARE of the time alone.
         time.sleep(max(POLL_EVERY, (time.monotonic() - started) / SHARE))

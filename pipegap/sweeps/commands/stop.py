@@ -14,6 +14,7 @@ KEYS = f"ID ...   (required) as `jobs` lists them\n{ADDRESS}"
 
 def main(words: Sequence[str]) -> int:
     """Waits until the jobs have ended. Exit code 0. Raises BadInput for an unknown job."""
+    # The parser of words key=value knows no ids, so these are taken out before it.
     ids = [word for word in words if "=" not in word and not word.startswith("-")]
     values = parse([word for word in words if word not in ids], "pipegap stop", __doc__ or "", KEYS)
     address = values.pop("address", "")

@@ -24,13 +24,13 @@ The same words find the same job, unless it failed or was stopped."""
 def main(words: Sequence[str]) -> int:
     """Exit code: the job's; 0 if it is not followed, 130 after Ctrl-C, 1 if the cluster is lost."""
     values = parse(words, "pipegap submit", __doc__ or "", KEYS)
-    if "notify" in values:
+    if "notify" in values:  # the words of a job are its command line, which all may read
         allowed = f"is a secret, which Ray would show: set {NOTIFY} where ray start runs"
         raise BadInput("notify", "a URL", allowed)
     address, resubmit = values.pop("address", ""), take_flag(values, "again")
     follows = take_choice(values, "follow", ("true", "false")) == "true"
     request = [f"{key}={value}" for key, value in values.items()]
-    parsed = parse_request(request)
+    parsed = parse_request(request)  # a mistake in the words is found here, not in the job's log
     if parsed.dry_run:
         from pipegap.sweeps.commands import run  # slow: it brings torch
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pipegap.sweeps.request.expand import GridPoint, Trial, value_of
 from pipegap.sweeps.request.schema import Axis, Search, Sweep, keys
 from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.config.identity import is_number
 from pipegap.trainer.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Choice:
 
     point: GridPoint
     tried: Sequence[TriedSetting] = ()
-    """Ascending by value where keys are tuned, else in the order in which they were proposed."""
+    """The settings, ascending by value where keys are tuned, else in the order of the proposals."""
     settled: bool = False
     """Whether nothing is left to try."""
     best_of_arms: Mapping[str, TriedSetting] = field(default_factory=dict)
@@ -100,9 +101,9 @@ class Choice:
     def arms_at(self, point: GridPoint, seeds: Sequence[int]) -> list[Trial]:
         """Return the trials of all arms at the values that tuning chose, there or at another point;
         while nothing is chosen, at the middle of the tried ones."""
-        settings = (
-            [*self.best_of_arms.values()] if self.settled else [self.tried[len(self.tried) // 2]]
-        )
+        settings = [*self.best_of_arms.values()]
+        if not self.settled:
+            settings = [self.tried[len(self.tried) // 2]]
         return [t for setting in settings for t in point.at(setting.values).trials(seeds)]
 
 
@@ -139,8 +140,11 @@ def _ends(sweep: Sweep, point: GridPoint) -> list[dict[str, Any]]:
         return _corners(_space_at(point, sweep.search))
     if not sweep.tune:
         return []
-    start = _start(sweep.tune, point)
-    ends = [_outermost(factors) for factors in sweep.tune.values()]
+    start, most = _start(sweep.tune, point), MAX_EXTENSIONS
+    # The outermost factors that tuning may reach: if these are valid, so are all between them.
+    ends = [
+        (f[0] * (f[0] / f[1]) ** most, f[-1] * (f[-1] / f[-2]) ** most) for f in sweep.tune.values()
+    ]
     return [_setting(sweep, point, _times(factors, start)) for factors in product(*ends)]
 
 
@@ -267,13 +271,6 @@ def _extended(axis: list[float], most: int) -> list[float]:
     return [low, *axis, high]
 
 
-def _outermost(factors: Sequence[float]) -> tuple[float, float]:
-    """Return the outermost factors that tuning may reach: if these are valid, so are all between
-    them."""
-    low, high = factors[0] / factors[1], factors[-1] / factors[-2]
-    return factors[0] * low**MAX_EXTENSIONS, factors[-1] * high**MAX_EXTENSIONS
-
-
 def _times(factors: Iterable[float], start: Values) -> Values:
     return tuple(factor * value for factor, value in zip(factors, start, strict=True))
 
@@ -295,7 +292,7 @@ def _start(keys: Iterable[str], point: GridPoint) -> Values:
     """
     start = {key: value_of(point.configs["sync"], key) for key in keys}
     for key, value in start.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or value == 0:
+        if not is_number(value) or value == 0:
             allowed = f"must be a number other than 0 in the config ({value})"
             raise BadInput("sweep.tune", key, allowed)
     return tuple(start.values())
@@ -309,9 +306,8 @@ def try_settings(sweep: Sweep, search: Search, point: GridPoint, snapshot: Snaps
     while len(tried) < search.budget:
         number = min(search.at_once, search.budget - len(tried))
         proposed = [study.ask(axes) for _ in range(number)]
-        settings = [
-            try_at(point, _rounded(space, p.params), search.seeds, snapshot) for p in proposed
-        ]
+        values = (_rounded(space, proposal.params) for proposal in proposed)
+        settings = [try_at(point, of, search.seeds, snapshot) for of in values]
         tried += settings
         losses = [setting.losses for setting in settings]
         # Optuna is told all losses of a group of proposals, or none: in another order, or with
@@ -322,7 +318,8 @@ def try_settings(sweep: Sweep, search: Search, point: GridPoint, snapshot: Snaps
             study.tell(proposal, fmean((of_arms or {}).values()))
     best_of_arms = _best_of_arms(tried)
     arms = [t for setting in best_of_arms.values() for t in setting.point.trials(sweep.seeds)]
-    return Choice(point, tried, True, best_of_arms, [*{t.plan.trial_id: t for t in arms}.values()])
+    # Two arms may have the same best setting.
+    return Choice(point, tried, True, best_of_arms, [*{t.trial_id: t for t in arms}.values()])
 
 
 def _study(search: Search, space: Space) -> "tuple[optuna.Study, dict[str, BaseDistribution]]":
@@ -392,7 +389,7 @@ def _axis(key: str, axis: Axis, point: GridPoint) -> tuple[float, float, bool] |
     [(form, (low, high))] = axis.items()
     if form == "range":
         return low, high, False
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+    if not is_number(value) or value <= 0:
         raise BadInput(where, axis, f"must be a range: factors need a positive number, not {value}")
     return low * value, high * value, True  # factors: log-uniform
 
@@ -470,13 +467,7 @@ def write(sweep: Sweep, choices: Sequence[Choice], out: Path) -> Iterator[str]:
         ]
         for choice in choices
         for number, setting in enumerate(choice.tried)
-        for best_of in [
-            [
-                arm
-                for arm, setting_of_arm in choice.best_of_arms.items()
-                if setting_of_arm is setting
-            ]
-        ]
+        for best_of in [[arm for arm, best in choice.best_of_arms.items() if best is setting]]
     ]
     out.mkdir(parents=True, exist_ok=True)
     with (out / name).open("w", encoding="utf-8", newline="") as file:
@@ -514,9 +505,8 @@ def _search_lines(sweep: Sweep, search: Search, choice: Choice) -> Iterator[str]
 def _how_tuned(sweep: Sweep) -> str:
     where = "each point" if sweep.shared is None else f"{sweep.shared}, and shared by all others,"
     seed, inverse_keys = sweep.tuning.seed, " and ".join(sweep.tuning.inverse)
-    by = (
-        f"{_keys_are(sweep)} chosen for {where} by the lowest final validation loss of its sync arm"
-    )
+    lowest = "by the lowest final validation loss of its sync arm"
+    by = f"{_keys_are(sweep)} chosen for {where} {lowest}"
     product = f"; {inverse_keys} is divided by the same factor" if inverse_keys else ""
     if seed is not None:
         return f"{by} at seed {seed}, which compares nothing{product}"
@@ -527,7 +517,10 @@ def _how_tuned(sweep: Sweep) -> str:
 
 
 def _tune_line(sweep: Sweep, choice: Choice) -> str:
-    tried = ", ".join(f"{_numbers(setting)}: {_loss(setting)}" for setting in choice.tried)
+    tried = ", ".join(
+        f"{' '.join(f'{value:g}' for value in setting.values.values())}: {_loss(setting)}"
+        for setting in choice.tried
+    )
     leader = choice.leader
     source = f"tried {tried}" if leader is None else f"as of {_name(sweep, leader)}"
     name = _name(sweep, choice.point)
@@ -567,10 +560,6 @@ def _keys(sweep: Sweep) -> str:
 
 def _keys_are(sweep: Sweep) -> str:
     return f"{_keys(sweep)} {'is' if len(sweep.tune) == 1 else 'are'}"
-
-
-def _numbers(setting: TriedSetting) -> str:
-    return " ".join(f"{value:g}" for value in setting.values.values())
 
 
 def _loss(setting: TriedSetting) -> str:

@@ -233,11 +233,11 @@ class Device:
     attention: Mapping[str, float]
     """FLOP/s of attention, by dtype."""
     bytes: float
-    """Of its memory, read or written."""
+    """Bytes/s of its memory, read or written."""
     host: float
     """Seconds of the host per layer and microbatch."""
     memory: float = inf
-    """Bytes of its memory; those of a host are taken to suffice."""
+    """The size of its memory in bytes; that of a host is taken to suffice."""
 
     @property
     def is_gpu(self) -> bool:
@@ -389,9 +389,9 @@ class Pace(NamedTuple):
     """What a trial takes, by the clock."""
 
     tokens_per_second: float
-    """Of the training alone."""
+    """The speed of the training alone."""
     seconds_per_evaluation: float
-    """Of everything else, start and checkpoints included, divided by its evaluations."""
+    """The time of everything else, start and checkpoints included, divided by its evaluations."""
 
 
 Paces = dict[str, dict[str, list[Pace]]]
@@ -416,9 +416,11 @@ def expected(
     # First of all: the new rates price what is counted below.
     if to_count and ratios and not 1 / OFF < median(ratios) < OFF:
         measure_again()
-    seconds_counted = {
-        trial.trial_id: _seconds_of_work(trial, gpus_per_trial) for trial in to_count
-    }
+    seconds_counted = dict[str, float]()
+    for trial in to_count:  # on all the cores or GPUs that it occupies
+        per_process = occupied(trial, gpus_per_trial) / trial.plan.num_processes
+        work_seconds = counted_seconds(trial.config, trial.plan) / per_process
+        seconds_counted[trial.trial_id] = ASSUMED_START + work_seconds
     by_pace = {t.trial_id: _seconds(t, paces) for t in trials if t.trial_id not in seconds_counted}
     return Expected({**by_pace, **seconds_counted}, compiler_seconds(todo), by_pace.keys())
 
@@ -479,12 +481,6 @@ def _seconds(trial: Trial, paces: Paces) -> float:
     pace = Pace(*map(median, zip(*same_kind, strict=True)))
     training = trial.plan.tokens / pace.tokens_per_second
     return training + trial.plan.num_evaluations * pace.seconds_per_evaluation
-
-
-def _seconds_of_work(trial: Trial, gpus_per_trial: float) -> float:
-    """Return the seconds of the counted work of a trial, on the cores or GPUs that it occupies."""
-    per_process = occupied(trial, gpus_per_trial) / trial.plan.num_processes
-    return ASSUMED_START + counted_seconds(trial.config, trial.plan) / per_process
 
 
 def shape(config: Config) -> str:

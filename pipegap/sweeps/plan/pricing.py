@@ -8,14 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipegap.analysis.table.text import aligned
-from pipegap.sweeps.plan.devices import (
-    bundles,
-    compiler_seconds,
-    device_of,
-    measured,
-    occupied,
-    unit,
-)
+from pipegap.sweeps.plan import devices
 from pipegap.sweeps.plan.sweep_plan import Round, SweepPlan
 from pipegap.sweeps.request.command_line import Request
 from pipegap.sweeps.request.expand import Trial, value_of
@@ -67,9 +60,10 @@ class Cost:
 def costs(sweep_round: Round, todo: Sequence[Trial]) -> list[Cost]:
     """Return what these trials take, on cores and on GPUs."""
     seconds, costs_of_trials = sweep_round.expected.seconds, []
-    for name in dict.fromkeys(map(unit, todo)):
-        ids = {t.trial_id: t for t in todo if unit(t) == name}
-        amounts = {key: occupied(t, sweep_round.request.gpus_per_trial) for key, t in ids.items()}
+    for name in dict.fromkeys(map(devices.unit, todo)):
+        ids = {t.trial_id: t for t in todo if devices.unit(t) == name}
+        gpus = sweep_round.request.gpus_per_trial
+        amounts = {key: devices.occupied(t, gpus) for key, t in ids.items()}
         # By the clock of a trial, times the units that it occupies meanwhile.
         total = sum(seconds[key] * amount for key, amount in amounts.items())
         costs_of_trials.append(Cost(name, total, max(seconds[key] for key in ids)))
@@ -162,7 +156,7 @@ def _row(
     todo = [trial for trial in new if trial.trial_id in ids]
     counts = len(trials), len(trials) - len(new), len(new) - len(todo), len(todo)
     clock = sum(cost.clock(_num_units(sweep_round, cost.unit)) for cost in costs(sweep_round, todo))
-    clock += STARTS + compiler_seconds(todo)  # as if this sweep ran alone
+    clock += STARTS + devices.compiler_seconds(todo)  # as if this sweep ran alone
     return (label, *(f"{count:,}" for count in counts), duration(clock) if todo else "-")
 
 
@@ -176,8 +170,8 @@ def _num_units(sweep_round: Round, name: str) -> int:
 
 
 def _where(sweep_round: Round, trial: Trial) -> str:
-    number = _num_units(sweep_round, unit(trial))
-    return f"{number} {unit(trial)}{'s' * (number > 1)}"
+    number = _num_units(sweep_round, devices.unit(trial))
+    return f"{number} {devices.unit(trial)}{'s' * (number > 1)}"
 
 
 def _time(sweep_round: Round, costs_of_trials: Sequence[Cost]) -> Iterator[str]:
@@ -211,10 +205,10 @@ def _rounded(number: float, digits: int = 1) -> str:
 
 def _rates(trial: Trial) -> str:
     """Say where the rates come from that price a trial."""
-    device = device_of(trial.config)
+    device = devices.device_of(trial.config)
     if device.is_gpu:
         return f"the rates assumed of {device.name}"
-    return f"rates measured on a core on {measured().day}"
+    return f"rates measured on a core on {devices.measured().day}"
 
 
 def summary(sweep_round: Round) -> str:
@@ -347,12 +341,12 @@ def _memory(trials: Sequence[Trial], gpus_per_trial: float) -> str:
     states = in_bytes(max(trial.plan.memory_bytes for trial in trials))
     most = _peak(trials)
     of_trial = f"memory    up to {in_bytes(most)} per rank in an update, of it {states} weights and"
-    on_gpus = [trial for trial in trials if unit(trial) == "GPU"]
+    on_gpus = [trial for trial in trials if devices.unit(trial) == "GPU"]
     if not on_gpus:
         return f"{of_trial} states"
-    device = device_of(on_gpus[0].config)
+    device = devices.device_of(on_gpus[0].config)
     # The last bundle: the first one of a gang is its supervisor's, which has no GPU.
-    sharing = int(1 / bundles(on_gpus[0], gpus_per_trial)[-1]["GPU"])
+    sharing = int(1 / devices.bundles(on_gpus[0], gpus_per_trial)[-1]["GPU"])
     needed = sharing * (_peak(on_gpus) + CONTEXT)
     of_gpu = f"{sharing} trials share a GPU: " * (sharing > 1)
     fits = "fit" if needed <= device.memory else "do not fit"

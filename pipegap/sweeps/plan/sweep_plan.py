@@ -39,7 +39,7 @@ class SweepRequest:
     """A sweep as one request asks for it, beside the other requests that its store has of it."""
 
     name: str
-    """Of the sweep, without the scale."""
+    """The sweep's name, without the scale."""
     scale: str
     digest: str
     """A hash of what decides its trials; empty while its data is not prepared, since ids of trials
@@ -80,10 +80,7 @@ class SweepRequest:
     def others(self) -> str:
         """The other requests, each by its label and words; empty if there are none."""
         other_records = [record for record in self.records if not self._is_of(record)]
-        return "; ".join(
-            f"{other_record.label} is {shlex.join(other_record.given)}"
-            for other_record in other_records
-        )
+        return "; ".join(f"{r.label} is {shlex.join(r.given)}" for r in other_records)
 
 
 def _hash(sweep: Sweep, swept: Sequence[GridPoint]) -> str:
@@ -216,7 +213,8 @@ class SweepPlan:
         """Return the plan by the results that were seen."""
         if self.settled:
             return self
-        return replace(self, points=_decided(self.sweep, self.choices, snapshot))
+        choices = choose(self.sweep, self.choices, snapshot)
+        return replace(self, points=judge(self.sweep, choices, snapshot))
 
 
 @dataclass(frozen=True)
@@ -239,9 +237,8 @@ class Round:
         """Return the round of now, after this one. Raises StoreAway."""
         self.store.pull()
         snapshot = self.snapshot.again()
-        return replace(
-            self, snapshot=snapshot, sweeps=[sweep.refreshed(snapshot) for sweep in self.sweeps]
-        )
+        sweeps = [sweep.refreshed(snapshot) for sweep in self.sweeps]
+        return replace(self, snapshot=snapshot, sweeps=sweeps)
 
     @property
     def title(self) -> str:
@@ -289,15 +286,9 @@ def _plan_sweep(name: str, request: Request, compose: Composer, snapshot: Snapsh
     swept = points(sweep, request.results, compose)
     check_reach(sweep, swept)
     request_of_sweep = SweepRequest.of(request, name, swept)
-    choices = [Choice(replace(point, sweep=request_of_sweep.label)) for point in swept]
-    return SweepPlan(
-        request_of_sweep.label, sweep, _decided(sweep, choices, snapshot), request_of_sweep
-    )
-
-
-def _decided(sweep: Sweep, choices: Sequence[Choice], snapshot: Snapshot) -> list[JudgedPoint]:
-    choices_now = choose(sweep, choices, snapshot)
-    return judge(sweep, choices_now, snapshot)
+    label = request_of_sweep.label
+    choices = choose(sweep, [Choice(replace(point, sweep=label)) for point in swept], snapshot)
+    return SweepPlan(label, sweep, judge(sweep, choices, snapshot), request_of_sweep)
 
 
 def all_planned(sweeps: Iterable[SweepPlan]) -> list[Trial]:
@@ -328,23 +319,18 @@ def judge(sweep: Sweep, choices: Sequence[Choice], snapshot: Snapshot) -> list[J
     """
     if sweep.early_stop is None:
         return [JudgedPoint(choice, choice.settled) for choice in choices]
-    firsts = [(choice, _first(choice), _group(choice)) for choice in choices]
-    losses: dict[str, list[float | None]] = {}
-    for choice, first, group in firsts:
-        of_first = [snapshot.final_loss(trial) for trial in first]
-        losses.setdefault(group, []).extend(of_first if choice.settled else [None])
+    firsts = [_first(choice) for choice in choices]
+    groups: dict[str, list[float | None]] = {}
+    for choice, first in zip(choices, firsts, strict=True):
+        losses = [snapshot.final_loss(trial) for trial in first] if choice.settled else [None]
+        groups.setdefault(_group(choice), []).extend(losses)
     judged = []
-    for choice, first, group in firsts:
-        finite_losses = [loss for loss in losses[group] if loss is not None]
-        settled = len(finite_losses) == len(losses[group])
-        losses_of_point = [
-            loss for trial in first if (loss := snapshot.final_loss(trial)) is not None
-        ]
-        why = (
-            _why(losses_of_point[0], min(finite_losses), sweep.early_stop.margin)
-            if losses_of_point and settled
-            else None
-        )
+    for choice, first in zip(choices, firsts, strict=True):
+        group = groups[_group(choice)]
+        losses_there = [loss for loss in group if loss is not None]
+        settled, why = len(losses_there) == len(group), None
+        if settled and first and (loss := snapshot.final_loss(first[0])) is not None:
+            why = _why(loss, min(losses_there), sweep.early_stop.margin)
         judged.append(JudgedPoint(choice, settled, first, why))
     return judged
 

@@ -8,22 +8,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
+from pipegap.sweeps.request import schema
 from pipegap.sweeps.request.entry import entered
-from pipegap.sweeps.request.schema import (
-    ALL,
-    PAPER,
-    PREFIXES,
-    Sweep,
-    check_sweep,
-    defaults_at,
-    keys,
-    parse,
-    refuse_reserved,
-    scale_file,
-    search_file,
-    slug,
-    sweep_files,
-)
+from pipegap.sweeps.request.schema import Sweep, keys
 from pipegap.sweeps.tracking import tracker
 from pipegap.sweeps.tracking.tracker import Tracking
 from pipegap.trainer.base.cli import number, split_word, take_choice, take_flag
@@ -47,7 +34,7 @@ class Request:
     if_there: set[str]
     """Words of the scale that count only where a config has their keys."""
     sweeps: dict[str, Sweep]
-    """By label, which is the name of the sweep's report in the store."""
+    """Label → sweep. The label names the sweep's report in the store."""
     label: str
     """The label of all sweeps together: letters, digits and few other characters."""
     results: Path
@@ -57,12 +44,12 @@ class Request:
     dry_run: bool
     gpus_per_trial: float
     gpus: int
-    """How many the plan counts with; 0: those of this machine."""
+    """The number of GPUs that the plan counts with; 0: those of this machine."""
     tracking: Tracking
     fail_fast: int = 0
-    """After how many trials that failed for good the sweep stops; 0: never."""
+    """The sweep stops once so many trials have failed for good; 0: it never does."""
     hourly: float = 0.0
-    """What an hour of one core or GPU costs, in any money; 0: nobody asked."""
+    """The price of an hour of one core or GPU, in any currency; 0: the plan names no price."""
     first_trial: bool | None = None
     """Whether a trial's first updates are tried before the sweep; None: if a trial takes GPUs."""
 
@@ -79,9 +66,9 @@ def parse_request(arguments: Sequence[str]) -> Request:
     values = dict(map(split_word, arguments))
     fail_fast = parse_count("fail_fast", values.pop("fail_fast", "0"), low=0)
     names = values.pop("sweep", "")
-    contents, scale = sweep_files(names), values.pop("scale", "")
+    contents, scale = schema.sweep_files(names), values.pop("scale", "")
     name, content = contents[0]
-    if len(contents) == 1 and content.get("entry") and (rules := check_sweep(content).entry):
+    if len(contents) == 1 and content.get("entry") and (rules := schema.check_sweep(content).entry):
         contents = [(name, entered(content, values, rules))]
         scale = scale or rules.scale
     scale = scale or "few_updates"
@@ -90,7 +77,7 @@ def parse_request(arguments: Sequence[str]) -> Request:
     first_trial = CHOICES[take_choice(values, "first_trial", [*CHOICES])]
     gpus = parse_count("gpus", values.pop("gpus", "0"), low=0)
     hourly = _parse_hourly(values.pop("hourly", "0"))
-    files = [(f"{slug(name)}-{scale}", content) for name, content in contents]
+    files = [(f"{schema.slug(name)}-{scale}", content) for name, content in contents]
     labels = [label for label, _ in files]
     for label in labels:
         if labels.count(label) > 1:
@@ -98,11 +85,11 @@ def parse_request(arguments: Sequence[str]) -> Request:
             raise BadInput("sweep", names, allowed)
     tracking = tracker.take(values, values.get("code") or _code_of(content for _, content in files))
     # What no line above has popped from `values` are overrides of every trial, checked below.
-    first = defaults_at(scale, of_paper=names == PAPER)
+    first = schema.defaults_at(scale, of_paper=names == schema.PAPER)
     words, sweeps = [*map("=".join, values.items())], {}
     for label, content in files:
         try:
-            sweeps[label] = _at_scale(check_sweep(content), scale, first, words)
+            sweeps[label] = _at_scale(schema.check_sweep(content), scale, first, words)
         except BadInput as error:
             if len(files) == 1:
                 raise
@@ -110,9 +97,9 @@ def parse_request(arguments: Sequence[str]) -> Request:
     return Request(
         words=arguments,
         scale=scale,
-        if_there={*scale_file(scale)} - {*arguments},  # a key that a person names must exist
+        if_there={*schema.scale_file(scale)} - {*arguments},  # a key that a person names must exist
         sweeps=sweeps,
-        label=f"{names}-{scale}" if names in (ALL, PAPER) else "_".join(labels),
+        label=f"{names}-{scale}" if names in (schema.ALL, schema.PAPER) else "_".join(labels),
         results=local_folder(results),
         where=results,
         dry_run=dry_run,
@@ -191,7 +178,7 @@ def _at_scale(sweep: Sweep, scale: str, first: Sequence[str], words: Sequence[st
     then its base, the scale's base for other keys, the words of its file for the scale, those of
     the command line. Words of its file for other scales are checked too; an error names theirs.
     """
-    of_scale = [word for word in scale_file(scale) if not {*keys([word])} & {*keys(first)}]
+    of_scale = [word for word in schema.scale_file(scale) if not {*keys([word])} & {*keys(first)}]
     # `model_copy` checks nothing; `changed` checks the result.
     sweep = sweep.model_copy(update={"base": [*first, *sweep.base, *of_scale]})
     at_scales = {}
@@ -221,22 +208,22 @@ def changed(sweep: Sweep, words: Sequence[str]) -> Sweep:
         if group == SEARCH:
             continue
         if key in ("seeds", "shared", "advice"):
-            content[key] = parse(key, value, value)
+            content[key] = schema.parse(key, value, value)
         elif word == "tune=null":
             content |= {"tune": {}, "tuning": {}}
         elif key.startswith("arms.") and value == "null":
             content["arms"].pop(key.removeprefix("arms."), None)
         elif key.startswith("arms."):  # the whole rest: delay_ef(0.5) is the name of an arm
-            content["arms"][key.removeprefix("arms.")] = parse(key, value, value)
+            content["arms"][key.removeprefix("arms.")] = schema.parse(key, value, value)
         elif group in ("grid", "tune", "tuning") and inner:
-            content[group][inner] = parse(key, value, value)
+            content[group][inner] = schema.parse(key, value, value)
         elif group == "advice" and inner:
-            content[group] = {**(content[group] or {}), inner: parse(key, value, value)}
+            content[group] = {**(content[group] or {}), inner: schema.parse(key, value, value)}
         else:
             common[key] = value
-    refuse_reserved(f"{key}={value}" for key, value in common.items())
+    schema.refuse_reserved(f"{key}={value}" for key, value in common.items())
     content["base"] += [f"{key}={value}" for key, value in common.items()]
-    new = check_sweep(content)
+    new = schema.check_sweep(content)
     _refuse_without_effect(new, common)
     return new
 
@@ -256,15 +243,14 @@ def _with_search(content: dict[str, Any], words: Sequence[str]) -> dict[str, Any
         return content
     search_content = content[SEARCH]
     if (name := search_words.pop(SEARCH, None)) is not None:
-        search_content = None if name == "null" else search_file(name)
+        search_content = None if name == "null" else schema.search_file(name)
     if search_content is None:
         if search_words:
             key, value = next(iter(search_words.items()))
             raise BadInput(key, value, "changes a search: ask for one by search=optuna")
         return {**content, SEARCH: None}
-    plain = {
-        key.removeprefix(f"{SEARCH}."): parse(key, text, text) for key, text in search_words.items()
-    }
+    parsed = {key: schema.parse(key, text, text) for key, text in search_words.items()}
+    plain = {key.removeprefix(f"{SEARCH}."): value for key, value in parsed.items()}
     axes = {key.partition(".")[2]: plain.pop(key) for key in [*plain] if key.startswith("space.")}
     search, searched_keys = {**search_content, **plain}, set[str]()
     if isinstance(search.get("space"), dict):  # anything else is refused when the sweep is checked
@@ -300,7 +286,7 @@ def parse_count(key: str, text: str, low: int) -> int:
 
 def _refuse_without_effect(sweep: Sweep, values: Mapping[str, str]) -> None:
     """Raise BadInput for a key that the grid sets: it cannot be set for all trials as well."""
-    plain = {key.lstrip(PREFIXES): value for key, value in values.items()}
+    plain = {key.lstrip(schema.PREFIXES): value for key, value in values.items()}
     for axis, words in sweep.axes.items():
         for key in sorted({*keys(words)} & {*plain}):
             allowed = f"is set by the sweep's grid: choose its values by grid.{axis}=[…]"

@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 
 SIZES = ("batch_size", "seq_len")
 """Keys of the size of a batch: a point trains on the same number of tokens with any."""
-PLACES = ("path", "shards")
-NAMES: Mapping[str, Callable[[str], bool]] = {
+IS_PATH: Mapping[str, Callable[[str], bool]] = {
+    "path": lambda word: True,
+    "shards": lambda word: True,
     "name": os.path.isdir,
     "tokenizer": lambda word: word not in ENCODERS and os.path.exists(word),
 }
-"""Keys of data that are paths, and those that may be one or a name."""
+"""Key of data → whether a word is a path there, and not a name."""
 OF_ARMS = {
     *("pipeline", "correction", "choices", "runner", "device", "num_threads", "diagnostics"),
     *("num_updates", "tokens_per_parameter"),
@@ -167,11 +168,9 @@ def _check_arms(points: Iterable[GridPoint]) -> None:
             if differing_keys := sorted(
                 k for k in config if config[k] != sync[k] and k not in OF_ARMS
             ):
-                value = sync[differing_keys[0]]
-                allowed = f"must be that of sync, {value}: arms differ in staleness only"
-                raise BadInput(
-                    f"sweep.arms.{arm}", f"{differing_keys[0]}={config[differing_keys[0]]}", allowed
-                )
+                key = differing_keys[0]
+                allowed = f"must be that of sync, {sync[key]}: arms differ in staleness only"
+                raise BadInput(f"sweep.arms.{arm}", f"{key}={config[key]}", allowed)
             plan = point.plan(config)
             is_late = plan.is_delayed or plan.looks_ahead
             acts[arm] = acts.get(arm, False) or is_late or plan.num_updates != sync_updates
@@ -194,7 +193,10 @@ def _check_repeats(points: Iterable[GridPoint]) -> None:
 
 def placed(config: Config, results: Path) -> Config:
     """Return the config with absolute paths: a trial may run in another folder."""
-    data = {key: _absolute(key, value) for key, value in config["data"].items()}
+    data = {
+        key: str(Path(value).absolute()) if key in IS_PATH and IS_PATH[key](value) else value
+        for key, value in config["data"].items()
+    }
     paths = {key: _if_there(config.get(key)) for key in ("code", "from_pretrained")}
     return {**config, "results": str(results.absolute()), "data": data, **paths}
 
@@ -202,12 +204,6 @@ def placed(config: Config, results: Path) -> Config:
 def _if_there(word: str | None) -> str | None:
     """Return the absolute path of a folder; another word, such as a name on a hub, as it is."""
     return str(Path(word).absolute()) if word is not None and os.path.isdir(word) else word
-
-
-def _absolute(key: str, value: Any) -> Any:
-    if key in PLACES or (key in NAMES and NAMES[key](value)):
-        return str(Path(value).absolute())
-    return value
 
 
 def unique(trials: Iterable[Trial]) -> list[Trial]:

@@ -18,7 +18,7 @@ from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.former import refuse_dropped_choice
 from pipegap.trainer.base.places import CODE_ROOT, CONF, cut, digest
 from pipegap.trainer.base.ranges import Seed
-from pipegap.trainer.config.identity import yamls
+from pipegap.trainer.config.identity import is_number, yamls
 from pipegap.trainer.config.schema import first_of, in_words
 
 # Reads sweep files and scales, by their name in conf/, or a sweep file by its path.
@@ -205,9 +205,7 @@ def _is_value(value: object) -> bool:
 
 
 def _is_factor(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):  # a bool is an int
-        return False
-    return SMALLEST <= value <= LARGEST
+    return is_number(value) and SMALLEST <= value <= LARGEST
 
 
 def _is_override(word: str) -> bool:
@@ -260,7 +258,7 @@ def _ascend(ends: Any) -> bool:
     return (
         isinstance(ends, list)
         and len(ends) == 2
-        and all(isinstance(end, int | float) and not isinstance(end, bool) for end in ends)
+        and all(map(is_number, ends))
         and -math.inf < ends[0] < ends[1] < math.inf
     )
 

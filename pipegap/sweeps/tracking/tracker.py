@@ -8,7 +8,6 @@ from numbers import Real
 from pathlib import Path
 from queue import SimpleQueue
 from time import monotonic
-from types import TracebackType
 from typing import Annotated, Any, Protocol
 
 import yaml
@@ -133,7 +132,7 @@ def summary(outcome: Row) -> Row:
 GROUP = "tracking"
 Seconds = Annotated[float, Interval(ge=0, le=1e8)]
 WAIT = 10.0
-"""Of a tracker whose YAML does not say it."""
+"""The `wait` of a tracker whose YAML does not set it, in seconds."""
 CAPACITY = 10_000
 """Rows that wait for a tracker at most. Further ones are dropped and counted."""
 PASSED_ON_EVERY = 1.0
@@ -156,7 +155,7 @@ class Background:
         self._rows: SimpleQueue[list[Row] | None] = SimpleQueue()  # None: no row follows
         self._held: list[Row] = []
         self._next_time = 0.0
-        self._num_given = self._num_taken = self._dropped = 0
+        self._num_logged = self._num_taken = self._dropped = 0
         self._thread: threading.Thread | None = None
         self.outcome: Row = {"status": Status.FAILED}
         """What the tracker gets at the end: to be set to the trial's result, if it has one."""
@@ -165,11 +164,11 @@ class Background:
 
     def log(self, row: Row) -> None:
         """Pass a row on, soon. Return at once, whatever the tracker does."""
-        if self._num_given - self._num_taken >= CAPACITY:
+        if self._num_logged - self._num_taken >= CAPACITY:
             self._dropped += 1
             self.trouble = self.trouble or f"it is too slow: {CAPACITY} rows wait for it"
             return
-        self._num_given += 1
+        self._num_logged += 1
         self._held.append(row)
         if monotonic() >= self._next_time:
             self._pass_on()
@@ -196,12 +195,7 @@ class Background:
     def __enter__(self) -> "Background":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._thread is None:
             return
         if kind is not None:

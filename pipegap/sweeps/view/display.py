@@ -91,9 +91,10 @@ class Display(Callback):
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: object) -> None:
         """Called by Tune when a trial starts, or starts again."""
-        self.running.add(trial.config["trial"]["id"])
-        self._started.add(trial.config["trial"]["id"])
-        self._progress.states[trial.config["trial"]["id"]].status = Status.RUNNING
+        trial_id = trial.config["trial"]["id"]  # Tune's `config` is what `Offers` suggested
+        self.running.add(trial_id)
+        self._started.add(trial_id)
+        self._progress.states[trial_id].status = Status.RUNNING
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: object) -> None:
         """Called by Tune when a trial has failed for the last time."""
@@ -131,7 +132,7 @@ class Display(Callback):
             self._last_end = time.monotonic()
             lines.append(f"no trial has ended for {duration(SILENT)}: {self._progress.waits_for}")
         for line in lines:
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._print(line)
 
     def _slow(self) -> str:
         """What to do if trials take far longer than planned; empty if they do not."""
@@ -151,15 +152,14 @@ class Display(Callback):
         name = self._progress.trials[payload["id"]].name
         self._ends(payload["id"], name, status, error, self._progress.share)
         if not self._console.is_terminal:
-            self._console.print(
-                f"{self._num_ended}/{len(self._todo)} {status} "
-                f"{payload['id']} {name}"
-                + (f": {why_failed(error)}" if status == Status.FAILED else "")
-                + (f", about {duration(seconds_left)} left" if seconds_left else ""),
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
+            why = f": {why_failed(error)}" if status == Status.FAILED else ""
+            time_left = f", about {duration(seconds_left)} left" if seconds_left else ""
+            number = f"{self._num_ended}/{len(self._todo)}"
+            self._print(f"{number} {status} {payload['id']} {name}{why}{time_left}")
+
+    def _print(self, line: str) -> None:
+        """Prints a line of a log as it is: brackets in it are no markup of rich's."""
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _read_store(self) -> None:
         with suppress(OSError, StoreAway):

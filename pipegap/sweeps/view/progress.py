@@ -51,14 +51,15 @@ class State:
 
     status: Status = Status.WAITING
     num_done: int = 0
-    """Updates that are done."""
+    """The number of updates that are done."""
     tokens_per_second: float = 0.0
-    """At its last row."""
+    """The speed at the last row."""
     wall_seconds: float = 0.0
-    """Of all attempts together, up to the last row."""
+    """The seconds of all attempts together, up to the last row."""
     where: str = ""
-    """Host and process id, if it runs."""
+    """Host and process id, if the trial runs."""
     warm: Warm = COLD
+    """The point from which the pace counts."""
 
     def update(self, row: Row, warm: Warm) -> None:
         """Take the progress from a row of metrics.jsonl."""

@@ -12,6 +12,8 @@ from typing import BinaryIO
 from uuid import uuid4
 
 SUFFIX = ".partial"
+Permit = Callable[[], None]
+"""Called right before a rename: if it raises, nothing changes."""
 
 
 def always() -> None:
@@ -37,7 +39,7 @@ def partial(folder: Path, name: str) -> Iterator[tuple[Path, BinaryIO]]:
         raise
 
 
-def publish(filled: Path, path: Path, permit: Callable[[], None] = always) -> None:
+def publish(filled: Path, path: Path, permit: Permit = always) -> None:
     """Renames the temporary file `filled` to `path` by `rename`, or deletes it if that fails."""
     try:
         rename(filled, path, permit)
@@ -46,7 +48,7 @@ def publish(filled: Path, path: Path, permit: Callable[[], None] = always) -> No
         raise
 
 
-def rename(old: Path, new: Path, permit: Callable[[], None] = always) -> None:
+def rename(old: Path, new: Path, permit: Permit = always) -> None:
     """Renames a file within its folder; on return the new name is on the disk.
 
     `permit` is called right before the rename: if it raises, nothing changes.
@@ -64,7 +66,7 @@ def rename(old: Path, new: Path, permit: Callable[[], None] = always) -> None:
         os.close(descriptor)
 
 
-def write_atomically(path: Path, content: bytes, permit: Callable[[], None] = always) -> None:
+def write_atomically(path: Path, content: bytes, permit: Permit = always) -> None:
     """Replaces `path` by `content`. Whenever the machine stops, the file is the old or the new one.
 
     `permit` is that of `rename`.
@@ -74,7 +76,7 @@ def write_atomically(path: Path, content: bytes, permit: Callable[[], None] = al
     publish(filled, path, permit)
 
 
-def write_json(path: Path, content: object, permit: Callable[[], None] = always) -> None:
+def write_json(path: Path, content: object, permit: Permit = always) -> None:
     """`write_atomically` of JSON. Raises ValueError for an infinite number or NaN."""
     write_atomically(path, _as_json(content), permit)
 

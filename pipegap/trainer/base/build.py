@@ -61,11 +61,9 @@ def code_digest(folder: str) -> str:
 
 def is_in(folder: str | None, file: str | None) -> bool:
     """Whether a module's source `file` lies below the folder of the user's code."""
-    return (
-        folder is not None
-        and file is not None
-        and Path(file).resolve().is_relative_to(Path(folder).resolve())
-    )
+    if folder is None or file is None:
+        return False
+    return Path(file).resolve().is_relative_to(Path(folder).resolve())
 
 
 def refuse_hidden(folder: str | None, address: str) -> None:
@@ -106,9 +104,8 @@ def _files(folder: Path) -> list[Path]:
 Node = Mapping[str, Any]
 """A part of a resolved config: `_target_` is an import path, the other keys are its keywords."""
 
-PREFIX, OWN, MISSING = "pipegap.", ("trainer.", "sweeps."), object()
-"""Our package; the start of the published addresses of our choices, which omit the package; in
-place of an attribute that does not exist."""
+PREFIX, OWN = "pipegap.", ("trainer.", "sweeps.")
+"""Our package; the start of the published addresses of our choices, which omit the package."""
 
 
 @cache
@@ -164,7 +161,8 @@ def made(group: str, node: Node, kind: type, *parts: object) -> Any:
         raise BadInput(f"{group}._target_", address, why) from None
     members = [name for name in vars(kind) if not name.startswith("_") or name == "__call__"]
     # `getattr_static` calls no property: `hash` of data would read all of it.
-    if lacking := [name for name in members if getattr_static(built, name, MISSING) is MISSING]:
+    missing = object()  # None could be an attribute's value
+    if lacking := [name for name in members if getattr_static(built, name, missing) is missing]:
         raise BadInput(f"{group}._target_", address, f"{allowed} lacks {', '.join(lacking)}")
     return built
 

@@ -60,7 +60,6 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 terminal. Terminals and job systems send them to the whole process group."""
 UNITS = (("s", 1.0, 100.0), ("min", 60.0, 100.0), ("h", 3600.0, 72.0))
 """A unit, its seconds, and the number from which the next unit is used instead; days come last."""
-DAY = 24 * 3600.0
 
 
 def end_with(main: Callable[[], int]) -> NoReturn:
@@ -70,7 +69,10 @@ def end_with(main: Callable[[], int]) -> NoReturn:
     is full or a file another user's; INTERRUPTED, with one line, after Ctrl-C. On a terminal or log
     that is not in UTF-8, letters that it lacks are spelt IN_ASCII.
     """
-    _open_what_is_closed()
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        # Closed (`>&-`): the next file that is opened would get its descriptor, and be printed to.
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
     _name_the_user()
     codecs.register_error(spell.__name__, spell)
     for file in (sys.stdout, sys.stderr):
@@ -99,16 +101,6 @@ def end_with(main: Callable[[], int]) -> NoReturn:
         code = FAILED
     gc.freeze()  # the last collection, of all that was imported, would take half a second
     sys.exit(code)
-
-
-def _open_what_is_closed() -> None:
-    """Opens the null device for standard files that are closed (`>&-`).
-
-    Otherwise the next file that the process opens would get their descriptor, and be printed to.
-    """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def _name_the_user() -> None:
@@ -265,9 +257,8 @@ def one_of(key: str, value: str, allowed_names: Collection[str], more: str = "")
 
     `more` says what else is allowed.
     """
-    return BadInput(
-        key, value, f"must be one of {', '.join(closest_first(value, allowed_names))}{more}"
-    )
+    names = ", ".join(closest_first(value, allowed_names))
+    return BadInput(key, value, f"must be one of {names}{more}")
 
 
 def number(text: str) -> float:
@@ -303,7 +294,7 @@ def duration(seconds: float) -> str:
     for unit, length, most in UNITS:
         if round(seconds / length) < most:  # one decimal only of hours below 10
             return f"{seconds / length:.{int(unit == 'h' and seconds < 10 * length)}f} {unit}"
-    return f"{seconds / DAY:,.0f} days"
+    return f"{seconds / 86_400:,.0f} days"
 
 
 def say(message: str) -> None:

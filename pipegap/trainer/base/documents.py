@@ -73,6 +73,5 @@ for _tag, _pattern, _first in (
     ("int", INT, "-+0123456789"),
     ("float", f"{FLOAT}|{NOT_FINITE}", "-+0123456789.iInN"),
 ):
-    _Loader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), [*_first]
-    )
+    _regexp = re.compile(f"(?:{_pattern})$")
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _regexp, [*_first])

@@ -72,9 +72,8 @@ def by_device(tensors: Sequence[Tensor]) -> list[list[int]]:
 def copy_into(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
     """Copy the content of each tensor into its counterpart, which is sharded alike."""
     for numbers in by_device(into):
-        torch._foreach_copy_(
-            local_parts(into[i] for i in numbers), local_parts(tensors[i] for i in numbers)
-        )
+        sources = local_parts(tensors[i] for i in numbers)
+        torch._foreach_copy_(local_parts(into[i] for i in numbers), sources)
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 read."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from pipegap.trainer.base.errors import BadInput
@@ -13,34 +12,30 @@ CHOICES: Mapping[str, tuple[str, str]] = {
     "scale=long": ("0.3.0", "0.2"),
 }
 """Choice → the version that dropped it, and the last one that runs it."""
-KEYS: Mapping[str, tuple[Any, str, str]] = {
-    "shard_optimizer": (False, "0.3.0", "0.2"),
-}
+KEYS: Mapping[str, tuple[Any, str, str]] = {"shard_optimizer": (False, "0.3.0", "0.2")}
 """Key → the value at which a trial does what all trials do since the key was dropped, the version
 that dropped it, and the last one that has it. With this value the key is read, and left out."""
 COMMANDS = frozenset({"check", "forecast", "forecasts", "serve", "sharpness"})
 """Commands that 0.2 had and 0.3.0 has not."""
 
 
-YOUNGER: Mapping[str, Any] = MappingProxyType(
-    {
-        "code": None,
-        "diagnostics": None,
-        "eval_tokens": None,
-        "eval_dtype": "float32",
-        "deterministic": True,
-        "from_pretrained": None,
-        "save_last": 0,
-        **{key: usual for key, (usual, *_) in KEYS.items()},
-        "model.loss_chunk": None,
-        "model.fused_delta_rule": False,
-        "optimizer.orthogonalisation": "newton_schulz",
-        "optimizer.cautious_decay": False,
-        "pipeline.slack": False,
-        "pipeline.recompute": False,
-        "data.end_of_document": None,
-    }
-)
+YOUNGER: Mapping[str, Any] = {
+    "code": None,
+    "diagnostics": None,
+    "eval_tokens": None,
+    "eval_dtype": "float32",
+    "deterministic": True,
+    "from_pretrained": None,
+    "save_last": 0,
+    **{key: usual for key, (usual, *_) in KEYS.items()},
+    "model.loss_chunk": None,
+    "model.fused_delta_rule": False,
+    "optimizer.orthogonalisation": "newton_schulz",
+    "optimizer.cautious_decay": False,
+    "pipeline.slack": False,
+    "pipeline.recompute": False,
+    "data.end_of_document": None,
+}
 """Key → the value at which a trial does what trials did before the key existed."""
 LOOKED_AHEAD = ("ema_nesterov",)
 """Corrections of ours that act without a delay too, for results that do not record it."""

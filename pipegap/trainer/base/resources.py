@@ -70,10 +70,8 @@ def rank_device(name: str, local_rank: int, num_ranks: int) -> torch.device:
     if name != "cpu" and num_ranks > 1:
         os.environ.update({**FOR_RANKS, **os.environ})  # the user's own values win
     if name.startswith("cuda:") and num_ranks > 1 and not ranks_may_share_a_gpu():
-        allowed = (
-            f"must be cuda, a GPU per rank: for one GPU set {SHARED}=1, with NCCL 2.30 or newer"
-        )
-        raise BadInput("device", name, allowed)
+        fix = f"for one GPU set {SHARED}=1, with NCCL 2.30 or newer"
+        raise BadInput("device", name, f"must be cuda, a GPU per rank: {fix}")
     return require_device(f"cuda:{local_rank}" if name == "cuda" else name)
 
 
@@ -227,25 +225,20 @@ class Machine(NamedTuple):
 
 def look(device: torch.device, store: Path) -> Machine:
     """Looks at this machine and at one of its devices."""
-    is_gpu = device.type == "cuda"
-    free, total = _memory(device)
+    if device.type == "cuda":
+        name, (free, total) = torch.cuda.get_device_name(device), torch.cuda.mem_get_info(device)
+    else:
+        name, page = "the host's cores", os.sysconf("SC_PAGE_SIZE")
+        free, total = (os.sysconf(f"SC_{which}_PAGES") * page for which in ("AVPHYS", "PHYS"))
     return Machine(
         host=socket.gethostname(),
         torch=torch.__version__,
         cuda=torch.version.cuda,
-        device=torch.cuda.get_device_name(device) if is_gpu else "the host's cores",
+        device=name,
         free=free,
         total=total,
         disk=shutil.disk_usage(store).free,
     )
-
-
-def _memory(device: torch.device) -> tuple[int, int]:
-    """Free and all bytes of the device's memory."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)
-    page = os.sysconf("SC_PAGE_SIZE")
-    return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
 
 
 def synchronize(device: torch.device) -> None:

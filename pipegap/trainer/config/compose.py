@@ -30,8 +30,6 @@ from pipegap.trainer.config.schema import validate
 # takes `a,b` for a sweep, keeps the last of two equal keys, and needs 17 times as long.
 
 CODE = "code"
-STRUCTURED = ("'", '"', "[", "{")
-"""First characters of a value that is quoted, a list or a mapping."""
 REFERENCE = re.compile(r"\$\{(\w+(?:\.\w+)*)\}")
 """A reference to another key, such as ${num_updates}."""
 
@@ -107,7 +105,7 @@ def parse_value(key: str, text: str) -> Any:
     Quotes make any value a text, [a, b] is a list, {a: b} a mapping. Any other value that is no
     number, true, false or null is a text.
     """
-    if text and not text.startswith(STRUCTURED):
+    if text and not text.startswith(("'", '"', "[", "{")):
         return documents.scalar(text)
     try:
         return documents.read(text) if text else text
@@ -132,8 +130,6 @@ def _require_references(key: str, text: str, value: Any) -> None:
 # set here, so that a mistake in a word is found, and worded, by us before Hydra sees it.
 
 Node = dict[str, Any]
-SUGGESTED = 4
-"""How many keys of the config the refusal of an unknown key names."""
 MISSING = "???"
 """The value of a key in a YAML that the user must set."""
 NOWHERE = object()
@@ -221,7 +217,7 @@ def _set(node: Node, word: Word) -> None:
         # First the keys whose last part is right, such as optimizer.lr for lr; the sort is stable.
         keys = closest_first(word.key, _keys(node))
         keys.sort(key=lambda key: key.rpartition(".")[2] != last)
-        allowed = f"must be a key of the config (the closest are {', '.join(keys[:SUGGESTED])})"
+        allowed = f"must be a key of the config (the closest are {', '.join(keys[:4])})"
         raise BadInput(word.key, word.text, allowed)
     holder[last] = word.value
 

@@ -204,23 +204,19 @@ def _closest(node: Node, candidates: Sequence[tuple[str, Node]]) -> str | None:
     for name, values in candidates:
         if values == node:  # the common case, and a cheap test
             return name
-    ranked = sorted((*_unlikeness(node, values), name) for name, values in candidates)
-    return next((name for unshared, _, name in ranked if unshared < len(node)), None)
-
-
-def _unlikeness(node: Node, values: Node) -> tuple[int, int]:
-    """How many values of `node` are not in `values`, and how many keys of the two differ in all."""
-    shared = sum(key in values and values[key] == value for key, value in node.items())
-    return len(node) - shared, len(node.keys() | values.keys()) - shared
+    # By the values of `node` that a candidate lacks, then by the keys in which the two differ.
+    ranked = []
+    for name, values in candidates:
+        shared = sum(key in values and values[key] == value for key, value in node.items())
+        ranked.append((len(node) - shared, len(node.keys() | values.keys()) - shared, name))
+    return next((name for unshared, _, name in sorted(ranked) if unshared < len(node)), None)
 
 
 @cache
 def _alike(group: str, address: str) -> list[tuple[str, Node]]:
     """Names and values of the group's YAMLs with this published address, in alphabetical order."""
-    presets = _presets(group)
-    return [
-        (name, _values(node)) for name, node in presets.items() if _address(group, name) == address
-    ]
+    names_there = (name for name in _presets(group) if _address(group, name) == address)
+    return [(name, _values(_presets(group)[name])) for name in names_there]
 
 
 @cache
@@ -278,9 +274,7 @@ def without_younger(config: Mapping[str, Any]) -> dict[str, Any]:
         if key in older and older[key] == usual:
             del older[key]
         elif isinstance(node, Mapping) and name in node and node[name] == usual:
-            older[group] = {
-                other_key: value for other_key, value in node.items() if other_key != name
-            }
+            older[group] = {k: value for k, value in node.items() if k != name}
     return older
 
 
@@ -342,9 +336,8 @@ def _clips_by_stage(config: Mapping[str, Any]) -> bool:
 
 def trial_id(config: Mapping[str, Any], data_hash: str | None) -> str:
     """Returns 16 hexadecimal digits, a hash of resolved config, data and trainer's version."""
-    hashed_config = _of_loop(config) if is_of_loop(config) else _of_trial(config)
     identity = {
-        "config": hashed_config,
+        "config": _of_loop(config) if is_of_loop(config) else _of_trial(config),
         "data_hash": data_hash,
         "trainer_version": version_of(config),
     }
@@ -361,11 +354,8 @@ def _of_loop(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     left_out = ("choices", "results", "out", WORDS)
     hashed_config = {key: value for key, value in config.items() if key not in left_out}
-    hashed_config |= own_words(config)
-    hashed_config["data"] = {
-        key: value for key, value in hashed_config["data"].items() if key != "path"
-    }
-    return hashed_config
+    data = {key: value for key, value in config["data"].items() if key != "path"}
+    return hashed_config | own_words(config) | {"data": data}
 
 
 def _of_trial(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -453,18 +443,13 @@ def made_by(device_name: str) -> dict[str, Any]:
     """
     from pipegap.trainer.base.resources import processor_name  # torch is slow
 
+    versions = {name: version(name) for name in ("torch", "numpy", "pytorch_optimizer")}
     return {
         "git": _code(),
-        "versions": {**_versions()},
+        "versions": {"python": platform.python_version(), **versions},
         "device_name": device_name,
         "processor": processor_name(),
     }
-
-
-@cache
-def _versions() -> Mapping[str, str]:
-    packages = ("torch", "numpy", "pytorch_optimizer")
-    return {"python": platform.python_version()} | {name: version(name) for name in packages}
 
 
 def code_version() -> str | None:
@@ -485,13 +470,11 @@ def _commit() -> str | None:
     tracks = ["git", "ls-files", "--error-unmatch", source_file.name]
     describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        run(tracks, cwd=source_file.parent, check=True, capture_output=True)
-        result = run(
-            describe, cwd=source_file.parent, check=True, capture_output=True, encoding="utf-8"
-        )
+        for command in (tracks, describe):
+            result = run(command, cwd=source_file.parent, check=True, capture_output=True)
     except (CalledProcessError, FileNotFoundError):  # not tracked; no git
         return None
-    return result.stdout.strip()
+    return result.stdout.decode().strip()
 
 
 def _release() -> str | None:
@@ -501,10 +484,8 @@ def _release() -> str | None:
     """
     source_file = Path(__file__)
     for package in distributions(name="pipegap"):
-        if (
-            Path(str(package.locate_file(source_file.relative_to(CODE_ROOT)))).resolve()
-            == source_file.resolve()
-        ):
+        installed_file = Path(str(package.locate_file(source_file.relative_to(CODE_ROOT))))
+        if installed_file.resolve() == source_file.resolve():
             return f"pipegap {package.version}"
     return None
 

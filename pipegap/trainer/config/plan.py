@@ -8,33 +8,20 @@ from itertools import pairwise
 from math import ceil
 from typing import Any, Protocol
 
-import torch
-
 from pipegap.trainer.base.build import label, locate, made, use_code
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.ranges import MAX_COUNT
+from pipegap.trainer.config import schema, work
 from pipegap.trainer.config.identity import trial_id
-from pipegap.trainer.config.schema import (
-    check_averaging,
-    check_backward,
-    check_graphs,
-    check_in_place,
-)
-from pipegap.trainer.config.work import (
-    FP32,
-    by_rank,
-    largest_rank,
-    loss_bytes,
-    num_entries,
-    states_of,
-    weights_of,
-)
+from pipegap.trainer.config.work import FP32
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.data.shards import Source
 from pipegap.trainer.models.decoder import Recipe
 from pipegap.trainer.models.export import check_start
 from pipegap.trainer.schedules.operations import Schedule
 from pipegap.trainer.schedules.proof import check
+
+Config = Mapping[str, Any]
 
 PROVEN = 8
 """How many batches at the start of each phase are proven to run; later ones repeat them."""
@@ -86,7 +73,7 @@ class Plan:
     evaluation_flops: float
 
 
-def plan_trial(config: Mapping[str, Any]) -> Plan:
+def plan_trial(config: Config) -> Plan:
     """The plan of a validated config; raises BadInput for a schedule or model that cannot run."""
     return Planner()(config)
 
@@ -101,7 +88,7 @@ class Planner:
         self._plans: dict[str, Plan] = {}
         self._facts = cache(_facts)
 
-    def __call__(self, config: Mapping[str, Any]) -> Plan:
+    def __call__(self, config: Config) -> Plan:
         """See `plan_trial`."""
         use_code(config.get("code"))
         # All but the id is equal for trials that differ in the seed or in the optimizer's keys.
@@ -113,7 +100,7 @@ class Planner:
         return replace(plan, trial_id=trial_id(config, plan.data_hash))
 
 
-def which_optimizer(config: Mapping[str, Any]) -> dict[str, Any]:
+def which_optimizer(config: Config) -> dict[str, Any]:
     """Returns the optimizer's part of a config that sizes and work depend on: its address."""
     return {"optimizer": {"_target_": config["optimizer"]["_target_"]}}
 
@@ -125,7 +112,7 @@ def _facts(node: str) -> tuple[str | None, int]:
     return digest, 0 if digest is None else source.num_validation_tokens
 
 
-def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: int) -> Plan:
+def _plan(config: Config, hash_of_data: str | None, num_validation: int) -> Plan:
     model: Recipe = made("model", config["model"], Recipe)
     tokens_per_update = config["batch_size"] * config["seq_len"]
     num_updates = config["num_updates"]
@@ -136,18 +123,18 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: i
     split = model.split(schedule.num_stages, config["seq_len"])
     parts = num_updates, schedule.lags
     correction: NoCorrection = made("correction", config["correction"], NoCorrection, *parts)
-    check_averaging(config, correction)
-    check_backward(config, model, schedule)
-    check_in_place(config, schedule, correction)
-    check_graphs(config, model, correction)
+    schema.check_averaging(config, correction)
+    schema.check_backward(config, model, schedule)
+    schema.check_in_place(config, schedule, correction)
+    schema.check_graphs(config, model, correction)
     check_start(model, config.get("from_pretrained"))
     if (problem := _problem(schedule)) is not None:
         raise BadInput("pipeline", label(config["pipeline"]), problem)
     tokens = num_updates * tokens_per_update
     flops_per_token = model.flops_per_token(config["seq_len"])
     acts = schedule.is_delayed or correction.looks_ahead
-    stages = weights_of(config["model"], schedule.num_stages, config["seq_len"])
-    states = states_of(locate(config["optimizer"]["_target_"]), stages)
+    stages = work.weights_of(config["model"], schedule.num_stages, config["seq_len"])
+    states = work.states_of(locate(config["optimizer"]["_target_"]), stages)
     num_kept = config["save_final"] + config["save_last"]  # sets of weights
     num_evaluations = ceil(num_updates / config["eval_every"])
     # The last evaluation reads all validation tokens, the others at most eval_tokens.
@@ -163,21 +150,21 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: i
         tokens,
         tokens * flops_per_token,
         [len(layers) for layers in split],
-        by_rank(schedule, model.work(split, config["seq_len"])),
+        work.by_rank(schedule, model.work(split, config["seq_len"])),
         _num_processes(config, schedule),
         schedule.is_delayed,
         correction.looks_ahead,
         not acts and type(correction) is not NoCorrection,  # corrects_nothing
         _checkpoint_bytes(config, schedule, correction),
         RECORD + ROW * num_updates + num_kept * FP32 * model.num_parameters,
-        largest_rank(config, schedule, correction, stages, states),
-        loss_bytes(config, model),
+        work.largest_rank(config, schedule, correction, stages, states),
+        work.loss_bytes(config, model),
         num_evaluations,
         num_evaluated * flops_per_token * FORWARD,
     )
 
 
-def _num_updates(config: Mapping[str, Any], num_parameters: int) -> int:
+def _num_updates(config: Config, num_parameters: int) -> int:
     """Returns the updates that make `tokens_per_parameter`; raises BadInput for too many."""
     share: float = config["tokens_per_parameter"]
     num_updates = max(1, round(share * num_parameters / (config["batch_size"] * config["seq_len"])))
@@ -187,7 +174,7 @@ def _num_updates(config: Mapping[str, Any], num_parameters: int) -> int:
     return num_updates
 
 
-def _num_processes(config: Mapping[str, Any], schedule: Schedule) -> int:
+def _num_processes(config: Config, schedule: Schedule) -> int:
     """1 for an emulated trial; for a true pipeline, ranks times replicas."""
     if config["runner"] == "emulated":
         return 1
@@ -198,22 +185,20 @@ def _num_processes(config: Mapping[str, Any], schedule: Schedule) -> int:
     return schedule.num_ranks * replicas
 
 
-def _checkpoint_bytes(
-    config: Mapping[str, Any], schedule: Schedule, correction: NoCorrection
-) -> int:
+def _checkpoint_bytes(config: Config, schedule: Schedule, correction: NoCorrection) -> int:
     """Bytes of one checkpoint: fp32 master, living versions, states of optimizer and correction.
 
     In fp32 the newest version is the master itself. The estimate takes all stages as equally large.
     """
-    dtype: torch.dtype = getattr(torch, config["dtype"])
-    whole = weights_of(config["model"], 1, config["seq_len"])
-    [weights], [states] = whole, states_of(locate(config["optimizer"]["_target_"]), whole)
+    itemsize = work.itemsize_of(config)
+    whole = work.weights_of(config["model"], 1, config["seq_len"])
+    [weights], [states] = whole, work.states_of(locate(config["optimizer"]["_target_"]), whole)
     lags = schedule.lags
     # Means over stages: 1 newest version and `lag` older ones, each a set of leaves.
     leaves = 1 + sum(lag + correction.num_leaves_ahead(lag) for lag in lags) / len(lags)
     buffers = sum(map(correction.num_buffers, lags)) / len(lags)
-    master = 0 if dtype == torch.float32 else FP32
-    of_weights = num_entries(weights) * (master + leaves * dtype.itemsize + buffers * FP32)
+    master = 0 if itemsize == FP32 else FP32
+    of_weights = work.num_entries(weights) * (master + leaves * itemsize + buffers * FP32)
     return round(of_weights + FP32 * states)
 
 

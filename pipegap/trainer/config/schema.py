@@ -201,9 +201,8 @@ class TrialConfig(BaseModel):
 
 
 NAMES: dict[str, Any] = dict.fromkeys(GROUPS, (str, ...))
-ChoiceNames = create_model(
-    "ChoiceNames", __config__=ConfigDict(extra="forbid", strict=True), **NAMES
-)
+STRICT = ConfigDict(extra="forbid", strict=True)
+ChoiceNames = create_model("ChoiceNames", __config__=STRICT, **NAMES)
 """The names in conf/ of a trial's choices."""
 
 

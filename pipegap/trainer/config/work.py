@@ -22,17 +22,12 @@ from torch.optim import Optimizer
 from pipegap.trainer.base.build import build, locate
 from pipegap.trainer.corrections.none import NoCorrection
 from pipegap.trainer.models.decoder import Recipe
-from pipegap.trainer.optimizers.routing import (
-    EXPERTS,
-    MATRICES,
-    Kind,
-    buffers,
-    kept_entries,
-    made_in_step,
-    step_flops,
-)
+from pipegap.trainer.optimizers import routing
+from pipegap.trainer.optimizers.routing import EXPERTS, MATRICES, Kind
 from pipegap.trainer.schedules.operations import Op, Schedule
 from pipegap.trainer.schedules.proof import interleave
+
+Config = Mapping[str, Any]
 
 FP32 = 4
 WALKED = 3
@@ -45,7 +40,7 @@ Number = TypeVar("Number", int, float)
 
 
 def largest_rank(
-    config: Mapping[str, Any],
+    config: Config,
     schedule: Schedule,
     correction: NoCorrection,
     stages: "Stages",
@@ -72,16 +67,15 @@ def by_rank(schedule: Schedule, of_stages: Sequence[Number]) -> list[Number]:
     return [sum(of_stages[stage] for stage in stages) for stages in ranks]
 
 
-def loss_bytes(config: Mapping[str, Any], model: Recipe) -> int:
+def loss_bytes(config: Config, model: Recipe) -> int:
     """Returns the bytes at the peak of one microbatch's loss: logits and all that is made of them.
 
     Compiled, these are the logits and their gradient, else also fp32 copies. A loss that is fused
     with the head (`model.loss_chunk`) has the logits of one chunk alone, and also the gradients of
     the head's weight and input.
     """
-    itemsize = itemsize_of(config)
-    rows = config["batch_size"] // (config["pipeline"]["num_microbatches"] * config["num_replicas"])
-    tokens, chunk = rows * config["seq_len"], config["model"].get("loss_chunk")
+    itemsize, chunk = itemsize_of(config), config["model"].get("loss_chunk")
+    tokens = _microbatch_tokens(config)
     if chunk is None:
         of_logit = 2 * itemsize if config["compile"] else 3 * FP32
         return tokens * model.vocab_size * of_logit
@@ -91,6 +85,11 @@ def loss_bytes(config: Mapping[str, Any], model: Recipe) -> int:
     of_logit = 2 * itemsize if config["compile"] else copies
     gradients = model.hidden_size * (FP32 * model.vocab_size + itemsize * tokens)
     return min(tokens, chunk) * model.vocab_size * of_logit + gradients
+
+
+def _microbatch_tokens(config: Config) -> int:
+    num_microbatches = config["pipeline"]["num_microbatches"] * config["num_replicas"]
+    return config["batch_size"] // num_microbatches * config["seq_len"]
 
 
 def _shared(dtype: torch.dtype, lag: int, correction: NoCorrection, *, is_true: bool) -> int:
@@ -150,7 +149,7 @@ def _weights(node: str, num_stages: int, seq_len: int) -> list[list[Weight]]:
 
 def states_of(optimizer: Callable[..., Optimizer], stages: Stages) -> list[int]:
     """Returns how many fp32 numbers the optimizer keeps for each stage."""
-    num_entries_kept = kept_entries(optimizer)
+    num_entries_kept = routing.kept_entries(optimizer)
     return [sum(num_entries_kept(*weight) for weight in stage) for stage in stages]
 
 
@@ -188,7 +187,7 @@ class _Costs:
     loss: int
 
 
-def peak_bytes(config: Mapping[str, Any], num_updates: int) -> int:
+def peak_bytes(config: Config, num_updates: int) -> int:
     """Returns the most bytes that any rank of a validated config has in use in any of its updates.
 
     Counted are weights, gradients and states (`largest_rank`), activations between forward and
@@ -201,7 +200,7 @@ def peak_bytes(config: Mapping[str, Any], num_updates: int) -> int:
     optimizer = locate(config["optimizer"]["_target_"])
     stages = weights_of(config["model"], schedule.num_stages, config["seq_len"])
     states = states_of(optimizer, stages)
-    made_in_steps = [made_in_step(optimizer, stage) for stage in stages]
+    made_in_steps = [routing.made_in_step(optimizer, stage) for stage in stages]
     is_true, itemsize = config["runner"] != "emulated", itemsize_of(config)
     entries = list(map(num_entries, stages))
     times = 1 if is_true else config["num_replicas"]  # one process has the microbatches of all
@@ -221,13 +220,10 @@ def peak_bytes(config: Mapping[str, Any], num_updates: int) -> int:
     return weights + waiting + _beside(schedule, costs, is_true)
 
 
-def _activations(
-    config: Mapping[str, Any], model: Recipe, stages: Stages
-) -> tuple[list[int], list[int]]:
+def _activations(config: Config, model: Recipe, stages: Stages) -> tuple[list[int], list[int]]:
     """The bytes that a microbatch keeps on each stage until its backward, without logits, and the
     bytes that its backward recomputes there for one layer."""
-    rows = config["batch_size"] // (config["pipeline"]["num_microbatches"] * config["num_replicas"])
-    size = rows * config["seq_len"] * itemsize_of(config)
+    size = _microbatch_tokens(config) * itemsize_of(config)
     shares, share = visited(model, stages), KEPT[bool(config["compile"])]
     whole = [round(size * share * widths_per_token(stage, shares)) for stage in stages]
     if not model.activation_checkpointing:
@@ -238,14 +234,14 @@ def _activations(
     return inputs, [of // max(1, number) for of, number in zip(whole, layers, strict=True)]
 
 
-def itemsize_of(config: Mapping[str, Any]) -> int:
+def itemsize_of(config: Config) -> int:
     """Returns the bytes of an entry of the leaves."""
     dtype: torch.dtype = getattr(torch, config["dtype"])
     return dtype.itemsize
 
 
 def _held(
-    config: Mapping[str, Any],
+    config: Config,
     schedule: Schedule,
     correction: NoCorrection,
     entries: Sequence[int],
@@ -295,8 +291,6 @@ def _levels(ops: Sequence[Op], costs: _Costs, last: int) -> Iterator[int]:
 # Products of matrices and attention are limited by FLOPs, all other kernels by the bytes that
 # they read and write. How fast a device does either is not known here. Trials with
 # `compile=update` first have their graphs compiled, each once per machine.
-
-Config = Mapping[str, Any]
 
 CAUSAL = 1 / 2
 """The share of all scores that a causal kernel computes."""
@@ -365,7 +359,7 @@ def work(
                 bytes=touched * tokens * widths_per_token(stage, shares)
                 + num_entries(stage) * num_backwards * bytes_per_sum,
                 update=_update(config, stage, lag, correction),
-                step=step_flops(locate(config["optimizer"]["_target_"]), stage),
+                step=routing.step_flops(locate(config["optimizer"]["_target_"]), stage),
                 launches=len(layers) * num_backwards,
             )
         )
@@ -373,7 +367,10 @@ def work(
     last, of_head = works[-1], model.hidden_size * model.vocab_size
     of_logit = LOSS_TOUCHES * itemsize + LOSS_COPIES[bool(config["compile"])]
     in_loss = tokens * model.vocab_size * of_logit
-    in_loss += _sums_of_head(config, tokens, num_backwards) * of_head * bytes_per_sum
+    if (chunk := config["model"].get("loss_chunk")) is not None:
+        # A loss that is fused with the head adds to the head's gradient at each chunk.
+        num_sums = num_backwards * ceil(tokens / num_backwards / chunk)
+        in_loss += num_sums * of_head * bytes_per_sum
     products = last.products + 6 * of_head * tokens
     return [*works[:-1], last._replace(products=products, bytes=last.bytes + in_loss)]
 
@@ -384,12 +381,6 @@ def _share(config: Config) -> tuple[float, int]:
     num_processes = 1 if config["runner"] == "emulated" else replicas
     tokens = config["batch_size"] * config["seq_len"] / num_processes
     return tokens, num_microbatches * replicas // num_processes
-
-
-def _sums_of_head(config: Config, tokens: float, num_backwards: int) -> int:
-    """How often a loss that is fused with the head adds to the head's gradient: per chunk."""
-    chunk = config["model"].get("loss_chunk")
-    return 0 if chunk is None else num_backwards * ceil(tokens / num_backwards / chunk)
 
 
 def _mixing(
@@ -412,7 +403,7 @@ def _mixing(
 
 def _update(config: Config, weights: Sequence[Weight], lag: int, correction: NoCorrection) -> float:
     """Returns the bytes of an update, with division, norm and clip of gradients."""
-    num_buffers = buffers(locate(config["optimizer"]["_target_"]))
+    num_buffers = routing.buffers(locate(config["optimizer"]["_target_"]))
     size, itemsize = num_entries(weights), itemsize_of(config)
     of_gradients = 2 + 1 + 2  # division: read and written; norm: read; clip: read and written
     # 3: the weight is read and written, the gradient read; each buffer is read and written.

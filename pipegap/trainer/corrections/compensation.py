@@ -9,7 +9,7 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 from typing_extensions import override
 
-from pipegap.trainer.corrections.none import NoCorrection, Past, State
+from pipegap.trainer.corrections.none import NoCorrection, Past, State, Tensors
 
 
 class Taylor(NoCorrection):
@@ -36,9 +36,7 @@ class Taylor(NoCorrection):
         self._diagonal: list[Tensor] = []
 
     @override
-    def gradient(
-        self, gradients: Sequence[Tensor], weights: Sequence[Tensor], delays: Sequence[int]
-    ) -> None:
+    def gradient(self, gradients: Tensors, weights: Tensors, delays: Sequence[int]) -> None:
         diagonal = self._curvature(gradients)
         late = [i for i, delay in enumerate(delays) if delay > 0]  # the weights to correct
         if late:
@@ -49,7 +47,7 @@ class Taylor(NoCorrection):
         # Recorded after the look-up: until here, age d is W(t − d), which batch t read.
         self._weights.record([weight.clone() for weight in weights])
 
-    def _curvature(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+    def _curvature(self, gradients: Tensors) -> list[Tensor]:
         """D, one tensor per weight."""
         squares = list(torch._foreach_mul(list(gradients), list(gradients)))
         if self.decay == 0:
@@ -98,7 +96,7 @@ class WeightPrediction(NoCorrection):
         self._horizons = [horizon * lag for lag in lags]
 
     @override
-    def ahead(self, weights: Sequence[Tensor], update: Sequence[Tensor]) -> Sequence[Tensor]:
+    def ahead(self, weights: Tensors, update: Tensors) -> Tensors:
         # Out of place: `weights` is the master, which training goes on from.
         prediction = torch._foreach_mul(list(update), self._horizons)
         return torch._foreach_sub(list(weights), prediction)

@@ -6,12 +6,11 @@ from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Ge, Interval
-from torch import Tensor
 from typing_extensions import override
 
 from pipegap.trainer.base.flat import local
 from pipegap.trainer.corrections.error_feedback import ErrorFeedback
-from pipegap.trainer.corrections.none import State
+from pipegap.trainer.corrections.none import State, Tensors
 
 Phase = Annotated[int, Ge(0)] | Annotated[float, Interval(ge=0, le=1)]
 """A number of updates, or a share of all of them."""
@@ -47,13 +46,11 @@ class EmaNesterov(ErrorFeedback):
             for phase in (start, rest)
         )
         self._ahead_at = range(first, num_updates - last)
-        self._reached: Sequence[Tensor] = []
-        self._trend: Sequence[Tensor] = []
+        self._reached: Tensors = []
+        self._trend: Tensors = []
 
     @override
-    def apply(
-        self, weights: Sequence[Tensor], update: Sequence[Tensor], delays: Sequence[int]
-    ) -> None:
+    def apply(self, weights: Tensors, update: Tensors, delays: Sequence[int]) -> None:
         if not self._reached:  # x(0) = W(0), but `weights` is already W(0) − u_0
             self._reached = torch._foreach_add(list(weights), list(update))
             self._trend = [torch.zeros_like(weight) for weight in weights]
@@ -65,7 +62,7 @@ class EmaNesterov(ErrorFeedback):
         return super().graph_factor()
 
     @override
-    def look_ahead(self, weights: Sequence[Tensor], update: int, rate: float) -> None:
+    def look_ahead(self, weights: Tensors, update: int, rate: float) -> None:
         reached, trend = list(self._reached), list(self._trend)  # x(t), m(t)
         moves = torch._foreach_sub(list(weights), reached)
         torch._foreach_mul_(trend, self.decay)
@@ -76,7 +73,7 @@ class EmaNesterov(ErrorFeedback):
             torch._foreach_add_(list(weights), trend, alpha=self.step_size * rate)
 
     @override
-    def evaluated(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+    def evaluated(self, weights: Tensors) -> Tensors:
         pairs = zip(weights, self._reached or weights, strict=True)
         # Where y equals x, the weight itself: its parameter stays the one that others hold.
         return [weight if torch.equal(local(weight), local(x)) else x for weight, x in pairs]

@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from pipegap.trainer.base.flat import chosen, local_parts
-from pipegap.trainer.corrections.none import NoCorrection, Past, State
+from pipegap.trainer.corrections.none import NoCorrection, Past, State, Tensors
 
 Late = Mapping[int, int]
 """Number of a weight that is corrected → its delay in updates."""
@@ -42,9 +42,7 @@ class ErrorFeedback(NoCorrection):
         """`_sizes` of the coming `apply`, on its way to the host."""
 
     @override
-    def apply(
-        self, weights: Sequence[Tensor], update: Sequence[Tensor], delays: Sequence[int]
-    ) -> None:
+    def apply(self, weights: Tensors, update: Tensors, delays: Sequence[int]) -> None:
         if ages := self._ages(delays):
             earlier, late = self._updates.take(ages), {i: delays[i] for i in ages}
             self._correct(late, chosen(weights, late), chosen(update, late), earlier)
@@ -73,9 +71,9 @@ class ErrorFeedback(NoCorrection):
     def _correct(
         self,
         late: Late,
-        weights: Sequence[Tensor],  # of the late weights alone, like the other two
-        update: Sequence[Tensor],
-        earlier: Sequence[Tensor],  # u_{t−lag}, overwritten
+        weights: Tensors,  # of the late weights alone, like the other two
+        update: Tensors,
+        earlier: Tensors,  # u_{t−lag}, overwritten
     ) -> None:
         """Adds λ (u_{t−lag} − u_t) to the `late` weights, without a host sync."""
         sizes = self._sizes(update, earlier)
@@ -84,7 +82,7 @@ class ErrorFeedback(NoCorrection):
         _scale(earlier, self._factors(late, sizes, earlier))
         torch._foreach_add_(local_parts(weights), local_parts(earlier))
 
-    def _sizes(self, update: Sequence[Tensor], earlier: Sequence[Tensor]) -> Tensor:
+    def _sizes(self, update: Tensors, earlier: Tensors) -> Tensor:
         """What `_factors` needs to know of the two updates: here, [weights] numbers, each 0 only
         if the earlier update is zero."""
         sent, self._sent = self._sent, None
@@ -97,7 +95,7 @@ class ErrorFeedback(NoCorrection):
                 return firsts
         return _magnitudes(earlier)
 
-    def _factors(self, late: Late, sizes: Tensor, difference: Sequence[Tensor]) -> Tensor:
+    def _factors(self, late: Late, sizes: Tensor, difference: Tensors) -> Tensor:
         """λ of each late weight, [weights], or 0 where there was no earlier update."""
         return (sizes != 0) * torch.tensor(self.coefficient, dtype=sizes.dtype)
 
@@ -119,7 +117,7 @@ class ErrorFeedback(NoCorrection):
         self._updates.restore(state)
 
 
-def _magnitudes(tensors: Sequence[Tensor]) -> Tensor:
+def _magnitudes(tensors: Tensors) -> Tensor:
     """The sum of the magnitudes of each tensor, [tensors].
 
     Unlike a sum of squares it does not underflow to 0, and on a CPU torch computes it faster than
@@ -128,7 +126,7 @@ def _magnitudes(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(list(tensors), 1))
 
 
-def _scale(tensors: Sequence[Tensor], factors: Tensor) -> None:
+def _scale(tensors: Tensors, factors: Tensor) -> None:
     """Multiplies each tensor by its factor, in place."""
     if factors.is_cuda or hasattr(factors, "to_local"):  # the host would wait for the numbers
         torch._foreach_mul_(list(tensors), list(factors.unbind()))
@@ -149,7 +147,7 @@ class MatchedErrorFeedback(ErrorFeedback):
     """
 
     @override
-    def _factors(self, late: Late, sizes: Tensor, difference: Sequence[Tensor]) -> Tensor:
+    def _factors(self, late: Late, sizes: Tensor, difference: Tensors) -> Tensor:
         factors = super()._factors(late, sizes, difference)
         # Numbers, not a tensor of them: on a GPU the host would wait for its copy.
         return torch.stack(torch._foreach_mul(list(factors.unbind()), list(late.values())))
@@ -193,12 +191,12 @@ class AdaptiveErrorFeedback(ErrorFeedback):
         """Sends nothing: the factors need this update too."""
 
     @override
-    def _sizes(self, update: Sequence[Tensor], earlier: Sequence[Tensor]) -> Tensor:
+    def _sizes(self, update: Tensors, earlier: Tensors) -> Tensor:
         """‖u_t‖² and ‖u_{t−1}‖² of each weight, [2, weights]."""
         return torch.stack([_squares(update), _squares(earlier)])
 
     @override
-    def _factors(self, late: Late, sizes: Tensor, difference: Sequence[Tensor]) -> Tensor:
+    def _factors(self, late: Late, sizes: Tensor, difference: Tensors) -> Tensor:
         of_update, of_earlier = sizes  # [weights] each
         # The difference is u_{t−1} − u_t; ⟨u, v⟩ does not depend on its sign.
         products = (of_update + of_earlier - _squares(difference)) / 2
@@ -227,7 +225,7 @@ class AdaptiveErrorFeedback(ErrorFeedback):
         }
 
 
-def _squares(tensors: Sequence[Tensor]) -> Tensor:
+def _squares(tensors: Tensors) -> Tensor:
     return torch.stack(torch._foreach_norm(list(tensors))).square()
 
 
@@ -246,9 +244,7 @@ class GradientErrorFeedback(NoCorrection):
         self._gradients = Past("gradient", [1] * len(lags))
 
     @override
-    def gradient(
-        self, gradients: Sequence[Tensor], weights: Sequence[Tensor], delays: Sequence[int]
-    ) -> None:
+    def gradient(self, gradients: Tensors, weights: Tensors, delays: Sequence[int]) -> None:
         raw = [gradient.clone() for gradient in gradients]  # g_t, before it is changed in place
         late = [i for i, delay in enumerate(delays) if delay > 0 and self._gradients.has(i, 1)]
         if late:

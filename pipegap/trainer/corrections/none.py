@@ -10,6 +10,8 @@ from torch import Tensor
 
 State = Mapping[str, Tensor]
 """What a correction remembers of one weight, by name."""
+Tensors = Sequence[Tensor]
+"""One per weight."""
 
 
 class NoCorrection:
@@ -40,8 +42,8 @@ class NoCorrection:
 
     def gradient(
         self,
-        gradients: Sequence[Tensor],  # fp32, each of its weight's shape
-        weights: Sequence[Tensor],  # W(t), fp32
+        gradients: Tensors,  # fp32, each of its weight's shape
+        weights: Tensors,  # W(t), fp32
         delays: Sequence[int],
     ) -> None:
         """Changes in place the raw gradients of batch t, averaged and not yet clipped."""
@@ -55,8 +57,8 @@ class NoCorrection:
 
     def apply(
         self,
-        weights: Sequence[Tensor],  # W(t) − u_t, fp32
-        update: Sequence[Tensor],  # u_t, each of its weight's shape
+        weights: Tensors,  # W(t) − u_t, fp32
+        update: Tensors,  # u_t, each of its weight's shape
         delays: Sequence[int],
     ) -> None:
         """Turns `weights` from W(t) − u_t into W(t+1), in place.
@@ -68,15 +70,15 @@ class NoCorrection:
 
     def ahead(
         self,
-        weights: Sequence[Tensor],  # W(t+1), which must not be changed
-        update: Sequence[Tensor],  # u_t, as in `apply`
-    ) -> Sequence[Tensor]:
+        weights: Tensors,  # W(t+1), which must not be changed
+        update: Tensors,  # u_t, as in `apply`
+    ) -> Tensors:
         """The tensors that late reads of version t + 1 see, if the correction `reads_ahead`."""
         return weights
 
     def look_ahead(
         self,
-        weights: Sequence[Tensor],  # W(t+1)
+        weights: Tensors,  # W(t+1)
         update: int,
         rate: float,
     ) -> None:
@@ -85,7 +87,7 @@ class NoCorrection:
         `update` is the number t of the update, whose learning rate was `rate` times its peak.
         """
 
-    def evaluated(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+    def evaluated(self, weights: Tensors) -> Tensors:
         """W(t+1) itself: the tensors to evaluate and export in place of `weights`."""
         return weights
 
@@ -138,7 +140,7 @@ class Past:
         assert tensor is not None
         return tensor
 
-    def take(self, ages: Mapping[int, int]) -> Sequence[Tensor]:
+    def take(self, ages: Mapping[int, int]) -> Tensors:
         """The tensor of each weight that has an age, which the caller may overwrite.
 
         It is a copy if the tensor stays kept.
@@ -146,7 +148,7 @@ class Past:
         tensors = {i: self.get(i, age) for i, age in ages.items()}
         return [t if ages[i] == self._depths[i] else t.clone() for i, t in tensors.items()]
 
-    def record(self, tensors: Sequence[Tensor]) -> None:
+    def record(self, tensors: Tensors) -> None:
         """Adds one tensor per weight, and drops tensors that have become too old."""
         self._past.appendleft(tensors)
         self._num = [

@@ -12,18 +12,9 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from pipegap.trainer.base import cli
 from pipegap.trainer.base.children import num_cores
-from pipegap.trainer.base.cli import (
-    DONE,
-    Parser,
-    end_with,
-    exit_code,
-    number,
-    one_of,
-    parser,
-    refuse_others,
-    split_word,
-)
+from pipegap.trainer.base.cli import DONE, Parser, split_word
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.places import require_folder
 from pipegap.trainer.data import hub
@@ -124,7 +115,7 @@ CORPORA = {
 
 
 def _parser() -> Parser:
-    return parser(
+    return cli.parser(
         "pipegap data",
         "Downloads a corpus, tokenizes it and writes verified shards.\n\ne.g. pipegap data wiki",
         f"corpus:      (required) {' | '.join(CORPORA)}; or {hub.NAME}: the questions of "
@@ -153,10 +144,8 @@ def _refuse_other_data(out: Path, settings: Mapping[str, object]) -> None:
     settings_there = Prepared(path=str(out)).manifest.model_dump(include=set(settings))
     for key, value in settings.items():
         if settings_there[key] != value:
-            allowed = (
-                f"holds {key}={settings_there[key]}, not {value}; delete it or choose another out="
-            )
-            raise BadInput("out", out, allowed)
+            holds = f"holds {key}={settings_there[key]}, not {value}"
+            raise BadInput("out", out, f"{holds}; delete it or choose another out=")
 
 
 def run(name: str, options: dict[str, str], cache: Path = CACHE) -> str:
@@ -165,27 +154,26 @@ def run(name: str, options: dict[str, str], cache: Path = CACHE) -> str:
     `name` may also be `evaluation`, which returns one line per benchmark.
     """
     if name == hub.NAME:
-        refuse_others(options, f"pipegap data {name}")
+        cli.refuse_others(options, f"pipegap data {name}")
         return hub.prepare(cache)
     corpus_name, _, suffix = name.rpartition("_")
     if name not in CORPORA and corpus_name in CORPORA:  # wiki_bpe, as the folder is called
         return run(corpus_name, {"tokenizer": suffix, **options}, cache)
     if name not in CORPORA:
-        raise one_of("corpus", name, CORPORA)
+        raise cli.one_of("corpus", name, CORPORA)
     corpus = CORPORA[name]
     tokenizer = options.get("tokenizer", corpus.tokenizer)
     if tokenizer not in ENCODERS:
-        raise one_of("tokenizer", tokenizer, ENCODERS)
+        raise cli.one_of("tokenizer", tokenizer, ENCODERS)
     default = name if tokenizer == corpus.tokenizer else f"{name}_{tokenizer}"
     out = Path(out_text := options.get("out", f"data/{default}"))
     require_folder("out", out_text)
     if not out.name:  # nothing, "." or "/"
         raise BadInput("out", out_text, "must name a folder")
-    num_tokens = number(options.get("num_tokens", "inf"))
+    num_tokens = cli.number(options.get("num_tokens", "inf"))
     if not num_tokens > 0:  # NaN, of a word that is no number, too
         raise BadInput("num_tokens", options["num_tokens"], "must be a positive number")
-    is_prepared = Prepared(path=str(out)).hash is not None
-    if is_prepared:
+    if is_prepared := Prepared(path=str(out)).hash is not None:
         settings = {"corpus": name, "tokenizer": tokenizer, "num_tokens": num_tokens}
         _refuse_other_data(out, settings)
     else:
@@ -217,8 +205,8 @@ def main(words: Sequence[str]) -> int:
         print(run(*_request(_parser().parse_args(words).keys)))
         return DONE
 
-    return exit_code("pipegap data", command)
+    return cli.exit_code("pipegap data", command)
 
 
 if __name__ == "__main__":
-    end_with(lambda: main(sys.argv[1:]))
+    cli.end_with(lambda: main(sys.argv[1:]))

@@ -21,7 +21,6 @@ PLANNED = 64
 """Batches whose windows are drawn at once. Drawing each batch by itself would take a twentieth of a
 small update."""
 Indices = npt.NDArray[np.uint64]
-NUM_ROUNDS = 6
 MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)  # odd, bits well spread
 
 
@@ -38,9 +37,8 @@ class Permutation:
         half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
         self._shift = np.uint64(half_bits)
         self._mask = np.uint64((1 << half_bits) - 1)
-        self._keys = [
-            np.uint64(stream_seed(seed, "data", str(epoch), str(i))) for i in range(NUM_ROUNDS)
-        ]
+        rounds = map(str, range(6))
+        self._keys = [np.uint64(stream_seed(seed, "data", str(epoch), i)) for i in rounds]
 
     def __call__(self, positions: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Returns the images of `positions`, each in 0 … size − 1, in an array of their shape."""
@@ -105,10 +103,9 @@ class Batches:
 
     def __init__(self, tokens: Tokens, *, seed: int, batch_size: int, seq_len: int) -> None:
         self._windows, self._batch_size = Windows(tokens, seq_len), batch_size
+        size = len(self._windows)
         # 2: batches at the border of two epochs, or of two plans, need both.
-        self._order = lru_cache(maxsize=2)(
-            lambda epoch: Permutation(len(self._windows), seed, epoch)
-        )
+        self._order = lru_cache(maxsize=2)(lambda epoch: Permutation(size, seed, epoch))
         self._planned = lru_cache(maxsize=2)(self._plan)
 
     def __getitem__(self, batch: int) -> Tensor:

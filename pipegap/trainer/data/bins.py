@@ -57,12 +57,8 @@ class Bins:
     def _files(self, split: tuple[str, ...]) -> list[Path]:
         """The files of a split; raises BadInput for a name without a word of exactly one split."""
         # By letters, not by words: trainset.bin is refused by name, not silently left out.
-        shards = [
-            file
-            for file in sorted(self._path.glob("*.bin"))
-            if any(split_words[0] in file.name for split_words in (TRAIN, VALIDATION))
-            and not file.name.startswith(".")
-        ]
+        files = [path for path in sorted(self._path.glob("*.bin")) if path.name[0] != "."]
+        shards = [file for file in files if TRAIN[0] in file.name or VALIDATION[0] in file.name]
         for file in shards:
             if _words(file).isdisjoint(TRAIN) == _words(file).isdisjoint(VALIDATION):
                 allowed = "must have train or val in its name, as a word, and one of them"

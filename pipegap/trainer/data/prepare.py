@@ -98,9 +98,8 @@ def prepare(
             num_tokens=num_tokens,
             splits=splits,
         )
-        (folder / "ATTRIBUTION.txt").write_text(
-            f"{manifest.attribution}\n{manifest.license}\n", "utf-8"
-        )
+        attribution = f"{manifest.attribution}\n{manifest.license}\n"
+        (folder / "ATTRIBUTION.txt").write_text(attribution, "utf-8")
         (folder / PROGRESS).unlink(missing_ok=True)
         manifest.write(folder)  # last: a folder with a manifest is valid
         folder.rename(out)
@@ -111,7 +110,7 @@ def _encode(
 ) -> tuple[State, list[tuple[bool, Document]]]:
     """The state after a batch; and of each document, whether it is held out, and its tokens."""
     held_out = [is_validation(text, share) for text in batch.texts]
-    return batch.after, list(zip(held_out, encoder.encode(batch.texts), strict=True))
+    return batch.state_after, list(zip(held_out, encoder.encode(batch.texts), strict=True))
 
 
 def stated_vocab_size(tokenizer_size: int, stated: int | None) -> int:
@@ -310,10 +309,8 @@ class Preparation:
         """Writes the documents after the state, until there are `num_tokens` training tokens."""
         if self.train.num_tokens >= self._num_tokens:
             return
-        batches_read = batches(documents, self._state)
-        for state, encoded in mapped(
-            encode, batches_read, num_workers, Batch.size, CHARACTERS_AHEAD
-        ):
+        unread = batches(documents, self._state)
+        for state, encoded in mapped(encode, unread, num_workers, Batch.size, CHARACTERS_AHEAD):
             for held_out, tokens in encoded:
                 (self.validation if held_out else self.train).add(tokens)
             # Only after all documents of the batch: a state lies between two batches.
@@ -327,16 +324,13 @@ class Preparation:
         """Finishes both splits; raises BadInput if one has no document."""
         number = self.train.num_documents + self.validation.num_documents
         if number < 2:
-            documents_found = "one (in a .txt, an empty line ends a document)" if number else "none"
-            allowed = (
-                f"must hold text, two documents to train and to validate: it has {documents_found}"
-            )
-            raise BadInput("data", self._settings["corpus"], allowed)
+            num_found = "one (in a .txt, an empty line ends a document)" if number else "none"
+            needs = "must hold text, two documents to train and to validate"
+            raise BadInput("data", self._settings["corpus"], f"{needs}: it has {num_found}")
         for split, more in ((self.train, "smaller"), (self.validation, "larger")):
             if not split.num_documents:
-                allowed = (
-                    f"must be {more}, or the text longer: of {number} documents one part has none"
-                )
+                problem = f"of {number} documents one part has none"
+                allowed = f"must be {more}, or the text longer: {problem}"
                 raise BadInput("data.validation_share", share, allowed)
         return Splits(train=self.train.close(), validation=self.validation.close())
 
@@ -354,10 +348,8 @@ class Preparation:
         speed = (done - self._already) / (self._saved - self._started)
         share = f" ({done / self._num_tokens:.0%})" if self._num_tokens < math.inf else ""
         documents = self.train.num_documents + self.validation.num_documents
-        say(
-            f"{self._folder.name}: {documents:,} documents, {done:,} tokens{share}, "
-            f"{speed:,.0f} tokens/s"
-        )
+        tokens = f"{done:,} tokens{share}, {speed:,.0f} tokens/s"
+        say(f"{self._folder.name}: {documents:,} documents, {tokens}")
 
 
 def progress(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:

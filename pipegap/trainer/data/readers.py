@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from fnmatch import fnmatchcase
 from functools import partial
 from io import TextIOWrapper
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -116,8 +116,12 @@ def _below(
     except OSError as error:
         raise BadInput("data.path", folder, f"must be readable ({error.strerror})") from None
     for name in names:
-        path = folder / name
-        parts_below = _after(name, remaining_parts, _mark(path))
+        path, mark = folder / name, ""  # the first characters of a hidden name
+        if name.startswith("."):
+            mark = "."
+        elif name.startswith("__") and os.path.isdir(path):
+            mark = "__"
+        parts_below = _after(name, remaining_parts, mark)
         if not parts_below:
             if () in remaining_parts:  # hidden, in a folder that counts
                 yield path, False
@@ -128,13 +132,6 @@ def _below(
             yield path, False
         else:
             yield from _below(path, parts_below, above)
-
-
-def _mark(path: Path) -> str:
-    """The first characters of a hidden name; empty for other names."""
-    if path.name.startswith("."):
-        return "."
-    return "__" if path.name.startswith("__") and os.path.isdir(path) else ""
 
 
 def _after(name: str, remaining_parts: set[Parts], mark: str) -> set[Parts]:
@@ -150,9 +147,8 @@ def _after(name: str, remaining_parts: set[Parts], mark: str) -> set[Parts]:
 
 def sentence(left_out: list[Path]) -> str:
     """The sentence about files that do not count."""
-    return f"leaves out {len(left_out):,} files or folders that are hidden or of another kind: " + (
-        some(left_out)
-    )
+    number = f"{len(left_out):,} files or folders"
+    return f"leaves out {number} that are hidden or of another kind: {some(left_out)}"
 
 
 def digests_of(files: Sequence[Path], of: Callable[[Path], str] = file_hash) -> list[str]:
@@ -314,7 +310,7 @@ def _paragraphs(path: Path, field: str) -> Iterator[Found]:
     """The texts between empty lines."""
     lines: list[str] = []
     size, bad_line = 0, 0  # the number of the first line of the paragraph that is no UTF-8
-    for number, line in _numbered(path):
+    for number, line in chain(_numbered(path), [(0, "")]):  # the end ends a paragraph too
         if line.strip():
             lines.append(line)
             size += len(line)
@@ -322,18 +318,10 @@ def _paragraphs(path: Path, field: str) -> Iterator[Found]:
             if size > LONGEST:
                 raise too_long(f"the text before line {number} of {path}")
         elif lines:
-            yield _paragraph(path, lines, bad_line)
+            place, value = f"line {bad_line} of {path}", "".join(lines).rstrip("\n")
+            allowed = f"must be a file of text in UTF-8: {place}"
+            yield Found(place, BadInput("data.path", path, allowed) if bad_line else value)
             lines, size, bad_line = [], 0, 0
-    if lines:
-        yield _paragraph(path, lines, bad_line)
-
-
-def _paragraph(path: Path, lines: list[str], bad_line: int) -> Found:
-    place = f"line {bad_line} of {path}"
-    if bad_line:
-        allowed = f"must be a file of text in UTF-8: {place}"
-        return Found(place, BadInput("data.path", path, allowed))
-    return Found(place, "".join(lines).rstrip("\n"))
 
 
 def _lines(path: Path, field: str) -> Iterator[Found]:
@@ -427,10 +415,10 @@ class Counted:
 
 
 class Batch(NamedTuple):
-    """Some documents; `after` is the state of the stream after them."""
+    """Some documents; `state_after` is that of the stream after them."""
 
     texts: list[str]
-    after: State
+    state_after: State
 
     def size(self) -> int:
         """Characters."""

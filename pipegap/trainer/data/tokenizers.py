@@ -101,13 +101,6 @@ def cuts(text: str) -> list[int]:
     return [0, *map(near, range(PIECE, len(text), PIECE)), len(text)]
 
 
-def without_settings(content: str) -> str:
-    """The content of a tokenizer.json without truncation, padding and dropout of merges."""
-    # As it was if it has none of these: to write it anew would change its hash.
-    tokenizer = Tokenizer.from_str(content)
-    return tokenizer.to_str(pretty=True) if _drop_settings(tokenizer) else content
-
-
 def _drop_settings(tokenizer: Tokenizer) -> bool:
     """Removes truncation, padding and dropout of merges; returns whether there was any."""
     dropout = getattr(tokenizer.model, "dropout", None)
@@ -145,14 +138,6 @@ def end_of_document(tokenizer: Tokenizer, name: object, token_name: str | None =
         alternative = f"or data.end_of_document names another (it has {some(special) or 'none'})"
         raise BadInput("data.tokenizer", name, f"{allowed}; {alternative}")
     return end
-
-
-def usual_end(tokenizer: Tokenizer) -> str | None:
-    """The first of ENDS in the vocabulary, special or not, which a tokenizer's identity leaves out.
-
-    Hashes of data from before `end_of_document` could be set stay valid by this rule.
-    """
-    return next((token for token in ENDS if tokenizer.token_to_id(token) is not None), None)
 
 
 class Subwords:
@@ -356,14 +341,19 @@ def chosen(word: str, end: str | None = None) -> Chosen:
 
 def _of_file(word: str, path: Path, document_end: str | None) -> Chosen:
     try:
-        content = without_settings(path.read_text(encoding="utf-8-sig"))
+        content = path.read_text(encoding="utf-8-sig")
         tokenizer = Tokenizer.from_str(content)
+        if _drop_settings(tokenizer):  # without any, writing it anew would change its hash alone
+            content = tokenizer.to_str(pretty=True)
     except Exception as error:  # `tokenizers` raises Exception itself
         raise BadInput(KEY, word, f"must be a tokenizer.json ({first_line(error)})") from None
     end = end_of_document(tokenizer, word, document_end)
     digest = hashlib.sha256(content.encode()).hexdigest()
+    # Special or not, the first of ENDS in the vocabulary is left out of the identity: so hashes of
+    # data from before `end_of_document` could be set stay valid.
+    usual_end = next((token for token in ENDS if tokenizer.token_to_id(token) is not None), None)
     return Chosen(
-        digest if end == usual_end(tokenizer) else f"{digest} {end}",
+        digest if end == usual_end else f"{digest} {end}",
         vocab_size(tokenizer),
         lambda texts, folder, cache: kept(content, folder, end),
     )

@@ -18,6 +18,7 @@ from pipegap.trainer.base.build import build, published
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.flat import local
 from pipegap.trainer.base.ranges import MAX_COUNT
+from pipegap.trainer.config.identity import is_number
 from pipegap.trainer.config.schema import check_choice
 from pipegap.trainer.corrections.error_feedback import ErrorFeedback
 from pipegap.trainer.corrections.none import NoCorrection
@@ -64,8 +65,7 @@ def correction_node(error_feedback: float, correction: MakeCorrection | None) ->
     """
     if correction is not None:
         return _checked(correction)
-    is_number = isinstance(error_feedback, int | float) and not isinstance(error_feedback, bool)
-    if not is_number or not 0 <= error_feedback < math.inf:
+    if not is_number(error_feedback) or not 0 <= error_feedback < math.inf:
         raise BadInput("error_feedback", error_feedback, "must be a number, 0 (none) or larger")
     if error_feedback == 0:
         return _checked(NoCorrection)
@@ -193,10 +193,8 @@ def needs_arguments(optimizer: Optimizer) -> bool:
     variadic = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
     if any(p.default is p.empty and p.kind not in variadic for p in parameters):
         return True
-    inner = [
-        attribute for attribute in vars(optimizer).values() if isinstance(attribute, Optimizer)
-    ]
-    return _calls_unasked(step) or any(map(needs_arguments, inner))
+    inner_optimizers = (inner for inner in vars(optimizer).values() if isinstance(inner, Optimizer))
+    return _calls_unasked(step) or any(map(needs_arguments, inner_optimizers))
 
 
 def _calls_unasked(step: Callable[..., Any]) -> bool:

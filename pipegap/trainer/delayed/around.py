@@ -9,6 +9,7 @@ from collections import OrderedDict, UserDict
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -198,7 +199,9 @@ def add_delayed(
     that are frozen but whose versions differ yet: torch.distributed.checkpoint loads no tensor of
     a frozen weight.
     """
-    if not _is_usual(packed, groups):
+    has_keys = {"state", "param_groups"} <= packed.keys()
+    if not has_keys or _sizes(packed["param_groups"]) != _sizes(groups):
+        # Not torch's format, in which each weight has a number.
         packed = {"state": {}, "param_groups": _numbered(groups), WRAPPED: packed}
     # A shallow copy: the dicts of the wrapped optimizer's state stay as they are.
     states, names = dict(packed["state"]), set[str]()
@@ -233,22 +236,13 @@ def add_delayed(
 def is_settled(weight: Tensor, delay_tensors: Mapping[str, Tensor]) -> bool:
     """Whether the delay goes on alike without these tensors, all that it has of `weight`: each
     equals the weight, or is zero, as the change of a weight that is left alone."""
-    contents = weight.detach(), torch.zeros_like(weight)
-    return all(
-        any(torch.equal(tensor, content) for content in contents)
-        for tensor in delay_tensors.values()
-    )
+    zeros = torch.zeros_like(weight)
+    tensors = delay_tensors.values()
+    return all(torch.equal(t, weight.detach()) or torch.equal(t, zeros) for t in tensors)
 
 
 def _is_text(name: object) -> bool:
     return isinstance(name, str)
-
-
-def _is_usual(packed: Mapping[str, Any], groups: Sequence[Group]) -> bool:
-    """Whether a state has torch's format, in which each weight has a number."""
-    return {"state", "param_groups"} <= packed.keys() and _sizes(packed["param_groups"]) == _sizes(
-        groups
-    )
 
 
 def _sizes(groups: Sequence[Group]) -> list[int]:
@@ -256,11 +250,8 @@ def _sizes(groups: Sequence[Group]) -> list[int]:
 
 
 def _numbered(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    ends = [sum(_sizes(groups[: i + 1])) for i in range(len(groups))]
-    return [
-        {"params": list(range(end - size, end))}
-        for size, end in zip(_sizes(groups), ends, strict=True)
-    ]
+    ends = [0, *accumulate(_sizes(groups))]
+    return [{"params": list(range(start, end))} for start, end in pairwise(ends)]
 
 
 class Saved(NamedTuple):
@@ -319,8 +310,7 @@ def _copied(packed: Mapping[str, Any]) -> dict[str, Any]:
 def without_delayed(packed: Mapping[str, Any]) -> Mapping[str, Any]:
     """A state without a delay as the wrapped optimizer takes it."""
     if WRAPPED in packed or "param_groups" not in packed:
-        wrapped: Mapping[str, Any] = packed.get(WRAPPED, packed)
-        return wrapped
+        return packed.get(WRAPPED, packed)
     groups = [
         {name: value for name, value in group.items() if name != GROUP}
         for group in packed["param_groups"]

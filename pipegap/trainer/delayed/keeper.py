@@ -56,10 +56,8 @@ class Settings:
     @contextmanager
     def seen_with(self, written_options: Options) -> Iterator[None]:
         """The groups have what the optimizer has seen, and `written_options`, while it lasts."""
-        options_now, group_options = (
-            self._now(),
-            [options(group) for group in self._optimizer.param_groups],
-        )
+        options_now = self._now()
+        group_options = [options(group) for group in self._optimizer.param_groups]
         self._put(_joined(self._seen, written_options))
         options_before = self._now()
         try:
@@ -157,6 +155,8 @@ class Waiting(NamedTuple):
     options: list[Options]
 
 
+State = Mapping[str, Tensor]
+"""What must be saved of one weight, by name."""
 Update = Callable[[Gradient], Sequence[Tensor]]
 """Turns the newest weights from W(t) into W(t + 1); see `stages.update.corrected_update`."""
 
@@ -196,10 +196,8 @@ class Keeper(ABC):
 
     def show(self, weights: Sequence[Tensor]) -> None:
         """Puts the `weights` to evaluate into the loop's own until `hide`."""
-        if any(
-            tensor is not own_weight
-            for tensor, own_weight in zip(weights, self.weights, strict=True)
-        ):
+        pairs = zip(weights, self.weights, strict=True)
+        if any(tensor is not own_weight for tensor, own_weight in pairs):
             self._hidden = [weight.detach().clone() for weight in self.weights]
             self._write(weights)
 
@@ -228,9 +226,7 @@ class Keeper(ABC):
         """What must be saved beside `state`."""
 
     @abstractmethod
-    def restore(
-        self, num_taken: int, state: Sequence[Mapping[str, Tensor]], waiting: Waiting
-    ) -> None:
+    def restore(self, num_taken: int, state: Sequence[State], waiting: Waiting) -> None:
         """Restores `state` and `waiting` as they were after `num_taken` batches."""
 
 
@@ -251,11 +247,8 @@ class KeptGradients(Keeper):
     @override
     def add(self, weights: Sequence[nn.Parameter]) -> None:
         self.weights += weights
-        none = [None] * len(weights)
-        pairs = [
-            (g._replace(tensors=[*g.tensors, *none]), options_then)
-            for g, options_then in self._waiting
-        ]
+        none = [None] * len(weights)  # the gradients that wait are of batches before
+        pairs = ((g._replace(tensors=[*g.tensors, *none]), of_loop) for g, of_loop in self._waiting)
         self._waiting = deque(pairs)
         if self._hidden:
             self._hidden += [weight.detach().clone() for weight in weights]
@@ -264,15 +257,10 @@ class KeptGradients(Keeper):
     def forget(self, numbers: Collection[int]) -> None:
         _delete(self.weights, numbers)
         _delete(self._hidden, numbers)
-        pairs = [
-            (gradient, [*gradient.tensors], options_then)
-            for gradient, options_then in self._waiting
-        ]
-        for _, tensors, _ in pairs:
+        for number, (gradient, options_then) in enumerate([*self._waiting]):
+            tensors = [*gradient.tensors]
             _delete(tensors, numbers)
-        self._waiting = deque(
-            (g._replace(tensors=of), options_then) for g, of, options_then in pairs
-        )
+            self._waiting[number] = gradient._replace(tensors=tensors), options_then
 
     @override
     def take(self, batch: int, gradient: Sequence[Tensor | None], update: Update) -> None:
@@ -320,9 +308,7 @@ class KeptGradients(Keeper):
         return Waiting([gradient.delay for gradient, _ in self._waiting], options_then)
 
     @override
-    def restore(
-        self, num_taken: int, state: Sequence[Mapping[str, Tensor]], waiting: Waiting
-    ) -> None:
+    def restore(self, num_taken: int, state: Sequence[State], waiting: Waiting) -> None:
         self._made = num_taken - len(waiting.delays)
         self._waiting.clear()
         self._settings.begin(waiting.options)
@@ -430,8 +416,10 @@ class KeptWeights(Keeper):
 
         A checkpoint's weights may be loaded after its optimizer state if they are the same.
         """
-        is_written = self._written != [weight._version for weight in self.weights]
-        if is_written and not (self._loaded and _are_equal(self.weights, self._loaded)):
+        if self._written == [weight._version for weight in self.weights]:
+            return
+        pairs = zip(self.weights, self._loaded, strict=False)
+        if not (self._loaded and all(torch.equal(local(a), local(b)) for a, b in pairs)):
             raise RuntimeError(
                 "the weights were changed since the last step, outside of DelayedOptimizer, which "
                 "keeps a newest version of its own: load a checkpoint's optimizer state after its "
@@ -468,9 +456,7 @@ class KeptWeights(Keeper):
         for age in range(1, self._lag):  # always all names: distributed checkpoints need that
             old_weights = self._kept.get(self._num_taken - age)
             # A copy where there is none: what is loaded in place must not be shared.
-            sets[f"kept_{age}"] = old_weights or [
-                weight.detach().clone() for weight in self.weights
-            ]
+            sets[f"kept_{age}"] = old_weights or [w.detach().clone() for w in self.weights]
         return [
             {name: tensors[i].detach() for name, tensors in sets.items()}
             for i in range(len(self.weights))
@@ -482,9 +468,7 @@ class KeptWeights(Keeper):
         return Waiting([self._num_taken - self._read], [])
 
     @override
-    def restore(
-        self, num_taken: int, state: Sequence[Mapping[str, Tensor]], waiting: Waiting
-    ) -> None:
+    def restore(self, num_taken: int, state: Sequence[State], waiting: Waiting) -> None:
         self._num_taken, self._read = num_taken, num_taken - waiting.delays[0]
         copy_into(self._newest, [saved["newest"] for saved in state])
         self._loaded = [saved["read"] for saved in state]
@@ -516,8 +500,3 @@ class KeptWeights(Keeper):
 def _delete(items: list[Any], numbers: Collection[int]) -> None:
     """Deletes the items with these numbers, if there are any items."""
     items[:] = [item for i, item in enumerate(items) if i not in numbers]
-
-
-def _are_equal(tensors: Sequence[Tensor], other_tensors: Sequence[Tensor]) -> bool:
-    pairs = zip(tensors, other_tensors, strict=True)
-    return all(torch.equal(local(a), local(b)) for a, b in pairs)

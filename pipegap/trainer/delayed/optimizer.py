@@ -15,18 +15,8 @@ from pipegap.trainer.base.build import build
 from pipegap.trainer.base.flat import by_device
 from pipegap.trainer.base.ranges import MAX_COUNT
 from pipegap.trainer.corrections.none import NoCorrection
-from pipegap.trainer.delayed import arm
-from pipegap.trainer.delayed.around import (
-    Around,
-    Progress,
-    add_delayed,
-    delayed_of,
-    has_delay_tensors,
-    is_settled,
-    require_alike,
-    take_apart,
-    without_delayed,
-)
+from pipegap.trainer.delayed import arm, around
+from pipegap.trainer.delayed.around import Around, Progress
 from pipegap.trainer.delayed.keeper import (
     Gradient,
     Keeper,
@@ -38,13 +28,7 @@ from pipegap.trainer.delayed.keeper import (
 from pipegap.trainer.optimizers import state as optimizer_state
 from pipegap.trainer.optimizers.averaging import HasModes, averages, evaluated
 from pipegap.trainer.stages.in_parts import CorrectionInParts
-from pipegap.trainer.stages.update import (
-    Gradients,
-    Weights,
-    corrected_update,
-    look_ahead,
-    step,
-)
+from pipegap.trainer.stages.update import Gradients, Weights, corrected_update, look_ahead, step
 
 SAME = ("delay", "keep", "pipeline", "correction")
 """Attributes that a state must have been saved with."""
@@ -82,10 +66,10 @@ class DelayedOptimizer(Around):
       refuses what others wrote to weights; writes to `weight.data`, which torch does not count, are
       lost.
     - "gradients": for loops and optimizers whose weights must not be exchanged. Gradients wait and
-      are applied `delay` steps later, with the options of groups and `requires_grad` that they came
-      with; all else that a loop sets counts from the next update that is made. It takes `delay`
-      sets of gradients, what you evaluate is W(t + 1 − delay), and the last updates are made by
-      `finish()`. (A learning rate that depends on the loss sees the older weights' loss.)
+      are applied `delay` steps later, with the groups' options and the `requires_grad` flags that
+      the loop had set when they came. Any other setting of a loop acts at the next update. It takes
+      `delay` sets of gradients, what you evaluate is W(t + 1 − delay), and the last updates are
+      made by `finish()`. (A learning rate that depends on the loss sees the older weights' loss.)
 
     `correction` takes the place of Error Feedback: a class of `trainer.corrections`, or
     `functools.partial` of one and its options. One that changes gradients acts before the clip in a
@@ -240,7 +224,7 @@ class DelayedOptimizer(Around):
         as `delayed` in each group."""
         self._before_state_dict()
         progress = self._progress
-        packed = add_delayed(
+        packed = around.add_delayed(
             progress.optimizer.state_dict(),
             self.param_groups,
             {} if progress.keeper is None else self._delay_tensors(),
@@ -264,13 +248,13 @@ class DelayedOptimizer(Around):
         BadInput for a state with another delay or `keep`, and ValueError as torch does.
         """
         packed = self._before_loading(state_dict)
-        require_alike(packed, self.param_groups, self._attributes(SAME))
-        counts = {name: delayed_of(packed).get(name, 0) for name in COUNTED}
-        is_begun = has_delay_tensors(packed) or counts["num_taken"]
-        saved = take_apart(packed) if is_begun else None
+        around.require_alike(packed, self.param_groups, self._attributes(SAME))
+        counts = {name: around.delayed_of(packed).get(name, 0) for name in COUNTED}
+        is_begun = around.has_delay_tensors(packed) or counts["num_taken"]
+        saved = around.take_apart(packed) if is_begun else None
         progress = self._progress
         if saved is None:
-            progress.optimizer.load_state_dict(dict(without_delayed(packed)))
+            progress.optimizer.load_state_dict(dict(around.without_delayed(packed)))
         else:
             optimizer_state.load(progress.optimizer, saved.wrapped)
         blank = Progress(progress.optimizer, **counts)
@@ -302,9 +286,7 @@ class DelayedOptimizer(Around):
         followed = [] if keeper is None else keeper.weights
         ids = {*map(id, followed)}
         other_weights = [weight for id_, weight in self._present().items() if id_ not in ids]
-        training = [
-            weight for weight in other_weights if weight.requires_grad or weight.grad is not None
-        ]
+        training = [w for w in other_weights if w.requires_grad or w.grad is not None]
         return self._follow(training if training or followed else other_weights)
 
     def _follow(self, weights: Sequence[nn.Parameter]) -> tuple[Keeper, CorrectionInParts]:
@@ -331,10 +313,8 @@ class DelayedOptimizer(Around):
         absent = [i for i, weight in enumerate(keeper.weights) if id(weight) not in present]
         if not absent:
             return
-        tensors_of = self._delay_tensors()
-        settled = [
-            i for i in absent if is_settled(keeper.weights[i], tensors_of[keeper.weights[i]])
-        ]
+        tensors_of, weights = self._delay_tensors(), keeper.weights
+        settled = [i for i in absent if around.is_settled(weights[i], tensors_of[weights[i]])]
         keeper.forget(settled)
         correction.forget(self._make_correction, settled)
 

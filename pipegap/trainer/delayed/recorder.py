@@ -36,11 +36,8 @@ Word = Any
 NAMES = ("model", "data", "optimizer", "lr_schedule")
 """Words that are names of the loop's own choices; the last may be left out."""
 NUMBERS = ("seed", "batch_size", "seq_len", "num_updates")
-OF_ARM = {"arm", "pipeline", *signature(DelayedOptimizer).parameters} - {
-    *NAMES,
-    *NUMBERS,
-    "clip_norm",
-}
+OPTIONS = {*signature(DelayedOptimizer).parameters} - {*NAMES, *NUMBERS, "clip_norm"}
+OF_ARM = {"arm", "pipeline", *OPTIONS}
 """What the `DelayedOptimizer` says: as words they would tell the trials of a pair apart."""
 
 
@@ -231,12 +228,10 @@ def _config(results: str, delayed: DelayedOptimizer, words: Mapping[str, Word]) 
         if name in NUMBERS and (not is_number(value) or value % 1):  # 16.0 is an int here
             raise BadInput(f"words.{name}", value, "must be an int")
     for word in plain:
-        if "." in word and (
-            inner := [other_word for other_word in plain if other_word.startswith(f"{word}.")]
-        ):
-            raise BadInput(
-                f"words.{inner[0]}", plain[inner[0]], f"is a part of {word}: write it once"
-            )
+        for inner in plain if "." in word else ():
+            if inner.startswith(f"{word}."):
+                allowed = f"is a part of {word}: write it once"
+                raise BadInput(f"words.{inner}", plain[inner], allowed)
     numbers = {name: int(plain[name]) for name in NUMBERS}
     if delayed.num_updates not in (None, numbers["num_updates"]):
         allowed = f"must be num_updates={delayed.num_updates} of the DelayedOptimizer"

@@ -83,10 +83,8 @@ def slots(names: Sequence[Sequence[str | None]]) -> list[Slots]:
         # The first stage that names a tied weight owns it.
         owned.append([name is not None and name not in names_with_slot for name in of_stage])
         names_with_slot.update({name: None for name in of_stage if name is not None})
-    return [
-        Slots(start, len(names_with_slot), is_owned)
-        for start, is_owned in zip(starts, owned, strict=True)
-    ]
+    size = len(names_with_slot)
+    return [Slots(start, size, is_owned) for start, is_owned in zip(starts, owned, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -294,8 +294,7 @@ class Pipelined(Executor):
 
     @override
     def agreed(self, value: T) -> T:
-        first: T = self._gang.all_gather(value)[0]  # of rank 0, which records
-        return first
+        return self._gang.all_gather(value)[0]  # of rank 0, which records
 
     @override
     def take_comparison(self) -> Comparison:

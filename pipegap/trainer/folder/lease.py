@@ -97,18 +97,18 @@ def leased(
     folder: Path,
     outcome: Callable[[], str],
     made_by: Mapping[str, object] = {},
-    after: int | None = None,
+    newest_before: int | None = None,
 ) -> Iterator[Lease]:
     """Holds the next attempt at the trial of `folder` while the context lasts; or, if the newest
-    has a number above `after` and its process is known to be gone, that one, of whose end it was
-    left to tell.
+    has a number above `newest_before` and its process is known to be gone, that one, of whose end
+    it was left to tell.
 
     `made_by`, the code and the device, is recorded with it and, at its end, `outcome()` as how it
     ended, or the name of the exception that ended it. Raises Held if another process runs the
     trial, BadInput if the folder cannot be written, LeaseLost if another process took it over.
     """
     try:
-        lease = _take(folder, made_by, after)
+        lease = _take(folder, made_by, newest_before)
     except OSError as error:
         raise BadInput("out", folder, f"must be writable ({error.strerror})") from None
     with lease.heartbeat():
@@ -186,12 +186,12 @@ def _held_by(newest: Path | None) -> Attempt | None:
     return attempt
 
 
-def _take(folder: Path, made_by: Mapping[str, object], after: int | None) -> Lease:
+def _take(folder: Path, made_by: Mapping[str, object], newest_before: int | None) -> Lease:
     deadline = time.monotonic() + ACQUIRE_TIMEOUT
     while True:
         newest = _newest(folder)
         if (holder_now := _held_by(newest)) is None:
-            if newest is not None and after is not None and _number(newest) > after:
+            if newest and newest_before is not None and _number(newest) > newest_before:
                 content = read(newest)
                 # A process that is only silent may wake: the next number is what it looks for.
                 if "ended" in content or is_dead(content):

@@ -3,13 +3,13 @@ the result.
 """
 
 import errno
-import functools
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,32 +19,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from typing_extensions import override
 
-from pipegap.trainer.base import former
-from pipegap.trainer.base.atomic import (
-    always,
-    clean,
-    delete,
-    file_hash,
-    partial,
-    partials,
-    publish,
-    rename,
-    write_atomically,
-    write_json,
-)
+from pipegap.trainer.base import atomic, former
+from pipegap.trainer.base.atomic import Permit, always
 from pipegap.trainer.base.errors import BadInput, Status
 from pipegap.trainer.folder import wellformed
 from pipegap.trainer.folder.lease import attempts, holder, leased, read, trained
-from pipegap.trainer.folder.wellformed import (
-    MARKER,
-    RESULT,
-    Damaged,
-    Metrics,
-    Row,
-    final,
-    read_result,
-    require_own,
-)
+from pipegap.trainer.folder.wellformed import MARKER, RESULT, Damaged, Row
 
 # Checkpoints: complete, written atomically, verified when they are read.
 
@@ -82,7 +62,7 @@ def newest_first(folder: Path) -> list[Checkpoint]:
 
 
 def save(
-    folder: Path, num_updates: int, state: State, attempt: int, permit: Callable[[], None] = always
+    folder: Path, num_updates: int, state: State, attempt: int, permit: Permit = always
 ) -> None:
     """Writes the state after `num_updates` updates, then drops the other checkpoints of this
     attempt and of older ones.
@@ -90,13 +70,13 @@ def save(
     The digest in the file's name makes a truncated or altered file known when it is read. `permit`:
     see `trainer.base.atomic.rename`.
     """
-    with partial(folder, PREFIX) as (filled, file):
+    with atomic.partial(folder, PREFIX) as (filled, file):
         try:
             torch.save({"format": FORMAT, **state}, file)
         except RuntimeError as error:  # by which torch hides what went wrong with the file
             raise (error.__context__ or error) from None
     path = folder / _name(num_updates, attempt, _digest(filled))
-    publish(filled, path, permit)
+    atomic.publish(filled, path, permit)
     for old in newest_first(folder):
         if old.attempt <= attempt and old.path != path:
             old.path.unlink(missing_ok=True)
@@ -107,7 +87,7 @@ def keep_weights(
     num_updates: int,
     weights: Mapping[str, Tensor],
     number: int,
-    permit: Callable[[], None] = always,
+    permit: Permit = always,
 ) -> None:
     """Writes the weights after `num_updates` updates, then drops all but the last `number` sets.
 
@@ -116,8 +96,8 @@ def keep_weights(
     path = folder / WEIGHTS / f"{num_updates:09d}{WEIGHTS_SUFFIX}"
     path.parent.mkdir(exist_ok=True)
     content = safetensors({name: weight.contiguous() for name, weight in weights.items()})
-    write_atomically(path, content, permit)
-    delete([*kept_weights(folder).values()][:-number])
+    atomic.write_atomically(path, content, permit)
+    atomic.delete([*kept_weights(folder).values()][:-number])
 
 
 def kept_weights(folder: Path) -> dict[int, Path]:
@@ -126,7 +106,7 @@ def kept_weights(folder: Path) -> dict[int, Path]:
     return {int(path.stem): path for path in sorted(paths) if path.stem.isdecimal()}
 
 
-def adopt(path: Path, attempt: int, permit: Callable[[], None]) -> None:
+def adopt(path: Path, attempt: int, permit: Permit) -> None:
     """Gives a checkpoint to `attempt`, so that no earlier attempt deletes it any more.
 
     An earlier attempt may be a process that does not know yet that it was taken over: it deletes by
@@ -134,7 +114,8 @@ def adopt(path: Path, attempt: int, permit: Callable[[], None]) -> None:
     """
     match = NAME.fullmatch(path.name)
     assert match is not None, path
-    rename(path, path.with_name(_name(int(match["updates"]), attempt, match["digest"])), permit)
+    name = _name(int(match["updates"]), attempt, match["digest"])
+    atomic.rename(path, path.with_name(name), permit)
 
 
 def _name(num_updates: int, attempt: int, digest: str) -> str:
@@ -241,7 +222,7 @@ def _differs(old_value: Any, new_value: Any) -> bool:
 
 
 def _digest(path: Path) -> str:
-    return file_hash(path)[:16]
+    return atomic.file_hash(path)[:16]
 
 
 def copied(state: Any) -> Any:
@@ -282,7 +263,7 @@ class TrialFolder:
         self,
         config: Mapping[str, Any],
         made_by: Mapping[str, object],
-        after: int | None = None,
+        newest_before: int | None = None,
     ) -> "Iterator[TrialFolder]":
         """Makes the folder and holds the trial's lease while the context lasts: see `leased`.
 
@@ -291,18 +272,18 @@ class TrialFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            require_own(self.path, self._trial_id)
+            wellformed.require_own(self.path, self._trial_id)
         except OSError as error:
             key = "results" if config["out"] is None else "out"
             raise BadInput(key, config[key], f"must be writable ({error.strerror})") from None
         with (
-            leased(self.path, self._outcome, made_by, after) as self._lease,
+            leased(self.path, self._outcome, made_by, newest_before) as self._lease,
             ExitStack() as self._open,
         ):
-            clean(self.path, self._lease.started_ns)
-            write_json(self.path / "config.json", config, self._lease.require)
+            atomic.clean(self.path, self._lease.started_ns)
+            atomic.write_json(self.path / "config.json", config, self._lease.require)
             marker = f"{self._trial_id}\n".encode()
-            write_atomically(self.path / MARKER, marker, self._lease.require)
+            atomic.write_atomically(self.path / MARKER, marker, self._lease.require)
             yield self
 
     def _outcome(self) -> str:
@@ -314,8 +295,8 @@ class TrialFolder:
 
         Raises BadInput if the folder is another trial's.
         """
-        require_own(self.path, self._trial_id)
-        return final(read_result(self.path))
+        wellformed.require_own(self.path, self._trial_id)
+        return wellformed.final(wellformed.read_result(self.path))
 
     def newest_checkpoint(self) -> Path | None:
         """The newest checkpoint whose rows are all there; None: the trial starts anew.
@@ -336,9 +317,9 @@ class TrialFolder:
         for _, num_updates, path in newest_first(self.path):
             # Counted, not listed: the name of a file may claim any number of updates.
             num_there = sum(start <= update < num_updates for update in lines)
-            if num_lost := num_updates - start - num_there:
+            if num_missing := num_updates - start - num_there:
                 first = next(update for update in range(start, num_updates) if update not in lines)
-                missing_rows = f"{num_lost} rows before it, that of update {first} first"
+                missing_rows = f"{num_missing} rows before it, that of update {first} first"
                 yield path, f"{self._rows} lacks {missing_rows}"
                 continue
             rows = (line.content for update, line in lines.items() if update < num_updates)
@@ -372,10 +353,10 @@ class TrialFolder:
         if path is not None:
             adopt(path, self._lease.number, self._lease.require)
         sets = kept_weights(self.path)
-        delete(path for update, path in sets.items() if update > num_updates)
+        atomic.delete(path for update, path in sets.items() if update > num_updates)
         lines = wellformed.read_rows(self._rows)
         rows = [line.content for update, line in lines.items() if update < num_updates]
-        self._metrics = Metrics(self._rows, rows, self._lease.require)
+        self._metrics = wellformed.Metrics(self._rows, rows, self._lease.require)
         self._open.enter_context(closing(self._metrics))
         self._thread = self._open.enter_context(ThreadPoolExecutor(1, "checkpoint"))
         self._saving: Future[None] | None = None
@@ -401,7 +382,7 @@ class TrialFolder:
         self._saved()  # before the copy: the host's memory holds one state, not two
         state_to_save = whole if wait or not may_change else copied(whole)
         number, permit = self._lease.number, self._lease.require
-        write = functools.partial(save, self.path, num_updates, state_to_save, number, permit)
+        write = partial(save, self.path, num_updates, state_to_save, number, permit)
         if wait:
             write()
         else:
@@ -423,7 +404,7 @@ class TrialFolder:
         self._saved()
         self._metrics.sync()
         whole = self._write(result)
-        delete(_strays(self.path))
+        atomic.delete(_strays(self.path))
         return whole
 
     def fail(self, result: Row) -> None:
@@ -433,7 +414,7 @@ class TrialFolder:
     def _write(self, result: Row) -> Row:
         made_by = [{key: attempt.get(key) for key in OF_ATTEMPT} for attempt in trained(self.path)]
         whole = {**result, "attempts": made_by, "finished_at": time.time()}
-        write_json(self.path / RESULT, whole, self._lease.require)
+        atomic.write_json(self.path / RESULT, whole, self._lease.require)
         return whole
 
 
@@ -445,11 +426,11 @@ def tidy(folder: Path) -> None:
     # Listed before the look at the holder: a process that takes the trial now may write new ones.
     if (strays := _strays(folder)) and holder(folder) is None:
         with suppress(OSError):
-            delete(strays)
+            atomic.delete(strays)
 
 
 def _strays(folder: Path) -> list[Path]:
-    return [*partials(folder), *(saved.path for saved in newest_first(folder))]
+    return [*atomic.partials(folder), *(saved.path for saved in newest_first(folder))]
 
 
 class ReadOnlyFolder(TrialFolder):
@@ -463,7 +444,7 @@ class ReadOnlyFolder(TrialFolder):
         self,
         config: Mapping[str, Any],
         made_by: Mapping[str, object],
-        after: int | None = None,
+        newest_before: int | None = None,
     ) -> Iterator[TrialFolder]:
         yield self
 

@@ -14,15 +14,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pipegap.trainer.base.build import build
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.flat import by_device, copy_into, exchange
+from pipegap.trainer.base.flat import copy_into, exchange
 from pipegap.trainer.base.ranges import MAX_COUNT
 from pipegap.trainer.corrections.none import NoCorrection
-from pipegap.trainer.delayed.arm import Node, correction_node, require_options
-from pipegap.trainer.stages.in_parts import CorrectionInParts
+from pipegap.trainer.delayed.arm import MakeCorrection, Node, correction_node, require_options
 from pipegap.trainer.stages.update import corrected_update
+from pipegap.trainer.torch_pipelining.late_update import blank_memory, correction_of
 from pipegap.trainer.torch_pipelining.refusals import LOOKS_AHEAD, require
 
 KEEPS_ALL_STATE = "dp_reshardable", "fully_sharded_model_space"
@@ -32,7 +33,7 @@ OTHER_WEIGHTS = "other_weights"
 what they read while the weights are W(t+1)."""
 
 
-def chain(optimizer: Any) -> list[Any]:
+def inner_of(optimizer: Any) -> list[Any]:
     """Return the optimizers of Megatron's that an optimizer of Megatron's consists of."""
     return list(getattr(optimizer, "chained_optimizers", [optimizer]))
 
@@ -59,19 +60,21 @@ class CorrectedSteps:
         self.weights: list[Any] = inner.get_parameters()
         make = partial(build, correction, num_updates or MAX_COUNT)
         sample = make([1])
-        self._sizes = _sizes_of_memory(sample)
+        # Of the memory of a weight: 0 for a tensor of its shape, else how many numbers.
+        [memory] = blank_memory(sample, [torch.zeros(2, 3)])
+        self._sizes = {k: 0 if v.shape == (2, 3) else v.numel() for k, v in memory.items()}
         self._is_distributed = hasattr(inner, "gbuf_ranges")
-        self._require_usable(sample, is_delayed=delay is None)
-        self._delay = delay or (lambda: int(any(OTHER_WEIGHTS in state for state in self._states)))
         self.shows_newest = delay is not None
+        self._require_usable(sample, is_delayed=delay is None)
         self.hides_newest = delay is None or sample.reads_ahead
-        self._names = [name for item in self._sizes.items() for name in _entries(*item)]
-        self._names += [OTHER_WEIGHTS] * self.hides_newest
-        lags, groups = [1] * len(self.weights), by_device(self.weights) or [[]]
-        make = make if lags else partial(NoCorrection, MAX_COUNT)
-        self.correction = CorrectionInParts(make, lags, groups)
+        if self.hides_newest:
+            self._sizes[OTHER_WEIGHTS] = 0
+        delay = delay or (lambda: int(any(OTHER_WEIGHTS in state for state in self._states)))
+        self._delays = lambda: [delay()] * len(self.weights)
+        self.correction = correction_of(make, self.weights)
         self._has_loaded = False
-        self._replace()
+        if self.optimizer is not None:  # else nothing of this rank is trained by it
+            self._replace()
 
     def _require_usable(self, sample: NoCorrection, *, is_delayed: bool) -> None:
         name, tp_group = type(sample).__name__, getattr(self.inner, "tp_group", None)
@@ -96,27 +99,21 @@ class CorrectedSteps:
 
         def sharded_state_dict(*args: Any, **options: Any) -> Any:
             way = (options.get("metadata") or {}).get("distrib_optim_sharding_type")
+            saves_all = not self._is_distributed or way in (None, *KEEPS_ALL_STATE)
             allowed = f"must be {' or '.join(KEEPS_ALL_STATE)}: else the correction's is not saved"
-            saves_moments = self._is_distributed and way not in (None, *KEEPS_ALL_STATE)
-            require(
-                not (saves_moments and self._names), "distrib_optim_sharding_type", way, allowed
-            )
+            require(saves_all or not self._sizes, "distrib_optim_sharding_type", way, allowed)
             return sharded(*args, **options)
 
-        self.inner.init_state_fn = init_all
-        self.inner.sharded_state_dict = sharded_state_dict
+        self.inner.init_state_fn, self.inner.sharded_state_dict = init_all, sharded_state_dict
 
     @torch.no_grad()
     def _step(self, step: Callable[..., object], *args: Any, **options: Any) -> None:
         """In place of the inner optimizer's step, which it makes at W(t)."""
         self._restore()
-        correction, delays = self.correction, self._delays
         other_set: list[Any] = []
         if self.hides_newest:  # afterwards both are W(t)
-            pairs = [
-                (s.get(OTHER_WEIGHTS), w) for s, w in zip(self._states, self.weights, strict=True)
-            ]
-            other_set = [weight.clone() if tensor is None else tensor for tensor, weight in pairs]
+            pairs = zip(self._states, self.weights, strict=True)
+            other_set = [s[OTHER_WEIGHTS] if OTHER_WEIGHTS in s else w.clone() for s, w in pairs]
             both_sets = other_set, self.weights
             copy_into(*(both_sets if self.shows_newest else reversed(both_sets)))
 
@@ -124,12 +121,11 @@ class CorrectedSteps:
             step(*args, **options)
             return [self.optimizer]
 
-        predicted = corrected_update(
-            stepped, correction, self.weights, delays, old_weights=other_set
-        )
-        self._remember(correction.state())
+        parts = stepped, self.correction, self.weights, self._delays()
+        predicted = corrected_update(*parts, old_weights=other_set)
+        self._remember(self.correction.state())
         if self.hides_newest:
-            if correction.reads_ahead:
+            if self.correction.reads_ahead:
                 copy_into(other_set, predicted)
             exchange(self.weights, other_set)
             self._remember([{OTHER_WEIGHTS: tensor} for tensor in other_set])
@@ -139,7 +135,7 @@ class CorrectedSteps:
         """Corrects the raw gradients of batch t, in place, at W(t)."""
         if self.correction.changes_gradients:
             self._restore()
-            self.correction.gradient_of_some(gradients, self.weights, self._delays)
+            self.correction.gradient_of_some(gradients, self.weights, self._delays())
 
     @torch.no_grad()
     def show(self, *, newest: bool) -> None:
@@ -160,61 +156,33 @@ class CorrectedSteps:
         """What the inner optimizer remembers of each weight; nothing before its first step."""
         return [self.optimizer.state.get(weight, {}) for weight in self.weights]
 
-    @property
-    def _delays(self) -> list[int]:
-        return [self._delay()] * len(self.weights)
-
     def _remember(self, memory: Sequence[Any]) -> None:
-        """Adds tensors by name to the state of each weight that has one; a number becomes a tensor
-        of the weight's shape, as Megatron asks of all state."""
+        """Adds tensors by name to the state of each weight that has one; numbers begin a tensor of
+        the weight's shape, which Megatron asks of all state."""
         for weight, state, tensors in zip(self.weights, self._states, memory, strict=True):
             for name, tensor in tensors.items() if state else ():  # an empty one was never stepped
-                size = self._sizes.get(name, 0)
-                parts = [x.expand(weight.shape) for x in tensor] if size else [tensor]
-                state.update(zip(_entries(name, size), parts, strict=True))
+                padding = (0, weight.numel() - self._sizes[name])
+                state[name] = pad(tensor, padding).view_as(weight) if self._sizes[name] else tensor
 
     def _make_room(self) -> None:
         """The inner optimizer has other state now, or is about to: Megatron loads what has an entry
         by then. What the checkpoint does not have stays NaN."""
         self._has_loaded = True
         for weight, state in zip(self.weights, self._states, strict=True):
-            for name in self._names if state else ():
+            for name in self._sizes if state else ():
                 state.setdefault(name, torch.full_like(weight, torch.nan))
 
     def _restore(self) -> None:
         if not self._has_loaded:
             return
         self._has_loaded, states = False, self._states
-        for state, name in product(states, self._names):
+        for state, name in product(states, self._sizes):
             if name in state and state[name].isnan().any():  # of a run that had none
                 del state[name]
-        self.correction.restore([_joined(state, self._sizes) for state in states])
-
-
-def _sizes_of_memory(correction: NoCorrection) -> dict[str, int]:
-    """The names of all that a correction of one weight ever remembers, from two updates; and how
-    many numbers it is of the whole weight, 0 for a tensor of its shape."""
-    weight = torch.zeros(2, 3)
-    for delay in (0, 1):
-        correction.gradient([torch.zeros(2, 3)], [weight], [delay])
-        correction.apply([weight], [torch.zeros(2, 3)], [delay])
-    [memory] = correction.state()
-    return {k: 0 if v.shape == weight.shape else v.numel() for k, v in memory.items()}
-
-
-def _entries(name: str, size: int) -> list[str]:
-    """The entries of the inner optimizer's state that have what a correction calls `name`."""
-    return [f"{name}_{i}" for i in range(size)] if size else [name]
-
-
-def _joined(state: dict[str, Any], sizes: dict[str, int]) -> dict[str, Tensor]:
-    """What a correction remembers of a weight, from the state of its inner optimizer."""
-    tensors = {}
-    for name, size in sizes.items():
-        parts = [state[entry] for entry in _entries(name, size) if entry in state]
-        if parts:
-            tensors[name] = torch.stack([part.flatten()[0] for part in parts]) if size else parts[0]
-    return tensors
+        sizes = self._sizes.items()
+        self.correction.restore(
+            [{k: s[k].flatten()[:n] if n else s[k] for k, n in sizes if k in s} for s in states]
+        )
 
 
 class DelayedSteps:
@@ -234,7 +202,7 @@ class DelayedSteps:
         optimizer: Any,
         error_feedback: float = 1.0,
         *,
-        correction: Callable[..., NoCorrection] | None = None,
+        correction: MakeCorrection | None = None,
         num_updates: int | None = None,
     ) -> None:
         require_options("weights", None, correction, num_updates)
@@ -242,8 +210,7 @@ class DelayedSteps:
         for name in ("use_precision_aware_optimizer", "optimizer_cpu_offload"):
             if getattr(optimizer.config, name, False):
                 raise BadInput(name, True, "must be False: its masters lie in the inner optimizer")
-        steps = [inner for inner in chain(optimizer) if inner.optimizer is not None]
-        self._parts = [CorrectedSteps(inner, node, num_updates) for inner in steps]
+        self._parts = [CorrectedSteps(inner, node, num_updates) for inner in inner_of(optimizer)]
 
     @contextmanager
     def newest(self) -> Iterator[None]:

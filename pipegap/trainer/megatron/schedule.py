@@ -9,7 +9,7 @@ it, when all stages have theirs, and Megatron's own optimizer makes the update.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from functools import partial, wraps
@@ -22,29 +22,23 @@ from typing import Any
 
 import megatron.core
 import torch
-from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import clip_grads
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.rerun_state_machine import RerunMode, get_rerun_state_machine
-from megatron.core.utils import get_attr_wrapped_model, get_model_type, get_pg_size
+from megatron.core.utils import get_attr_wrapped_model, get_model_type
 from torch import Tensor
+from typing_extensions import override
 
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.corrections.none import NoCorrection
-from pipegap.trainer.delayed.arm import correction_node, require_options
+from pipegap.trainer.delayed.arm import MakeCorrection, correction_node, require_options
 from pipegap.trainer.executors.executor import Diverged
-from pipegap.trainer.megatron.optimizers import CorrectedSteps, chain
+from pipegap.trainer.megatron.optimizers import CorrectedSteps, inner_of
 from pipegap.trainer.megatron.stage import MegatronStage, TwoSets, WaitingGradient
+from pipegap.trainer.torch_pipelining import passes
 from pipegap.trainer.torch_pipelining.late_update import way_back
-from pipegap.trainer.torch_pipelining.passes import (
-    BACKWARD,
-    FORWARD,
-    Passes,
-    WithoutFlush,
-    of_every_rank,
-)
+from pipegap.trainer.torch_pipelining.passes import BACKWARD, FORWARD
 from pipegap.trainer.torch_pipelining.refusals import require
 
 TWO_SETS = "passes read two sets of weights in turn"
@@ -71,63 +65,56 @@ STEPPED = "FP32Optimizer", "Float16OptimizerWithFloat16Params", "DistributedOpti
 def refused_alike() -> Iterator[None]:
     """A context whose refusal on any rank is raised on all of them, as BadInput. A name of
     Megatron's that is not there is one: 2BW rests on some that Megatron does not document."""
-    refusal: tuple[Any, ...] = ()
-    cause: Exception | None = None
+    refusal: BadInput | None = None
     try:
         yield
     except BadInput as error:
-        refusal = error.args
+        refusal = error
     except AttributeError as error:
         holder = getattr(error.obj, "__name__", type(error.obj).__name__)
         allowed = f"must be {TESTED}: in yours {holder}.{error.name} moved"
-        refusal, cause = ("megatron-core", megatron.core.__version__, allowed), error
-    for arguments in of_every_rank(refusal):
-        if arguments:
-            raise BadInput(*arguments) from cause
+        refusal = BadInput("megatron-core", megatron.core.__version__, allowed)
+    for refusal_there in filter(None, passes.of_every_rank(refusal)):
+        raise refusal_there
 
 
-def require_usable(model: Any, optimizer: Any) -> None:
+def require_usable(chunk: Any, optimizer: Any) -> None:
     """Raises BadInput or AttributeError for the first thing that this rank cannot do."""
-    is_single = not isinstance(model, Sequence) or len(model) == 1
-    require(is_single, "model", "several chunks", f"must be one chunk: {TWO_BATCHES}")
-    [chunk] = model if isinstance(model, Sequence) else [model]
     is_ddp, kind = type(chunk) is DistributedDataParallel, type(chunk).__name__
-    require(is_ddp, "model", kind, "must be wrapped in Megatron's own DDP")
-    reasons = {option: reason for reason, of in REFUSED.items() for option in of.split()}
-    for config in (chunk.config, chunk.ddp_config, optimizer.config):
+    require(is_ddp, "model", kind, f"must be one chunk, in Megatron's own DDP: {TWO_BATCHES}")
+    configs, inners = (chunk.config, chunk.ddp_config, optimizer.config), inner_of(optimizer)
+    groups = chunk.bucket_groups + chunk.expert_parallel_bucket_groups
+    for (reason, options), config in product(REFUSED.items(), configs):
         for option in fields(config):
-            value, reason = getattr(config, option.name), reasons.get(option.name)
-            is_off = reason is None or value in (option.default, None)
+            value = getattr(config, option.name)
+            is_off = option.name not in options.split() or value in (option.default, None)
             require(is_off, option.name, value, f"must be {option.default}: {reason}")
     balancing = str(getattr(chunk.config, "moe_router_load_balancing_type", ""))
     is_local, allowed = "global_aux_loss" not in balancing, f"must be another: {TWO_BATCHES}"
     require(is_local, "moe_router_load_balancing_type", balancing, allowed)
     mode, allowed = get_rerun_state_machine().get_mode(), "must be disabled: it makes a batch twice"
     require(mode == RerunMode.DISABLED, "rerun_mode", mode.value, allowed)
-    num = get_pg_size(parallel_state.get_position_embedding_group(check_initialized=False))
-    require(num <= 1, "position_embedding_group", num, f"must be of one stage: {OTHER_TIMES}")
-    for inner in chain(optimizer):
+    for kind in (type(inner).__name__ for inner in inners):
         allowed = f"must be one of {', '.join(STEPPED)}, or a ChainedOptimizer of them"
-        require(type(inner).__name__ in STEPPED, "optimizer", type(inner).__name__, allowed)
-        require(not getattr(inner, "grad_scaler", None), "loss_scale", "a scaler", "must be off")
-        attrgetter("prepare_grads", "get_main_grads_for_grad_norm", "step_with_ready_grads")(inner)
-        attrgetter("get_grad_stats_parallel_group", "init_state_fn", "zero_grad")(inner)
-    attrgetter("forward_step", "backward_step", "deallocate_output_tensor")(schedules)
-    attrgetter("get_tensor_shapes", "get_forward_backward_func")(schedules)
-    attrgetter("clip_grad_by_total_norm_fp32")(clip_grads)
-    attrgetter("pp_group")(chunk)
-    for buffer in chunk.buffers + chunk.expert_parallel_buffers:
-        attrgetter("param_data", "param_index_map", "buckets")(buffer)
-    for group in chunk.bucket_groups + chunk.expert_parallel_bucket_groups:
-        attrgetter("param_gather_dispatched", "param_gather_handle", "start_param_sync")(group)
-        attrgetter("cached_param_buffer_shard_list")(group)
+        require(kind in STEPPED, "optimizer", kind, allowed)
+    used_later = {  # than the construction, which finds other names
+        "forward_step backward_step deallocate_output_tensor get_tensor_shapes": [schedules],
+        "clip_grad_by_total_norm_fp32": [clip_grads],
+        "prepare_grads get_main_grads_for_grad_norm step_with_ready_grads": inners,
+        "get_grad_stats_parallel_group": inners,
+        "param_gather_dispatched param_gather_handle start_param_sync": groups,
+        "cached_param_buffer_shard_list": groups,
+    }
+    for names, holders in used_later.items():
+        for holder in holders:
+            attrgetter(*names.split())(holder)
 
 
 STATE = "schedule_2bw"
 """The entry of the optimizer's state."""
 
 
-class Megatron2BW(WithoutFlush):
+class Megatron2BW(passes.WithoutFlush):
     """Trains as Megatron's 1F1B does, but without its bubble: gradients are one update old.
 
     W(t+1) = W(t) − u_t − λ (u_t − u_{t−1}), where u_t is the whole change that `optimizer` makes of
@@ -157,32 +144,24 @@ class Megatron2BW(WithoutFlush):
         optimizer: Any,
         error_feedback: float = 1.0,
         *,
-        correction: Callable[..., NoCorrection] | None = None,
+        correction: MakeCorrection | None = None,
         num_updates: int | None = None,
         synchronous_start: int = 0,
         trace: bool = False,
     ) -> None:
         require_options("weights", None, correction, num_updates)
         node = correction_node(error_feedback, correction)
-        self._inner, self._synchronous_start, self._trace = (
-            chain(optimizer),
-            synchronous_start,
-            trace,
-        )
+        self.optimizer, self._synchronous_start, self._trace = optimizer, synchronous_start, trace
         is_late = lambda: self.num_made - self._weights.version(self.num_made)  # noqa: E731
         with refused_alike():
-            require_usable(model, optimizer)
-            self._corrected = [
-                inner.optimizer and CorrectedSteps(inner, node, num_updates, is_late)
-                for inner in self._inner
-            ]
-        [self.model] = model if isinstance(model, Sequence) else [model]
-        self.optimizer, self.config = optimizer, self.model.config
-        self._predicts = any(corrected and corrected.hides_newest for corrected in self._corrected)
-        self._weights: Any = TwoSets(
-            self.model, self._inner, synchronous_start, reads_ahead=self._predicts
-        )
-        self._stage: Any = MegatronStage(self.model)
+            is_list = isinstance(model, Sequence) and len(model) == 1
+            self.newest = model[0] if is_list else model
+            require_usable(self.newest, optimizer)
+            inners = inner_of(optimizer)
+            self._steps = [CorrectedSteps(inner, node, num_updates, is_late) for inner in inners]
+            self._weights: Any = TwoSets(self.newest, self._steps, synchronous_start)
+            self._stage: Any = MegatronStage(self.newest)
+        self.config = self.newest.config
         self._sizes: dict[str, Any] = {}  # of the first batch
         self._in_flight: deque[tuple[Tensor | None, Tensor]] = deque()
         # Of each batch whose gradient is whole, a gradient per inner optimizer.
@@ -190,32 +169,21 @@ class Megatron2BW(WithoutFlush):
         self._begun = -1  # the last batch whose norm
         self._norm: float | None = None  # of the last update
         self._is_reported = True  # whether `step` returned True for it
-        self._share_embeddings()
+        # Megatron's `finalize_model_grads` must not sum the copies of a tied weight, where the last
+        # stage would wait for the first one's gradient. Stages in between have none.
+        module = get_attr_wrapped_model(self.newest, "pre_process", return_model_obj=True)
+        num_stages = self._stage.num_stages if module.share_embeddings_and_output_weights else 1
+        self._norm_at = max(self._stage.lead, way_back(num_stages))
+        self._groups = ProcessGroupCollection.use_mpu_process_groups()
+        tied = module.shared_embedding_or_output_weight() if num_stages > 1 else None
+        self._tied, self._groups.embd = (tied, self._groups.embd), SimpleNamespace(size=lambda: 1)
         self._extend_checkpoints()
         # A timer would wait for all ranks where one of them ends a batch, and so for ever.
         self.config.barrier_with_L1_time = optimizer.config.barrier_with_L1_time = False
-        self._zero_buffer, self.model.zero_grad_buffer = self.model.zero_grad_buffer, lambda: None
-
-    def _share_embeddings(self) -> None:
-        """Takes the sum over the copies of a tied weight out of Megatron's `finalize_model_grads`,
-        where the last stage would wait for the first one's gradient."""
-        stage = self._stage
-        module = get_attr_wrapped_model(self.model, "pre_process", return_model_obj=True)
-        is_tied = module.share_embeddings_and_output_weights and stage.num_stages > 1
-        is_end = stage.is_first or stage.is_last
-        tied = module.shared_embedding_or_output_weight() if is_tied and is_end else None
-        self._tied = tied, parallel_state.get_embedding_group(check_initialized=False)
-        self._groups = ProcessGroupCollection.use_mpu_process_groups()
-        self._groups.embd = SimpleNamespace(size=lambda: 1)
-        self._norm_at = max(stage.lead, way_back(stage.num_stages) if is_tied else 0)
+        self._zero_buffer, self.newest.zero_grad_buffer = self.newest.zero_grad_buffer, lambda: None
 
     def forward_backward(
-        self,
-        *,
-        num_microbatches: int,
-        model: Any = None,
-        forward_only: bool = False,
-        **options: Any,
+        self, *, num_microbatches: int, forward_only: bool = False, **options: Any
     ) -> list[Any]:
         """Trains on a batch, or evaluates one, and returns what its losses return for the log.
 
@@ -224,14 +192,15 @@ class Megatron2BW(WithoutFlush):
         RuntimeError; after a refusal, a BadInput, nothing has happened.
         """
         self._require_whole()
-        every = {"model": self.model, "num_microbatches": num_microbatches}
+        options.pop("model", None)
+        every = {"model": self.newest, "num_microbatches": num_microbatches}
         if forward_only:
             self._require_drained()
             run = schedules.get_forward_backward_func()
             return run(**every, forward_only=True, **options)
         every |= {name: options.pop(name) for name in ("forward_step_func", "data_iterator")}
         self._begin(num_microbatches, options)
-        batch = self.num_taken
+        batch, start = self.num_taken, self._synchronous_start
         logged: list[Any] = []
         every |= {"forward_data_store": logged, "config": self.config}
         every |= {"cp_group_size": self._groups.cp.size(), "is_last_stage": self._stage.is_last}
@@ -239,38 +208,46 @@ class Megatron2BW(WithoutFlush):
         def forward(batch: int, i: int) -> None:
             if i == self._norm_at and self.num_made < batch:
                 self._begin_norm()
-            received, order = self._stage.take(FORWARD), {"current_microbatch": i}
-            output, _ = schedules.forward_step(
-                **every, **order, input_tensor=received, is_first_microbatch=i == 0
-            )
+            received = self._stage.take(FORWARD)
+            order = {"current_microbatch": i, "is_first_microbatch": i == 0}
+            output, _ = schedules.forward_step(**every, **order, input_tensor=received)
             self._send(FORWARD, i, output)
             schedules.deallocate_output_tensor(output, self.config.deallocate_pipeline_outputs)
             self._in_flight.append((received, output))
 
         with self._noted():
-            self._show_what_is_read()
+            if self._weights.reads_ahead and batch <= start:
+                self._show(newest=True)
+            if self._weights.reads_ahead and batch == start:
+                self._weights.copy_newest()
+            if self._weights.reads_ahead and batch >= start:
+                self._show(newest=False)
             self.num_taken += 1
             self._passes.run(self._drains[-1], self.num_taken, self._backward, forward)
-            if batch < self._synchronous_start:
+            if batch < start:
                 self._finish_batches()
             else:
                 self._post_next()
         return logged
 
+    @override
+    def _require_whole(self) -> None:
+        super()._require_whole()
+        if self._has_update():
+            raise RuntimeError("call step() after each forward_backward(): an update is left")
+
     def _begin(self, num: int, options: dict[str, Any]) -> None:
         """Refuses what cannot be, and makes passes and messages with the first batch."""
         collection, stage = options.pop("pg_collection", None), self._stage
         allowed = "must have the groups with which the model was made"
-        is_own = collection is None or collection.pp is stage.group
-        require(is_own, "pg_collection", collection, allowed)
+        is_same = collection is None or collection.pp is stage.group
+        require(is_same, "pg_collection", collection, allowed)
         options.pop("p2p_communicator", None)  # messages are sent in groups of their own
         names = "seq_length", "micro_batch_size", "decoder_seq_length"
         shape = {name: options.pop(name, None) for name in names}
         for name, value in options.items():
             allowed = "is an option of Megatron's that 2BW does not have"
             require(value in (None, False), name, value, allowed)
-        if self._has_update():
-            raise RuntimeError("call step() after each forward_backward(): an update is left")
         sizes = {"num_microbatches": num, **shape}
         for name, first in self._sizes.items():
             require(sizes[name] == first, name, sizes[name], f"must stay {first}: {TWO_BATCHES}")
@@ -283,31 +260,19 @@ class Megatron2BW(WithoutFlush):
         groups = {"tp_group": self._groups.tp, "cp_group": self._groups.cp}
         [shape] = schedules.get_tensor_shapes(**shape, config=self.config, **groups)
         stage.allocate(shape, self.config.pipeline_dtype)
-        self._passes = Passes(stage, num, stage.lead, self._weights, self._trace)
+        self._passes = passes.Passes(stage, num, stage.lead, self._weights, self._trace)
         self._sizes = sizes
-
-    def _show_what_is_read(self) -> None:
-        """Before the first forward of a batch, of a correction that predicts weights."""
-        batch, start = self.num_taken, self._synchronous_start
-        if self._predicts and batch <= start:
-            self._show(newest=True)
-        if self._predicts and batch == start:
-            self._weights.copy_newest()
-        if self._predicts and batch >= start:
-            self._show(newest=False)
 
     def _show(self, *, newest: bool) -> None:
         self._weights.gather()
-        for corrected in filter(None, self._corrected):
-            corrected.show(newest=newest)
+        for steps in self._steps:
+            steps.show(newest=newest)
 
     def _backward(self, batch: int, i: int) -> None:
-        is_last = i == self._sizes["num_microbatches"] - 1
-        received, output = self._in_flight.popleft()
-        call = schedules.backward_step
-        kind = [get_model_type(self.model)] * ("model_type" in signature(call).parameters)
+        is_last = i == self._passes.num_microbatches - 1
+        tensors = *self._in_flight.popleft(), self._stage.take(BACKWARD)
         with nullcontext() if is_last else (self.config.no_sync_func or nullcontext)():
-            gradient = call(received, output, self._stage.take(BACKWARD), *kind, self.config)
+            gradient = schedules.backward_step(*tensors, get_model_type(self.newest), self.config)
         self._send(BACKWARD, i, gradient)
         if is_last:
             self._complete()
@@ -320,7 +285,7 @@ class Megatron2BW(WithoutFlush):
     def _post_next(self) -> None:
         """Posts the receive of the first backward of the next call, whose message is on its way: so
         no rank's message waits for a call that may come after a wait for all ranks."""
-        first, m = self._drains[-1], self._sizes["num_microbatches"]
+        first, m = self._drains[-1], self._passes.num_microbatches
         number = (self.num_taken - first) * m - self._stage.lead
         if self._in_flight and not self._stage.is_last:
             self._passes.post([(BACKWARD, first + number // m, number % m)])
@@ -329,9 +294,9 @@ class Megatron2BW(WithoutFlush):
         """A batch has its gradient: sums it over replicas, and takes it out of the buffer."""
         self._weights.release()
         with self._weights.without_gathers():
-            self.config.finalize_model_grads_func([self.model], None, self._groups)
+            self.config.finalize_model_grads_func([self.newest], None, self._groups)
         self.optimizer.prepare_grads()
-        self._whole.append([WaitingGradient(inner, *self._tied) for inner in self._inner])
+        self._whole.append([WaitingGradient(steps, *self._tied) for steps in self._steps])
         self.optimizer.zero_grad()
         self._zero_buffer()
 
@@ -339,8 +304,8 @@ class Megatron2BW(WithoutFlush):
         """Starts to add up the norm of the oldest gradient, once, when the weights are its W(t)."""
         if self._begun < self.num_made:
             self._begun = self.num_made
-            for gradient, corrected in zip(self._whole[0], self._corrected, strict=True):
-                gradient.begin_norm(corrected)
+            for gradient in self._whole[0]:
+                gradient.begin_norm()
 
     def step(self) -> tuple[bool, float | None, None]:
         """Makes the update of the batch before, and returns what Megatron's `optimizer.step` does:
@@ -351,7 +316,7 @@ class Megatron2BW(WithoutFlush):
 
         Raises Diverged, on every rank alike, if the gradient is not finite; its update is not made.
         """
-        self._require_whole()
+        super()._require_whole()
         if self._has_update():
             with self._noted():
                 self._make_update()
@@ -383,22 +348,13 @@ class Megatron2BW(WithoutFlush):
             self.optimizer.step_with_ready_grads()
         self.optimizer.zero_grad()
 
-    @contextmanager
-    def drained(self) -> Iterator[Any]:
-        """Finishes every batch and update in flight; yields the model, with the newest weights.
-
-        It takes the time of a bubble and changes no number of the training.
-        """
-        self._require_whole()
-        if self._has_update():
-            raise RuntimeError("call step() after forward_backward(), before a drain")
-        with self._noted():
-            if self.num_made < self.num_taken:
-                with self._passes.between_drains():
-                    self._finish_batches()
-                    self._make_update()
-            self._show(newest=True)
-        yield self.model
+    @override
+    def _drain(self) -> None:
+        if self.num_made < self.num_taken:
+            with self._passes.between_drains():
+                self._finish_batches()
+                self._make_update()
+        self._show(newest=True)
 
     def _finish_batches(self) -> None:
         with torch.enable_grad():
@@ -422,26 +378,23 @@ class Megatron2BW(WithoutFlush):
             return {**sharded(*args, **options), STATE: state}
 
         def load_state_dict(state_dict: dict[str, Any]) -> None:
+            if self.num_taken:
+                raise RuntimeError("load a checkpoint before the first batch")
             state = state_dict.pop(STATE, None)
             allowed = "is not of 2BW: make Megatron2BW after it is loaded"
             require(state is not None, "checkpoint", [*state_dict], allowed)
             load(state_dict)
-            self._load(**state)
+            self.num_taken = self.num_made = num = state["num_updates"]
+            self._is_reported, self._drains = state["is_reported"], (num,)
+            self._weights.gather()
+            self._weights.first = num % 2
+            # Megatron loaded them into the tensors that it found, which may be of either set.
+            late = {name.removeprefix("late."): value for name, value in state["late"].items()}
+            self._weights.older().module.load_state_dict(late)
+            self._weights.release()
 
         self.optimizer.sharded_state_dict = sharded_state_dict
         self.optimizer.load_state_dict = load_state_dict
-
-    def _load(self, late: dict[str, Any], num_updates: int, is_reported: bool) -> None:
-        if self.num_taken:
-            raise RuntimeError("load a checkpoint before the first batch")
-        self.num_taken = self.num_made = num_updates
-        self._is_reported, self._drains = is_reported, (num_updates,)
-        self._weights.gather()
-        self._weights.begin_with(num_updates)
-        # Megatron loaded `late` into the tensors that it found, which may be those of either set.
-        tensors = {k.removeprefix("late."): value for k, value in late.items()}
-        self._weights.older().module.load_state_dict(tensors)
-        self._weights.release()
 
 
 def install(*modules: ModuleType, **options: Any) -> None:
@@ -474,22 +427,18 @@ def install(*modules: ModuleType, **options: Any) -> None:
 
     def drained(call: Any, *args: Any, **kwargs: Any) -> Any:
         drain()
-        returned = call(*args, **kwargs)
+        result = call(*args, **kwargs)
         drain()
-        return returned
+        return result
 
-    def own(_: Any, value: Any, *__: Any, **___: Any) -> Any:
-        return value
-
-    replaced = {
-        "get_megatron_optimizer": get_megatron_optimizer,
-        "get_forward_backward_func": get_forward_backward_func,
-        **dict.fromkeys(
-            ("evaluate_and_print_results", "save_checkpoint_and_time", "train"), drained
-        ),
-        "logical_and_across_model_parallel_group": own,
-        "reduce_max_stat_across_model_parallel_group": own,
+    replacements = {
+        get_megatron_optimizer: "get_megatron_optimizer",
+        get_forward_backward_func: "get_forward_backward_func",
+        drained: "evaluate_and_print_results save_checkpoint_and_time train",
+        (lambda _, value, *__, **___: value): "logical_and_across_model_parallel_group "
+        "reduce_max_stat_across_model_parallel_group",
     }
-    for module, (name, replacement) in product(modules, replaced.items()):
-        if call := getattr(module, name, None):
+    for module, (replacement, names) in product(modules, replacements.items()):
+        for name in set(names.split()) & vars(module).keys():
+            call = getattr(module, name)
             setattr(module, name, wraps(call)(partial(replacement, call)))

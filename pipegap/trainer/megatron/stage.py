@@ -12,8 +12,9 @@ from megatron.core.optimizer import clip_grads
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
+from pipegap.trainer.base.flat import copy_into, storage
 from pipegap.trainer.megatron.optimizers import CorrectedSteps
-from pipegap.trainer.torch_pipelining.passes import BACKWARD, FORWARD
+from pipegap.trainer.torch_pipelining.passes import BACKWARD, FORWARD, wait_for
 
 
 class TwoSets:
@@ -33,10 +34,9 @@ class TwoSets:
 
     are_leaves = False  # of `Passes`: nothing is undone after an exception
 
-    def __init__(
-        self, model: Any, optimizers: Sequence[Any], start: int, *, reads_ahead: bool
-    ) -> None:
-        self._model, self._start, self._reads_ahead = model, start, reads_ahead
+    def __init__(self, model: Any, optimizers: Sequence[CorrectedSteps], start: int) -> None:
+        self._model, self._start = model, start
+        self.reads_ahead = any(steps.hides_newest for steps in optimizers)
         self._parameters = [*model.parameters()]
         self._groups = model.bucket_groups + model.expert_parallel_bucket_groups
         self._flat = [
@@ -44,24 +44,25 @@ class TwoSets:
             for buffer in model.buffers + model.expert_parallel_buffers
             if buffer.param_data is not None
         ]
-        second = {
-            weight: flat[1][begin:end].view(weight.shape)
-            for buffer, flat in self._flat
-            for weight, (begin, end, _) in buffer.param_index_map.items()
-        }
-        for weight in self._parameters:  # those in no buffer
-            if weight not in second:
-                second[weight] = weight.data.clone() if weight.requires_grad else weight.data
-        self._sets = [[w.data for w in self._parameters], [second[w] for w in self._parameters]]
+        second = [self._second(w.data) if w.requires_grad else w.data for w in self._parameters]
+        self._sets = [[weight.data for weight in self._parameters], second]
         # fp32 weights of a DistributedOptimizer, whose shards it steps where they lie.
+        shards = [shard for steps in optimizers for shard in steps.weights]
         self._shards = [
-            (shard, [flat[i].as_strided(shard.shape, (1,), shard.storage_offset()) for i in (0, 1)])
-            for inner in optimizers
-            for shard in inner.get_parameters()
-            for _, flat in self._flat
-            if shard.untyped_storage().data_ptr() == flat[0].untyped_storage().data_ptr()
+            (shard, (shard.data, self._second(shard.data)))
+            for shard in shards
+            if any(storage(shard) == storage(flat) for _, (flat, _) in self._flat)
         ]
-        self._newest = self._shown = self._first = 0
+        self._newest = self._shown = 0
+        self.first = 0
+        """The set with the weights before any update, or those that were loaded."""
+
+    def _second(self, tensor: Tensor) -> Tensor:
+        """A tensor of the second set: in the copy of the buffer that it lies in, or on its own."""
+        for _, (flat, copy) in self._flat:
+            if storage(tensor) == storage(flat):
+                return copy.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        return tensor.clone()
 
     def version(self, batch: int) -> int:
         """The number of updates of the weights that a batch reads."""
@@ -69,8 +70,8 @@ class TwoSets:
 
     def module(self, batch: int) -> Any:
         """The model, with the weights that a batch reads."""
-        is_beside = self._reads_ahead and batch == self._start
-        return self._show((self.version(batch) + is_beside + self._first) % 2)
+        is_beside = self.reads_ahead and batch == self._start
+        return self._show((self.version(batch) + is_beside + self.first) % 2)
 
     def older(self) -> Any:
         """The model, with the set that is not the newest: the next batch reads it if it is late."""
@@ -90,18 +91,9 @@ class TwoSets:
             self._shown = number
         return self._model
 
-    def begin_with(self, version: int) -> None:
-        """The newest weights, in the first set, are those after so many updates."""
-        self._first = version % 2
-
     def copy_newest(self) -> None:
         """Both sets become the newest weights."""
-        self._copy(1 - self._newest)
-
-    def _copy(self, number: int, *dtypes: torch.dtype) -> None:
-        for value, copy in zip(self._sets[1 - number], self._sets[number], strict=True):
-            if not dtypes or value.dtype in dtypes:
-                copy.data.copy_(value)
+        copy_into(self._sets[1 - self._newest], self._sets[self._newest])
 
     @contextmanager
     def update(self, version: int) -> Iterator[None]:
@@ -111,7 +103,7 @@ class TwoSets:
         which read the other set.
         """
         with torch.autograd._unsafe_preserve_version_counter(tuple(self._parameters)):
-            self._move((version + self._first) % 2)
+            self._move((version + self.first) % 2)
             yield
         for group in self._groups:  # the next forward gathers the weights
             group.param_gather_dispatched = False
@@ -119,7 +111,9 @@ class TwoSets:
     def _move(self, number: int) -> None:
         """Set `number` becomes that of the newest weights. Those in fp32, which an optimizer steps
         in place, are copied to it; Megatron copies an optimizer's own over all others."""
-        self._copy(number, torch.float32)
+        for value, copy in zip(self._sets[1 - number], self._sets[number], strict=True):
+            if value.dtype == torch.float32:
+                copy.copy_(value)
         self._newest = number
         self._show(number)
         for buffer, flat in self._flat:
@@ -154,25 +148,23 @@ class WaitingGradient:
     `ends`.
     """
 
-    def __init__(self, inner: Any, tied: Any, ends: Any) -> None:
-        self._inner = inner
-        ids_counted = {id(gradient) for gradient in inner.get_main_grads_for_grad_norm()}
-        weights = [weight for weight in inner.get_parameters() if weight.grad is not None]
+    def __init__(self, steps: CorrectedSteps, tied: Any, ends: Any) -> None:
+        self._steps, self._inner = steps, steps.inner
+        ids_counted = {id(gradient) for gradient in self._inner.get_main_grads_for_grad_norm()}
+        weights = [weight for weight in steps.weights if weight.grad is not None]
         self._pairs = [(weight, weight.grad.clone()) for weight in weights]
         self._counted = [g for weight, g in self._pairs if id(weight.grad) in ids_counted]
-        summed = None if tied is None else _stepped(inner, tied)
+        summed = None if tied is None else _stepped(self._inner, tied)
         self._works = [
             dist.all_reduce(gradient, group=ends, async_op=True)
             for weight, gradient in self._pairs
             if weight is summed
         ]
 
-    def begin_norm(self, corrected: CorrectedSteps | None) -> None:
-        """Starts the sum of squares over the stages, once."""
-        for work in self._works:
-            work.wait()
-        if corrected is not None:
-            corrected.correct_gradients([gradient for _, gradient in self._pairs])
+    def begin_norm(self) -> None:
+        """Corrects the gradient, and starts the sum of squares over the stages, once."""
+        wait_for(self._works)
+        self._steps.correct_gradients([gradient for _, gradient in self._pairs])
         norm = get_total_norm(self._counted).to(torch.cuda.current_device())
         self._square, group = norm.square(), self._inner.get_grad_stats_parallel_group()
         self._sum = dist.all_reduce(self._square, group=group, async_op=True)
@@ -188,7 +180,7 @@ class WaitingGradient:
             weight.grad = gradient
         limit = self._inner.config.clip_grad
         if limit > 0 and self._pairs:
-            clip_grads.clip_grad_by_total_norm_fp32(self._inner.get_parameters(), limit, norm)
+            clip_grads.clip_grad_by_total_norm_fp32(self._steps.weights, limit, norm)
 
 
 def _stepped(inner: Any, weight: Tensor) -> Tensor | None:

@@ -124,11 +124,7 @@ def check_config(model: Pretrained, checkpoint: str) -> None:
     published = _flat(published_config(checkpoint))
     ours = {"model_type": model.config.get("model_type"), **OURS, **model.config}
     plain = {key: value for key, value in model.defaults.items() if not callable(value)}
-    values = {
-        **OURS,
-        **plain,
-        **{key: value for key, value in published.items() if value is not None},
-    }
+    values = OURS | plain | {k: value for k, value in published.items() if value is not None}
     # Last, the keys whose defaults are functions of other keys: those are equal to ours by then.
     missing_keys = [key for key in ours if key not in values and key in model.defaults]
     for key in (*(key for key in ours if key not in missing_keys), *missing_keys):
@@ -140,9 +136,8 @@ def check_config(model: Pretrained, checkpoint: str) -> None:
             allowed = f"has no {key} in its config.json, where this model has {ours[key]}: add it"
             raise BadInput(KEY, checkpoint, allowed)
         if (published_value := values.get(key)) != ours[key]:
-            raise BadInput(
-                KEY, checkpoint, _differs(key, published_value, ours[key], published, model.keys)
-            )
+            allowed = _differs(key, published_value, ours[key], published, model.keys)
+            raise BadInput(KEY, checkpoint, allowed)
 
 
 def _computed(key: str, default: Any, values: Mapping[str, Any], checkpoint: str) -> Any:
@@ -221,10 +216,8 @@ class Tensors:
         if rows == [[name]]:
             return self._part(name, shape)
         # [experts, parts · rows, columns] is made of len(rows) · len(rows[0]) parts.
-        part_shape = shape[1] // len(rows[0]), *shape[2:]
-        return torch.stack(
-            [torch.cat([self._part(part, part_shape) for part in row]) for row in rows]
-        )
+        size = shape[1] // len(rows[0]), *shape[2:]
+        return torch.stack([torch.cat([self._part(part, size) for part in row]) for row in rows])
 
     def _part(self, name: str, shape: Sequence[int]) -> Tensor:
         content, stored = self._stored[name]
@@ -266,13 +259,10 @@ class Tensors:
         if lacking := sorted(needed - self._stored.keys()):
             raise self._bad(f"lacks {some(lacking)}, which this model needs")
         ignored = "|".join((*IGNORED, *self._model.ignored))
-        unexpected_names = sorted(self._stored.keys() - needed - self._model.tied.keys())
-        if more := [
-            name for name in unexpected_names if not re.search(ignored, self._stored[name][1])
-        ]:
-            raise self._bad(
-                f"has {some(more)}, which this model does not have: remove it from its files"
-            )
+        unexpected = sorted(self._stored.keys() - needed - self._model.tied.keys())
+        if more := [name for name in unexpected if not re.search(ignored, self._stored[name][1])]:
+            problem = f"has {some(more)}, which this model does not have"
+            raise self._bad(f"{problem}: remove it from its files")
 
     def _check_copies(self, name: str, shape: Sequence[int]) -> None:
         """Raises BadInput if the files hold other values under another name of the tensor."""
@@ -280,10 +270,9 @@ class Tensors:
             if of != name or copy_name not in self._stored:
                 continue
             if not torch.equal(self._part(copy_name, shape), self._part(name, shape)):
-                allowed = (
-                    f"has another {copy_name} than {name}, which its config.json ties to it: set"
-                )
-                raise self._bad(f"{allowed} tie_word_embeddings=false there, and in the model")
+                problem = f"has another {copy_name} than {name}, which its config.json ties to it"
+                fix = "set tie_word_embeddings=false there, and in the model"
+                raise self._bad(f"{problem}: {fix}")
 
     def _opened(self, file: Path) -> Any:
         try:

@@ -20,6 +20,8 @@ from pipegap.trainer.base.ranges import Positive
 from pipegap.trainer.optimizers.orthogonal import POLAR_EXPRESS, iterated, norms
 from pipegap.trainer.optimizers.routing import Decay, Group, MatrixOptimizer, beside_adamw, keeps
 
+Fraction = Annotated[float, Interval(gt=0, le=1)]
+
 
 def dion_update(
     gradient: Tensor,  # [matrices, rows, columns]
@@ -63,18 +65,11 @@ class Dion(MatrixOptimizer):
 @keeps(1, in_step=3.2)
 @beside_adamw
 def dion(
-    groups: list[Group],
-    *,
-    lr: Positive,
-    momentum: Decay,
-    rank_fraction: Annotated[float, Interval(gt=0, le=1)],
-    eps: Positive,
+    groups: list[Group], *, lr: Positive, momentum: Decay, rank_fraction: Fraction, eps: Positive
 ) -> Optimizer:
     """The first Dion for hidden matrices, AdamW for the rest."""
     return Dion(groups, lr=lr, decay=momentum, rank_fraction=rank_fraction, eps=eps)
 
-
-Fraction = Annotated[float, Interval(gt=0, le=1)]
 
 MARGIN = 1.02
 """By how much the norm of a matrix is overestimated, so that no singular value exceeds 1."""
@@ -168,12 +163,7 @@ class Dion3(MatrixOptimizer):
 @keeps(1, in_step=2.6)
 @beside_adamw
 def dion2(
-    groups: list[Group],
-    *,
-    lr: Positive,
-    momentum: Decay,
-    fraction: Fraction,
-    eps: Positive,
+    groups: list[Group], *, lr: Positive, momentum: Decay, fraction: Fraction, eps: Positive
 ) -> Optimizer:
     """Dion2 for hidden matrices, AdamW for the rest."""
     return Dion2(groups, lr=lr, decay=momentum, fraction=fraction, eps=eps)

@@ -97,12 +97,7 @@ def muonh(
 @keeps(in_step=2)
 @beside_adamw
 def adamh(
-    groups: list[Group],
-    *,
-    lr: Positive,
-    momentum: Decay,
-    variance_decay: Decay,
-    eps: Positive,
+    groups: list[Group], *, lr: Positive, momentum: Decay, variance_decay: Decay, eps: Positive
 ) -> Optimizer:
     """AdamH (arXiv 2606.16899): Adam's directions for hidden matrices of constant norm.
 

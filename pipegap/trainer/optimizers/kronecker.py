@@ -26,11 +26,7 @@ from pipegap.trainer.optimizers.routing import (
 @multiplies(eigenbases)
 @beside_adamw
 def shampoo(
-    groups: list[Group],
-    *,
-    lr: Positive,
-    precondition_every: Count,
-    matrix_eps: Positive,
+    groups: list[Group], *, lr: Positive, precondition_every: Count, matrix_eps: Positive
 ) -> Optimizer:
     """Shampoo (arXiv 1802.09568, Algorithm 1) for hidden matrices, AdamW for the rest.
 
@@ -76,12 +72,7 @@ def soap(
 
 @keeps(1, squares=1, in_step=0)
 @beside_adamw
-def kron(
-    groups: list[Group],
-    *,
-    lr: Positive,
-    momentum: Decay,
-) -> Optimizer:
+def kron(groups: list[Group], *, lr: Positive, momentum: Decay) -> Optimizer:
     """PSGD-Kron (arXiv 1512.04202, 2402.04553) for hidden matrices, AdamW for the rest.
 
     pytorch_optimizer's: triangular factors fitted to a whitening criterion with random vectors.

@@ -349,9 +349,8 @@ def beside_adamw(make: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
         return matrices_and_rest(parameters, make_matrices, adamw, options["weight_decay"])
 
     all_parameters = {**signature(make).parameters, **of_adamw, decay.name: decay}
-    keywords = [
-        p.replace(kind=Parameter.KEYWORD_ONLY) for p in all_parameters.values() if p.name != groups
-    ]
+    all_parameters.pop(groups)
+    keywords = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in all_parameters.values()]
     first = Parameter("parameters", Parameter.POSITIONAL_ONLY)
     # The schema of a choice is its target's signature (`trainer.config.schema`).
     vars(factory)["__signature__"] = Signature([first, *keywords])

@@ -23,10 +23,7 @@ def by_weight(optimizer: Optimizer) -> dict[nn.Parameter, State]:
     """Weight → its state and the options of its group, where some optimizers count their steps."""
     states = optimizer.state
     return {
-        weight: {
-            "state": dict(states.get(weight, {})),
-            "options": options(group),
-        }
+        weight: {"state": dict(states.get(weight, {})), "options": options(group)}
         for group in optimizer.param_groups
         for weight in group["params"]
     }
@@ -239,10 +236,9 @@ class OptimizerInParts(Optimizer):
                 self._inner.state[view] = state
         for weight in self._others:
             self._inner.state[weight] = self.state[weight]
-        for outer_group, inner_group in zip(
-            self.param_groups, self._inner.param_groups, strict=False
-        ):
-            replace_options(inner_group, outer_group)
+        # The inner groups come first here: the group of balance biases has none.
+        for outer, inner in zip(self.param_groups, self._inner.param_groups, strict=False):
+            replace_options(inner, outer)
 
     def _take_back(self) -> None:
         for weight, views in self._views.items():
@@ -252,7 +248,5 @@ class OptimizerInParts(Optimizer):
         for weight in self._others:
             self.state[weight] = self._inner.state[weight]
         self._inner.state.clear()  # else a replaced state would live until the next step
-        for outer_group, inner_group in zip(
-            self.param_groups, self._inner.param_groups, strict=False
-        ):
-            replace_options(outer_group, inner_group)
+        for outer, inner in zip(self.param_groups, self._inner.param_groups, strict=False):
+            replace_options(outer, inner)

@@ -117,18 +117,14 @@ class Gang:
         Every rank of the gang makes this call, with the same edges. Raises PeerLost.
         """
         # Those of other replicas too, as `new_group` is called by every rank.
-        every = {
-            (replica, edge): self._edge(
-                self.at(edge.source, replica), self.at(edge.target, replica)
-            )
-            for replica in range(self.num_replicas)
-            for edge in edges
-        }
-        return {
-            edge: every[self.replica, edge]
-            for edge in edges
-            if self.place in (edge.source, edge.target)
-        }
+        groups: dict[Edge, Any] = {}
+        for replica in range(self.num_replicas):
+            for edge in edges:
+                ends = self.at(edge.source, replica), self.at(edge.target, replica)
+                group = self._edge(*ends)
+                if self.rank in ends:
+                    groups[edge] = group
+        return groups
 
     def _edge(self, source: int, target: int) -> Any:
         """The group of two ranks, used once."""

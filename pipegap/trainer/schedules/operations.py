@@ -415,7 +415,6 @@ def delays(operations: Iterable[Op]) -> dict[int, list[int]]:
 
 def horizon(operations: Sequence[Sequence[Op]], batch: int) -> int:
     """The last batch that any rank works on before it applies the update of `batch`."""
-    ops_before = (
-        takewhile(lambda op: (op.kind, op.batch) != ("U", batch), ops) for ops in operations
-    )
+    update = ("U", batch)
+    ops_before = (takewhile(lambda op: (op.kind, op.batch) != update, ops) for ops in operations)
     return max(op.batch for ops in ops_before for op in ops)

@@ -179,12 +179,10 @@ def steady(
 
     The arguments are as in `simulate`, with the schedule in place of its operations.
     """
-    phaseless = replace(
-        schedule, num_updates=2 * SETTLED, first_delayed=0, first_cooldown=2 * SETTLED
-    )
+    end = 2 * SETTLED
+    phaseless = replace(schedule, num_updates=end, first_delayed=0, first_cooldown=end)
     # The fill and the drain of the pipeline are in both runs: the difference has neither.
     start, longer = (
-        simulate(phaseless.operations(0, last), costs, communication)
-        for last in (SETTLED, 2 * SETTLED)
+        simulate(phaseless.operations(0, last), costs, communication) for last in (SETTLED, end)
     )
     return (longer.makespan - start.makespan) / SETTLED, start

@@ -145,10 +145,8 @@ def pipedream_2bw(
         needs = f"needs at least {times} = {num_ahead} ({num_ahead + 1} or more recommended)"
         allowed = f"2BW{' with slack' * slack} {needs}"  # a bool counts as 0 or 1
         raise BadInput("pipeline.num_microbatches", num_microbatches, allowed)
-    lags = [1] * num_stages
-    schedule = _delayed(
-        num_updates, lags, num_microbatches, synchronous_start, synchronous_cooldown
-    )
+    lags, phases = [1] * num_stages, (synchronous_start, synchronous_cooldown)
+    schedule = _delayed(num_updates, lags, num_microbatches, *phases)
     return replace(schedule, order=operations.with_slack) if slack else schedule
 
 
@@ -190,10 +188,8 @@ def paci(
 
     With `recompute`, the code's `PACIMode.mem`, a backward first runs its forward again.
     """
-    lags = _depths(num_stages, num_microbatches)
-    schedule = _delayed(
-        num_updates, lags, num_microbatches, synchronous_start, synchronous_cooldown
-    )
+    lags, phases = _depths(num_stages, num_microbatches), (synchronous_start, synchronous_cooldown)
+    schedule = _delayed(num_updates, lags, num_microbatches, *phases)
     return replace(schedule, in_place=True, recomputes=recompute)
 
 
@@ -233,10 +229,8 @@ def constant_delay(
 
     It flushes after every batch: the delay is imposed, and no pipeline causes it.
     """
-    lags = [delay] * num_stages
-    schedule = _delayed(
-        num_updates, lags, num_microbatches, synchronous_start, synchronous_cooldown
-    )
+    lags, phases = [delay] * num_stages, (synchronous_start, synchronous_cooldown)
+    schedule = _delayed(num_updates, lags, num_microbatches, *phases)
     return replace(schedule, flushes=True)
 
 

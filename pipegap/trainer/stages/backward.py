@@ -19,6 +19,10 @@ from typing_extensions import override
 from pipegap.trainer.base.flat import pieces, storage
 from pipegap.trainer.schedules.operations import Schedule
 
+Function = Callable[[Tensor], Tensor]
+Leaves = Sequence[nn.Parameter]
+"""Of the weights of a stage, in the version that an operation reads."""
+
 
 class WeightsLater(TorchFunctionMode):
     """Delays the weight gradients of linear layers that run in this context until `compute`.
@@ -48,7 +52,7 @@ class WeightsLater(TorchFunctionMode):
         """Computes the delayed gradients, by weight, and frees what they are made of."""
         gradients: dict[nn.Parameter, Tensor] = {}
         for weight, gradient, x in self._products:
-            product = gradient.flatten(0, -2).T @ x.flatten(0, -2)
+            product = gradient.flatten(0, -2).T @ x.flatten(0, -2)  # [out, in]
             gradients[weight] = gradients[weight] + product if weight in gradients else product
         self._products.clear()
         return gradients
@@ -56,8 +60,7 @@ class WeightsLater(TorchFunctionMode):
     def _linear(self, input: Tensor, weight: nn.Parameter, bias: Tensor | None = None) -> Tensor:
         if bias is not None:
             return F.linear(input, weight, bias)
-        output: Tensor = _Linear.apply(input, weight, self._products)
-        return output
+        return _Linear.apply(input, weight, self._products)
 
 
 class _Linear(torch.autograd.Function):
@@ -132,7 +135,7 @@ class Microbatch:
     def __init__(
         self,
         x: Tensor,  # tokens [batch, seq], or hidden states [batch, seq, hidden]
-        leaves: Sequence[nn.Parameter],
+        leaves: Leaves,
         *,
         splits_backward: bool = False,
         in_place: bool = False,
@@ -143,9 +146,7 @@ class Microbatch:
         self._overwritten = Overwritten(leaves) if in_place else None
         self.early: list[Tensor | None] = []
 
-    def forward(
-        self, run: Callable[[Tensor], Tensor], loss: Callable[[Tensor], Tensor] | None
-    ) -> Tensor:
+    def forward(self, run: Function, loss: Function | None) -> Tensor:
         """Returns `loss` of what `run` makes of the input, or that itself, without its graph."""
         is_noted = self._overwritten.noted() if self._overwritten else nullcontext()
         with self.weights_later or nullcontext(), is_noted:
@@ -156,7 +157,7 @@ class Microbatch:
     def backward_input(
         self,
         gradient: Tensor | None,  # of the output; None if that is a loss
-        leaves_now: Sequence[nn.Parameter],  # the leaves that the module has at the backward
+        leaves_now: Leaves,  # the leaves that the module has at the backward
     ) -> Tensor | None:
         """Returns the gradient of the input, and frees the activations."""
         x, output, overwritten = self._x, self._output, self._overwritten
@@ -188,9 +189,7 @@ class Recomputed(Microbatch):
     """
 
     @override
-    def forward(
-        self, run: Callable[[Tensor], Tensor], loss: Callable[[Tensor], Tensor] | None
-    ) -> Tensor:
+    def forward(self, run: Function, loss: Function | None) -> Tensor:
         if loss is not None:
             return super().forward(run, loss)
         self._again = run
@@ -198,18 +197,14 @@ class Recomputed(Microbatch):
             return run(self._x)
 
     @override
-    def backward_input(
-        self, gradient: Tensor | None, leaves_now: Sequence[nn.Parameter]
-    ) -> Tensor | None:
+    def backward_input(self, gradient: Tensor | None, leaves_now: Leaves) -> Tensor | None:
         if gradient is not None:
             self.leaves = leaves_now
             super().forward(self._again, None)
         return super().backward_input(gradient, leaves_now)
 
 
-def microbatches_of(
-    schedule: Schedule,
-) -> Callable[[Tensor, Sequence[nn.Parameter]], Microbatch]:
+def microbatches_of(schedule: Schedule) -> Callable[[Tensor, Leaves], Microbatch]:
     """What makes a microbatch of its input and its forward's leaves, under this schedule."""
     if schedule.recomputes:
         return Recomputed

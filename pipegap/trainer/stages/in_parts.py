@@ -13,7 +13,7 @@ from torch import Size, Tensor
 from typing_extensions import override
 
 from pipegap.trainer.base.flat import chosen
-from pipegap.trainer.corrections.none import NoCorrection, State
+from pipegap.trainer.corrections.none import NoCorrection, State, Tensors
 from pipegap.trainer.optimizers.routing import BALANCE, EXPERTS, Kind
 
 MakeCorrection = Callable[[Sequence[int]], NoCorrection]
@@ -70,7 +70,7 @@ class CorrectionInParts(NoCorrection):
         The other weights' memory stays, in corrections that are made anew.
         """
         groups, places = self._groups, [i for i in range(len(self.lags)) if i not in numbers]
-        states = chosen(self.state(), places)
+        states = chosen(self.state(), places)  # before the numbers change
         number_of = {i: number for number, i in enumerate(places)}
         self.lags, self._num_parts = chosen(self.lags, places), chosen(self._num_parts, places)
         self._groups = []
@@ -95,17 +95,12 @@ class CorrectionInParts(NoCorrection):
         return type(self.inner).gradient is not NoCorrection.gradient
 
     @override
-    def gradient(
-        self, gradients: Sequence[Tensor], weights: Sequence[Tensor], delays: Sequence[int]
-    ) -> None:
+    def gradient(self, gradients: Tensors, weights: Tensors, delays: Sequence[int]) -> None:
         for correction, *parts in self._each(gradients, weights, delays):
             correction.gradient(*parts)
 
     def gradient_of_some(
-        self,
-        gradients: Sequence[Tensor | None],
-        weights: Sequence[Tensor],
-        delays: Sequence[int],
+        self, gradients: Sequence[Tensor | None], weights: Tensors, delays: Sequence[int]
     ) -> None:
         """`gradient`, where the loss may not depend on every weight.
 
@@ -129,14 +124,12 @@ class CorrectionInParts(NoCorrection):
         return self.inner.lr_factor(update, delay)
 
     @override
-    def apply(
-        self, weights: Sequence[Tensor], update: Sequence[Tensor], delays: Sequence[int]
-    ) -> None:
+    def apply(self, weights: Tensors, update: Tensors, delays: Sequence[int]) -> None:
         for correction, *parts in self._each(weights, update, delays):
             correction.apply(*parts)
 
     @override
-    def ahead(self, weights: Sequence[Tensor], update: Sequence[Tensor]) -> Sequence[Tensor]:
+    def ahead(self, weights: Tensors, update: Tensors) -> Tensors:
         if not self.reads_ahead:
             return weights
         parts = [correction.ahead(*parts) for correction, *parts in self._each(weights, update)]
@@ -144,16 +137,16 @@ class CorrectionInParts(NoCorrection):
         return [predicted.get(i, weight) for i, weight in enumerate(weights)]
 
     @override
-    def look_ahead(self, weights: Sequence[Tensor], update: int, rate: float) -> None:
+    def look_ahead(self, weights: Tensors, update: int, rate: float) -> None:
         for correction, parts in self._each(weights):
             correction.look_ahead(parts, update, rate)
 
     @override
-    def evaluated(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+    def evaluated(self, weights: Tensors) -> Tensors:
         if not self.looks_ahead:
             return weights
         parts = [correction.evaluated(parts) for correction, parts in self._each(weights)]
-        tensors = self._joined(parts, torch.stack)
+        tensors = self._joined(parts, torch.stack)  # [experts, rows, columns] of matrices
         return [tensors.get(i, weight) for i, weight in enumerate(weights)]
 
     @override
@@ -197,6 +190,7 @@ def _parts_of(item: Any, num_parts: int | None) -> Sequence[Any]:
     if isinstance(item, Tensor):
         return item.unbind()
     if isinstance(item, Mapping):
+        # Copies: a part of a stack would keep the memory of all of it.
         return [{name: stack[i].clone() for name, stack in item.items()} for i in range(num_parts)]
     return [item] * num_parts
 

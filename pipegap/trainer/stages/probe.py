@@ -62,7 +62,7 @@ class Probe(NoProbe):
 
     @override
     def raw(self, gradients: Sequence[Tensor]) -> None:
-        self._kept = [gradient.clone() for gradient in gradients]
+        self._kept = [gradient.clone() for gradient in gradients]  # `correct` changes them in place
         self._products["gradient²"] = _dots(gradients, gradients)
 
     @override
@@ -118,6 +118,7 @@ def summary(comparison: Comparison) -> dict[str, dict[str, float | None]]:
     before correction and clip; `gradient_change` is the relative change that the correction makes
     to it. A ratio whose denominator is 0 is None.
     """
+    # Squares and products add up over weights: ratios are made of the sums.
     groups: dict[str, Counter[str]] = {"all": Counter()}
     for kind, sums in comparison.values():
         groups["all"].update(sums)

@@ -58,10 +58,8 @@ class Stage:
         self._correction = correction_in_parts(make_correction, self.lags, self._kinds, shapes)
         self.versions = self._make_versions(module, dtype)
         self.optimizer = make_optimizer(list(zip(self._kinds, self.versions.master, strict=True)))
-        groups, places = (
-            self.optimizer.param_groups,
-            {w: i for i, w in enumerate(self.versions.master)},
-        )
+        groups = self.optimizer.param_groups
+        places = {weight: i for i, weight in enumerate(self.versions.master)}
         self._peak_lrs = [group["lr"] for group in groups]
         self._members = [[places[weight] for weight in group["params"]] for group in groups]
         self.dtype, self.eval_dtype = dtype, eval_dtype or self.versions.master[0].dtype
@@ -132,7 +130,7 @@ class Stage:
         """Lets the correction change the raw gradients, averaged over the whole batch, in place."""
         self._probe.raw(gradients)
         delays = self._delays(batch)
-        if gradients[0].is_cuda:
+        if gradients[0].is_cuda:  # on a CPU nothing has to travel to the host
             self._correction.look_back(delays)
         self._correction.gradient(gradients, self.versions.master, delays)
         self._probe.corrected(gradients)
@@ -142,10 +140,9 @@ class Stage:
         delays = self._start_update(batch)
         # The master is stepped where version t + 1 will be read: version t stays as it was.
         weights = self.versions.open()
-        optimizer_step = partial(step, self.optimizer, weights, gradients)
-        predicted = corrected_update(
-            optimizer_step, self._correction, weights, delays, probe=self._probe
-        )
+        one_step, probe = partial(step, self.optimizer, weights, gradients), self._probe
+        predicted = corrected_update(one_step, self._correction, weights, delays, probe=probe)
+        # Before the copies of version t + 1 are made: they are of what is read next.
         self._look_ahead(batch)
         self.versions.close(predicted)
 
@@ -159,7 +156,7 @@ class Stage:
 
     def probe(self, batch: int, gradients: Sequence[Tensor]) -> None:
         """Records what these fresh gradients would make, to compare the next update with it."""
-        self._start_update(batch)
+        self._start_update(batch)  # at the rates that a fresh gradient gets
         self._probe = Probe(dry_update(self.optimizer, self.versions.master, gradients))
 
     def take_comparison(self) -> Comparison:
@@ -171,7 +168,7 @@ class Stage:
     def _start_update(self, batch: int) -> list[int]:
         """Sets the learning rates of a batch's update; returns the delays of its gradients."""
         delays = self._delays(batch)
-        del self._read[batch]
+        del self._read[batch]  # this was their last use
         # A group has one learning rate, so it counts as late as its latest weight.
         scheduled, groups = self._lr_factor(batch), self.optimizer.param_groups
         for group, peak, members in zip(groups, self._peak_lrs, self._members, strict=True):

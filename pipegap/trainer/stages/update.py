@@ -82,11 +82,9 @@ def step(optimizer: Optimizer, weights: Weights, gradients: Gradients) -> list[O
     A gradient is lent to its weight for the step, unless it is the weight's own. Returns the
     optimizer, as a `Step` does.
     """
-    pairs = zip(weights, gradients, strict=True)
-    gradients_before = [
-        (weight, weight.grad) for weight, gradient in pairs if weight.grad is not gradient
-    ]
-    for weight, gradient in zip(weights, gradients, strict=True):
+    pairs = [*zip(weights, gradients, strict=True)]
+    gradients_before = [(weight, weight.grad) for weight, g in pairs if weight.grad is not g]
+    for weight, gradient in pairs:
         weight.grad = gradient
     optimizer.step()
     for weight, gradient in gradients_before:

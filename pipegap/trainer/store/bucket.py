@@ -101,7 +101,7 @@ class BucketClient:
         self.url = f"{scheme}://{'/'.join([name, *parts])}"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"url": self.url}
+        return {"url": self.url}  # the library's stores are opened anew in another process
 
     def read(self, key: str) -> Content:
         """Return a small object. Raises FileNotFoundError."""
@@ -115,9 +115,11 @@ class BucketClient:
 
         Raises Changed if the object has another version, is gone, or is there already.
         """
-        mode = version_before or "create"
+        mode = version_before or "create"  # the library's word for: only where there is none
         store = self._small if len(content) < CHUNK else self._large
+        # "Not found" means that the object is gone, or, where none was expected, the bucket.
         with self._request(Changed(key) if version_before else self._refusal(NO_BUCKET)) as library:
+            # In one part: a write in several has no condition.
             result = library.put(store, key, content, mode=mode, use_multipart=False)
         return _version(result)
 
@@ -134,6 +136,7 @@ class BucketClient:
         with path.open("xb") as file:
             for start in range(0, meta.size, CHUNK):
                 end = min(start + CHUNK, meta.size)
+                # The etag again for each part: the file must not be made of two contents.
                 options = {"if_match": meta.e_tag, "range": (start, end)}
                 with self._request() as library:
                     file.write(library.get(self._large, meta.key, options=options).bytes())

@@ -10,16 +10,15 @@ driver that was taken over by mistake, as after its machine slept, cannot write 
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
 from time import monotonic
 from typing import Any
 from uuid import uuid4
 
 from pipegap.trainer.base.children import repeated
+from pipegap.trainer.base.cli import say
 from pipegap.trainer.base.errors import BadInput, LeaseLost
 from pipegap.trainer.folder.lease import HEARTBEAT_EVERY, STALE_AFTER, is_dead, new_attempt
 from pipegap.trainer.store.bucket import BucketClient, Changed, Content, StoreAway, Version
@@ -27,7 +26,6 @@ from pipegap.trainer.store.bucket import BucketClient, Changed, Content, StoreAw
 KEY = "driver.json"
 POLL_EVERY = 2.0
 """Seconds between two looks at whether another driver is alive."""
-TAKEN_OVER = "was taken over by another driver: this one stops"
 CONDITIONAL = (
     "must be of a provider with conditional writes (create if absent, replace if the etag "
     "matches): an object was written that must not be"
@@ -61,7 +59,7 @@ class Written:
                 self._version = stored_content.version
                 if stored_content.content != content:
                     self._version = self._bucket.write(self._key, content, self._version)
-        except (Changed, FileNotFoundError, ValueError, AttributeError, RecursionError):
+        except (Changed, FileNotFoundError, ValueError, AttributeError):  # or no object of ours
             message = f"{self._key} of {self._bucket.url} was written by another process"
             raise LeaseLost(message) from None
 
@@ -69,11 +67,8 @@ class Written:
 def drives(bucket: BucketClient, token: str) -> bool:
     """Return whether the prefix is still that of the driver with this token."""
     content = _read(bucket)
-    return (
-        content is not None
-        and _who(content).get("writer") == token
-        and "ended" not in _who(content)
-    )
+    who = {} if content is None else _who(content)
+    return who.get("writer") == token and "ended" not in who
 
 
 @contextmanager
@@ -95,7 +90,8 @@ def driving(bucket: BucketClient) -> Iterator[str]:
         try:
             lease.write(facts)
         except LeaseLost:
-            print(f"results={bucket.url} {TAKEN_OVER}", file=sys.stderr, flush=True)
+            say(f"results={bucket.url} was taken over by another driver: this one stops")
+            # A thread cannot end the process in order; the signal's handler can.
             os.kill(os.getpid(), signal.SIGTERM)
             return False
         except StoreAway:  # for a moment, or until another driver takes over
@@ -122,6 +118,7 @@ def _left(bucket: BucketClient) -> Content | None:
     if seconds_left > 0:
         driver = f"{_process(first)}, which drives {bucket.url}"
         print(f"waiting {seconds_left:.0f} s for a sign of {driver}", flush=True)
+    # The server said how old the sign is; from here on this process's own clock counts.
     deadline = monotonic() + seconds_left
     while monotonic() < deadline:
         time.sleep(POLL_EVERY)
@@ -150,13 +147,11 @@ def _require_conditional(bucket: BucketClient) -> None:
     """Raise BadInput if the provider writes what is there already, or has another version."""
     content = bucket.read(KEY)
     # A version that the object never had; a generation is a number.
-    wrong_version = {
-        name: "1" if name == "version" else f'"{uuid4().hex}"' for name in content.version
-    }
+    etag = f'"{uuid4().hex}"'
+    wrong_version = {key: "1" if key == "version" else etag for key in content.version}
     for version in (None, wrong_version):
-        write = partial(bucket.write, KEY, content.content, version)
         with suppress(Changed):
-            write()
+            bucket.write(KEY, content.content, version)
             raise BadInput("results", bucket.url, CONDITIONAL)
 
 
@@ -168,7 +163,7 @@ def _read(bucket: BucketClient) -> Content | None:
 
 def _who(content: Content) -> dict[str, Any]:
     """Return what the object says of its driver: nothing if it is damaged."""
-    with suppress(ValueError, RecursionError):
+    with suppress(ValueError):
         who = json.loads(content.content)
         if isinstance(who, dict):
             return who

@@ -77,6 +77,7 @@ class FileStore:
 
         The result moves last: until then the trial is finished, and after that nothing is left.
         """
+        # The files of attempts stay, so that a new attempt has a number of its own.
         folder, num_attempts = trial.folder, len(attempts(trial.folder))
         archive = folder / f"{ARCHIVED}{1 + len([*folder.glob(f'{ARCHIVED}*')]):06d}"
         archive.mkdir()
@@ -97,6 +98,7 @@ class FileStore:
         for folder in folders:
             files = [path for path in folder.glob("checkpoint-*.pt") if path.is_file()]
             files += partials(folder)
+            # Listed before this look: a process that takes the trial now writes other files.
             if files and holder(folder) is None:
                 num_bytes = sum(path.stat().st_size for path in files)
                 yield Spare(len(files), num_bytes, partial(delete, files))
@@ -141,7 +143,7 @@ def require_writable(results: Path) -> None:
 @contextmanager
 def probe(folder: Path) -> Iterator[Path]:
     """Yield a new file in `folder`, which is deleted afterwards."""
-    path = folder / f"{PROBE}{uuid4().hex}"
+    path = folder / f"{PROBE}{uuid4().hex}"  # no other process has this name
     path.touch(exist_ok=False)
     try:
         yield path

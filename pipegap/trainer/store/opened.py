@@ -25,16 +25,9 @@ from pipegap.trainer.base.atomic import write_atomically
 from pipegap.trainer.base.children import repeated, scratch
 from pipegap.trainer.base.errors import BadInput, LeaseLost
 from pipegap.trainer.base.places import cache_folder, is_url, require_folder
+from pipegap.trainer.folder import wellformed
 from pipegap.trainer.folder.lease import NAME, PATTERN, read
-from pipegap.trainer.folder.wellformed import (
-    ATTEMPT,
-    MARKER,
-    RESULT,
-    content,
-    final,
-    parse,
-    read_result,
-)
+from pipegap.trainer.folder.wellformed import MARKER, RESULT, final, read_result
 from pipegap.trainer.store import driver
 from pipegap.trainer.store.bucket import (
     ENDPOINTS,
@@ -186,6 +179,7 @@ class BucketStore:
         notes = dict(notes_before)
         in_folders = tuple(f"{folder}/" for folder in folders)
         outdated = {key for key in notes if key.startswith(in_folders) and key not in metas}
+        # A result that was replaced is deleted first: the copy has none while the rest is fetched.
         outdated |= {key for key, e_tag in results.items() if notes.get(key, [e_tag])[0] != e_tag}
         for key in sorted(outdated, key=_is_result, reverse=True):
             del notes[key]
@@ -196,12 +190,12 @@ class BucketStore:
         for key, meta in metas.items():
             if notes.get(key) != _note(meta):
                 changed.setdefault(_trial_of(key), []).append(meta)
-        has_attempts = any(
-            _is_attempt(Path(m.key).name) for trial in changed.values() for m in trial
-        )
-        fetch = partial(self._fetch, notes, self._seconds_ahead() if has_attempts else 0.0)
+        names = (Path(meta.key).name for trial in changed.values() for meta in trial)
+        # Without an attempt there is no heartbeat, and the server's time need not be asked for.
+        seconds_ahead = self._seconds_ahead() if any(map(_is_attempt, names)) else 0.0
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            for notes_of_trial in [*pool.map(fetch, changed.values())]:
+            fetch = partial(self._fetch, notes, seconds_ahead)
+            for notes_of_trial in [*pool.map(fetch, changed.values())]:  # all read the old `notes`
                 notes |= notes_of_trial
         if notes != notes_before:
             write_atomically(self.folder / NOTES, json.dumps(notes).encode())
@@ -216,6 +210,8 @@ class BucketStore:
             path = self.folder / meta.key
             is_here = notes.get(meta.key, [""])[0] == meta.e_tag
             if not is_here and not _downloaded(self._bucket, meta, path):
+                # It changed since the listing. An empty etag has the next pull fetch it again, and
+                # this one leaves out the files after it, the result above all.
                 return {**new_notes, meta.key: ["", 0.0]}
             if NAME.fullmatch(path.name):  # written again at each heartbeat, whose age a holder has
                 with suppress(FileNotFoundError):
@@ -243,7 +239,7 @@ class BucketStore:
     def _notes(self) -> dict[str, Note]:
         """Return notes by key: none if the copy is new, or the file damaged."""
         with suppress(BadInput, OSError, ValueError, TypeError, AttributeError):
-            notes = json.loads(content(self.folder / NOTES))
+            notes = json.loads(wellformed.content(self.folder / NOTES))
             return {key: [str(e_tag), float(time)] for key, (e_tag, time) in notes.items()}
         return {}
 
@@ -269,6 +265,7 @@ class BucketStore:
         except StoreAway:
             return TrialState.HELD
         state = FileStore(self.folder).state_of(trial)
+        # HELD is what the copy says of a process of a driver before this one.
         return TrialState.FREE if state == TrialState.HELD else state
 
     @contextmanager
@@ -455,6 +452,7 @@ class Upload:
         waits = is_end and RESULT in due and len(due) > 1
         if waits or not is_end:
             due.discard(RESULT)
+        # Rows alone wait until there are many more: an object is written as a whole each time.
         needs_rows = is_end or any(fnmatch(name, CHECKPOINTS) for name in due)
         if METRICS in due & etags.keys() and etags[METRICS] == self._etags.get(METRICS):
             size = self._stamps[METRICS][2]
@@ -490,7 +488,8 @@ class Upload:
     def _has_written(self, attempt: str) -> bool:
         """Return whether this process wrote the object of an attempt, and never got the answer."""
         try:
-            stored = parse(self._bucket.read(f"{self._prefix}/{attempt}").content, ATTEMPT)
+            content = self._bucket.read(f"{self._prefix}/{attempt}").content
+            stored = wellformed.parse(content, wellformed.ATTEMPT)
         except (FileNotFoundError, ValueError):
             return False
         return stored.get("started_at") == read(self._path / attempt).get("started_at")

@@ -45,16 +45,16 @@ class Record:
     arms: tuple[str, ...]
     seeds: tuple[Count, ...]
     settled: StrictBool
-    """Whether nothing is left to tune or to judge, so that no further trial can be asked for."""
+    """Whether nothing is left to tune or to judge, so that the sweep asks for no further trial."""
     remarks: tuple[str, ...]
     compared: frozenset[str]
     """Ids of the trials that its report compares."""
     trials: dict[str, RecordedTrial]
     """All its trials by their ids, also those that tuning tried."""
     added: tuple[str, ...] = ()
-    """Those of the words that no command had, but its scale."""
+    """The words that no command line had: the sweep's scale added them."""
     request: str = ""
-    """Of what it asked, a hash: see `sweeps.plan.sweep_plan`. Empty in records of before 0.3."""
+    """A hash of what the sweep asked, see `sweeps.plan.sweep_plan`; before 0.3 there was none."""
     question: str = ""
 
     @property
@@ -73,6 +73,7 @@ class Record:
         """The scale, and the word of the command line by which its trials are compiled, if any:
         sweeps of other conditions make other numbers."""
         ways = [word for word in self.words if word.startswith("compile=")]
+        # The last word of a key counts, and false is what a command without the word has.
         return " ".join([self.scale, *(word for word in ways[-1:] if word != "compile=false")])
 
 
@@ -86,6 +87,7 @@ FORMAT = 2
 
 def asked_by(words: Iterable[str]) -> frozenset[str]:
     """Return the words that ask for trials; those of HOW do not."""
+    # Up to a dot: `tracking.mode=online` is a word of the tracker too.
     return frozenset(word for word in words if re.split(r"[.=]", word)[0] not in HOW)
 
 
@@ -101,6 +103,7 @@ def of_sweep(results: Path, sweep: str, scale: str) -> list[Record]:
     """Return the records of a sweep at a scale, of one request each; damaged ones are left out."""
     contents, _ = _read(results, f"{sweep}-{scale}*.json")
     records = map(RECORD.validate_python, contents.values())
+    # The pattern of the names fits other sweeps and scales too.
     return [record for record in records if (record.sweep, record.scale) == (sweep, scale)]
 
 

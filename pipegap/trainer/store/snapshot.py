@@ -6,16 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipegap.trainer.base.errors import OPENED_BY, BadInput, Status
-from pipegap.trainer.folder.wellformed import (
-    RESULT,
-    Damaged,
-    Row,
-    damage,
-    final,
-    read_result,
-    require_own,
-    said,
-)
+from pipegap.trainer.folder import wellformed
+from pipegap.trainer.folder.wellformed import RESULT, Damaged, Row
 from pipegap.trainer.store.store import Stored
 
 
@@ -51,10 +43,11 @@ class Snapshot:
         if folder not in self._read:
             try:
                 stamp, last = _stamp(folder / RESULT), self._before.get(folder)
+                # Results are renamed into place: another content has another time or size.
                 if last is None or last.stamp != stamp:
-                    last = _Read(stamp, read_result(folder) if stamp else None)
+                    last = _Read(stamp, wellformed.read_result(folder) if stamp else None)
             except PermissionError as error:
-                self._closed[folder], last = damage(folder, error), _Read(None, None)
+                self._closed[folder], last = wellformed.damage(folder, error), _Read(None, None)
             self._read[folder] = last
         return self._read[folder].row
 
@@ -64,7 +57,7 @@ class Snapshot:
         there are none."""
         if not self._closed:
             return ""
-        return f"not counted: {said([*self._closed.values()])}: {OPENED_BY}"
+        return f"not counted: {wellformed.said([*self._closed.values()])}: {OPENED_BY}"
 
     def finished(self, trial: Stored) -> Row | None:
         """Return the result of a trial; None if it has to run: it has not finished, or failed.
@@ -73,9 +66,9 @@ class Snapshot:
         """
         key = trial.folder, trial.trial_id
         if key not in self._finished:
-            result = final(self.result(trial.folder))
+            result = wellformed.final(self.result(trial.folder))
             try:
-                require_own(*key)
+                wellformed.require_own(*key)
                 self._finished[key] = result
             except PermissionError:
                 self._finished[key] = None

@@ -33,7 +33,7 @@ from pipegap.trainer.delayed.arm import (
     require_no_masters,
 )
 from pipegap.trainer.executors.executor import Clip, Diverged
-from pipegap.trainer.stages.in_parts import CorrectionInParts
+from pipegap.trainer.stages.in_parts import CorrectionInParts, MakeCorrection
 from pipegap.trainer.stages.update import corrected_update
 from pipegap.trainer.torch_pipelining import refusals
 from pipegap.trainer.torch_pipelining.passes import new_group, of_every_rank, ranks_of
@@ -205,6 +205,22 @@ def _summed(gradient: DTensor) -> DTensor:
 # The update of a batch, from a gradient that is late: the user's own step, then the correction.
 
 
+def correction_of(make: MakeCorrection, weights: Sequence[Tensor]) -> CorrectionInParts:
+    """A correction of weights whose gradients are at most one update late."""
+    make = make if weights else partial(NoCorrection, MAX_COUNT)
+    return CorrectionInParts(make, [1] * len(weights), by_device(weights) or [[]])
+
+
+def blank_memory(correction: NoCorrection, weights: Sequence[Tensor]) -> list[Any]:
+    """All that a correction of these weights ever remembers, from two updates of zeros with it."""
+    # A second update, with a delay: what a correction remembers may differ from the first.
+    for delay in (0, 1):
+        zeros, at = ([torch.zeros_like(weight) for weight in weights] for _ in range(2))
+        correction.gradient(zeros, at, [delay] * len(weights))
+        correction.apply(at, zeros, [delay] * len(weights))
+    return correction.state()
+
+
 class LateUpdate:
     """Makes W(t+1) of W(t): moves the gradient of batch t to the newest weights, calls the user's
     `update`, and has what it made corrected, as that of a trial is.
@@ -236,9 +252,7 @@ class LateUpdate:
     @cached_property
     def _correction(self) -> CorrectionInParts:
         """Made when it is first needed: until then weights may be loaded, moved or sharded."""
-        weights = self.versions.newest
-        make = self._make if weights else partial(NoCorrection, MAX_COUNT)
-        return CorrectionInParts(make, [1] * len(weights), by_device(weights) or [[]])
+        return correction_of(self._make, self.versions.newest)
 
     def begin(self, batch: int, version: int, *, is_synchronous: bool) -> None:
         """Before the first forward of a batch, where the newest weights are W(version)."""
@@ -346,7 +360,8 @@ class LateUpdate:
         memory = self._correction.state()
         remembered = sorted({name for of in memory for name in of})
         if batch < 2:
-            memory = [{**b, **m} for b, m in zip(self._blank_memory(), memory, strict=True)]
+            blank = blank_memory(copy.deepcopy(self._correction), self.versions.newest)
+            memory = [{**b, **m} for b, m in zip(blank, memory, strict=True)]
         late, ahead_weights = (
             [w.detach() for w in self.versions.weights(batch + i)] for i in (0, 1)
         )
@@ -361,16 +376,6 @@ class LateUpdate:
             k: dict(zip(self.versions.names, of, strict=False)) for k, of in parts.items()
         }
         return {**tensors_by_name, "remembered": remembered}
-
-    def _blank_memory(self) -> list[Any]:
-        """All that the correction ever remembers, from two updates of zeros with a copy of it."""
-        # A second update, with a delay: what a correction remembers may differ from the first.
-        blank, weights = copy.deepcopy(self._correction), self.versions.newest
-        for delay in (0, 1):
-            zeros, at = ([torch.zeros_like(w) for w in weights] for _ in range(2))
-            blank.gradient(zeros, at, [delay] * len(weights))
-            blank.apply(at, zeros, [delay] * len(weights))
-        return blank.state()
 
     def _take_back(self, batch: int, state: Mapping[str, Any]) -> None:
         names, memory = self.versions.names, state["correction"]

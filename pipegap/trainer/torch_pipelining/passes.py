@@ -235,6 +235,22 @@ class WithoutFlush:
     _synchronous_start: int
     _passes: Passes
     _stage: Any
+    newest: Any
+    """The stage's module."""
+
+    @contextmanager
+    def drained(self) -> Iterator[Any]:
+        """Finishes every batch and update in flight; yields the stage's module, the newest weights.
+
+        It takes the time of a bubble and changes no number of the training.
+        """
+        self._require_whole()
+        with self._noted():
+            self._drain()
+        yield self.newest
+
+    def _drain(self) -> None:
+        raise NotImplementedError
 
     def write_trace(self, folder: Path) -> None:
         """Writes, in `drained()`, trace.json for Perfetto and timeline.svg, as a trial does: what

@@ -18,8 +18,8 @@ In time, on two ranks, with three microbatches; F1.0 is the forward of batch 1, 
 A rank with more ranks behind it is more forwards ahead of its backwards, and has its n later.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from inspect import signature
 from typing import Any
 
@@ -129,17 +129,7 @@ class Schedule2BW(WithoutFlush, Schedule1F1B):
                 self._note(error)
             raise
 
-    @contextmanager
-    def drained(self) -> Iterator[nn.Module]:
-        """Finishes every batch and update in flight; yields the stage's module, the newest weights.
-
-        It takes the time of a bubble and changes no number of the training.
-        """
-        self._require_whole()
-        with self._noted():
-            self._drain()
-        yield self.newest
-
+    @override
     def _drain(self) -> None:
         with torch.enable_grad(), self._passes.between_drains():
             self._passes.run(self._drains[-1], self.num_taken, self._backward)

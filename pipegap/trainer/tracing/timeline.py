@@ -58,10 +58,7 @@ def draw(
     """
     # Waits do not count: the others may wait while the recording rank writes a checkpoint.
     zero = min(span.start for of_rank in measured for span in of_rank if span.kind in SHADES)
-    above = [
-        [s._replace(start=s.start - zero, end=s.end - zero) for s in of_rank]
-        for of_rank in measured
-    ]
+    above = [[s._replace(start=s.start - zero, end=s.end - zero) for s in row] for row in measured]
     below = [
         [Span(op.kind, op.stage, op.batch, op.microbatch, *times) for op, *times in of_rank]
         for of_rank in simulated.spans

@@ -291,7 +291,7 @@ def test_only_the_papers_optimizers_judge_it_and_others_have_their_own_line(tmp_
         judgement = verdict(name, tmp_path)
         assert judgement.outcome == YES
         assert [part.what for part in judgement.parts] == ["adamw"]
-        assert [(part.what, part.outcome) for part in judgement.others] == [("nadamw", NO)]
+        assert [(part.what, part.outcome) for part in judgement.other_parts] == [("nadamw", NO)]
 
 
 def test_half_of_the_gap_that_is_left_is_no_sync_however_wide_its_interval(tmp_path: Path) -> None:

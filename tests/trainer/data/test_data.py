@@ -423,7 +423,7 @@ def test_batches_are_as_large_as_their_text(monkeypatch: pytest.MonkeyPatch) -> 
     ]
     assert found == [[1] * 7, [1] * 3 + [60, 60], [60, 500], [1, 1]]
     [*_, before, last] = batches(["x" * n for n in lengths], None)
-    assert [*batches(["x" * n for n in lengths], before.after)] == [last]
+    assert [*batches(["x" * n for n in lengths], before.state_after)] == [last]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

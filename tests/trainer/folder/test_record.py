@@ -508,9 +508,9 @@ def test_the_end_of_a_dead_attempt_is_told_in_its_own_file(
     path = attempt_path(tmp_path, 4)
     path.write_text(json.dumps({**content, "from_update": 3}))
     os.utime(path, (0, 0))
-    with leased(tmp_path, lambda: "failed", after=3) as held:
+    with leased(tmp_path, lambda: "failed", newest_before=3) as held:
         assert held.number == number
     assert json.loads(attempt_path(tmp_path, number).read_text())["ended"] in ("PeerLost", "failed")
     assert json.loads(path.read_text())["from_update"] == 3
-    with leased(tmp_path, lambda: "failed", after=number) as held:
+    with leased(tmp_path, lambda: "failed", newest_before=number) as held:
         assert held.number == number + 1

@@ -85,20 +85,8 @@ def interpreter() -> str:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With what each number of ranks found."""
-    python, folder = interpreter(), tmp_path_factory.mktemp("megatron")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    for num_ranks, plan in PLANS.items():
-        words = [python, "-m", "torch.distributed.run", "--standalone"]
-        words += ["--nproc-per-node", str(num_ranks), "-m", "tests.support.megatron_run"]
-        done = subprocess.run(
-            [*words, str(folder), json.dumps(plan)],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    folder = tmp_path_factory.mktemp("megatron")
+    run("tests.support.megatron_run", str(folder), json.dumps(PLANS))
     return folder
 
 
@@ -178,12 +166,11 @@ def test_delayed_steps_train_by_the_equation(found: dict[int, Any]) -> None:
     assert {(gaps["weights"], gaps["losses"]) for gaps in delayed.values()} == {(0, 0)}
 
 
-def run_on_two(module: str, *words: str) -> None:
-    """Runs a program on two ranks."""
-    command = [interpreter(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+def run(*words: str) -> None:
+    """Runs a module of Python with these arguments."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [*command, "2", "-m", module, *words],
+        [interpreter(), "-m", *words],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -198,7 +185,7 @@ def differences(program: str, package: str, folder: Path) -> Any:
     look = f"import importlib.util, sys; sys.exit(not importlib.util.find_spec('{package}'))"
     if subprocess.run([interpreter(), "-c", look], check=False).returncode:
         pytest.skip(f"no {package}: make megatron")
-    run_on_two(f"tests.support.{program}", str(folder))
+    run(f"tests.support.{program}", str(folder))
     return json.loads((folder / f"{program}.json").read_text())
 
 
@@ -220,7 +207,8 @@ def test_the_pipeline_of_automodel_trains_by_2bw(tmp_path: Path) -> None:
 
 def losses(folder: Path, way: str, *options: str) -> Any:
     """Of training and of validation, of pretrain_gpt.py."""
-    run_on_two("tests.support.megatron_lm", str(folder), way, *options)
+    launcher = "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"
+    run(*launcher, "tests.support.megatron_lm", str(folder), way, *options)
     return json.loads((folder / f"{way}.json").read_text())
 
 

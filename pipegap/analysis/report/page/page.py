@@ -27,13 +27,7 @@ from pipegap.analysis.table.names import prose
 
 # A table as the page shows it: words for people, and the numbers that it is sorted by.
 
-MOST_ROWS = 500
-"""Rows on the page, unless more are asked for; the CSV has all."""
 LOW, HIGH = "_low", "_high"
-COMMAND = "command"
-"""Name of the column that holds commands."""
-TRIAL = "trial_id"
-"""Name of the column whose cells open a trial."""
 
 CellData = list[Any] | str | None
 
@@ -98,6 +92,7 @@ def _shared(column: Sequence[CellData]) -> dict[str, Any]:
     `at` is None where all cells differ. Most columns say a few things many times, and a page must
     stay small.
     """
+    # By their text: a cell may be a list, which has no hash.
     texts = [repr(cell) for cell in column]
     different = dict(zip(texts, column, strict=True))
     places = {text: place for place, text in enumerate(different)}
@@ -112,9 +107,9 @@ def listed(
     file: str,
     *,
     arms: Mapping[str, str] = MappingProxyType({}),
-    most: int = MOST_ROWS,
+    most: int = 500,
 ) -> Listing:
-    """Return the listing of a table.
+    """Return the listing of a table, with `most` rows; the CSV has all.
 
     A mean and its interval (`x`, `x_low`, `x_high`) are one column. People read names of
     optimizers and arms (`arms`); the values of the cells keep theirs.
@@ -127,18 +122,16 @@ def listed(
         if name not in ends
     }
     names_of_values = {"optimizer": names.OPTIMIZERS, "other": names.OPTIMIZERS, "arm": arms}
+    # Python's own values, and None for what is missing, as JSON has them.
     plain = table.astype(object).where(table.notna(), None)
     records = plain.head(most).to_dict("records")
     rows = [
-        [
-            _cell(name, columns_held, row, names_of_values)
-            for name, columns_held in columns_shown.items()
-        ]
+        [_cell(name, of_cell, row, names_of_values) for name, of_cell in columns_shown.items()]
         for row in records
     ]
     heads = [
-        Head(names.head(name, arms), columns_held, _kind(name, table[name]))
-        for name, columns_held in columns_shown.items()
+        Head(names.head(name, arms), of_head, _kind(name, table[name]))
+        for name, of_head in columns_shown.items()
     ]
     return Listing(title, heads, rows, note, file, len(table))
 
@@ -150,6 +143,7 @@ def write_latex(listing: Listing, out: Path) -> None:
     needs the packages that its first line names, and compiles with pdflatex.
     """
     columns = [[row[at].words for row in listing.rows] for at in range(len(listing.heads))]
+    # A column without a word in any row is left out.
     filled = [pair for pair in zip(listing.heads, columns, strict=True) if any(pair[1])]
     tables = [r"% \usepackage{booktabs, graphicx} \usepackage[T1]{fontenc}"]
     for number, part in enumerate(_narrow_parts(filled)):
@@ -204,7 +198,8 @@ def _latex_row(cells: Sequence[str]) -> str:
 
 def _latex(char: str) -> str:
     """Return a character as pdflatex prints it; one that its fonts lack by its number."""
-    is_printable = ord(char) < 128 or (char.isalpha() and ord(char) <= LAST_LETTER)
+    # T1 fonts have all letters up to ÿ.
+    is_printable = ord(char) < 128 or (char.isalpha() and char <= "ÿ")
     plain = char if is_printable else rf"\texttt{{U+{ord(char):04X}}}"
     return LATEX.get(char, plain)
 
@@ -223,14 +218,11 @@ LATEX = {
 }
 RATIO = re.compile(r"\b(ratio|share|tax)\b")
 """In the names of columns with an interval that are no differences: these have no sign."""
-LAST_LETTER = 0xFF
-"""Of the letters that T1 fonts have all of."""
 
 
 def _kind(name: str, column: pd.Series) -> str:
-    if name in (TRIAL, COMMAND):
-        return "trial" if name == TRIAL else COMMAND
-    return "number" if pd.api.types.is_numeric_dtype(column) else "text"
+    kind = "number" if pd.api.types.is_numeric_dtype(column) else "text"
+    return {"trial_id": "trial", "command": "command"}.get(name, kind)
 
 
 def _cell(
@@ -243,9 +235,10 @@ def _cell(
     is_difference = len(columns) > 1 and not RATIO.search(name)
     words = [_words(name, value, signed=is_difference) for value in values]
     if name == "removed" and len(values) > 1:
-        values_known = [nan if value is None else value for value in values]
-        is_asked = row.get("removed_n") or values[0] is not None
-        return Cell(names.minus(share_text(*values_known)) if is_asked else "", values)
+        numbers = [nan if value is None else value for value in values]
+        is_shared = row.get("removed_n") or values[0] is not None  # some seed has both arms
+        return Cell(names.minus(share_text(*numbers)) if is_shared else "", values)
+    # A single seed has a mean without an interval.
     interval = f" [{words[1]}, {words[2]}]" if len(words) > 1 and words[1] else ""
     word = names_of_values.get(name, {}).get(words[0], words[0])
     return Cell(names.minus(word + interval), values)
@@ -268,9 +261,6 @@ def _words(name: str, value: Any, *, signed: bool) -> str:
 VENDOR_SCRIPTS = ("vendor/dataTables.min.js", "vendor/dataTables.buttons.min.js")
 VENDOR_STYLES = ("vendor/dataTables.dataTables.min.css", "vendor/buttons.dataTables.min.css")
 """DataTables with its extension Buttons, as published on npm; each file names its version."""
-MOST_REMARKS = 30
-MOST_PLAIN = 50
-"""Rows of a table where scripts are off; its CSV has all."""
 
 
 class Drawn(NamedTuple):
@@ -308,7 +298,7 @@ class Exhibit(NamedTuple):
 
     name: str
     title: str
-    shown: Sequence[Thumbnail]
+    thumbnails: Sequence[Thumbnail]
     outcomes: Sequence[tuple[Outcome, int]]
     lacks: str
     command: str
@@ -370,20 +360,18 @@ class Opening(NamedTuple):
             for verdict in self.verdicts
             if verdict.audit and verdict.outcome != Outcome.UNDECIDED
         ]
-        ends = (
-            [*dict.fromkeys(f"{100 * rate:.1f}" for rate in (min(rates), max(rates)))]
-            if rates
-            else []
-        )
-        alarm = f"; false alarm rate of a rule {' to '.join(ends)} %" if ends else ""
+        alarm = ""
+        if rates:
+            ends = dict.fromkeys(f"{100 * rate:.1f}" for rate in (min(rates), max(rates)))
+            alarm = f"; false alarm rate of a rule {' to '.join(ends)} %"
         return f"Claims of the paper that this sweep judges: {counts}{alarm}"
 
 
 class Page(NamedTuple):
-    """All that a page shows. `made`: when, in words."""
+    """All that a page shows. `date`: when it was made, in words."""
 
     source: str
-    made: str
+    date: str
     summary: str
     opening: Opening | None
     """None unless there is one sweep alone."""
@@ -410,11 +398,8 @@ def with_lead(chapters: Sequence[Chapter]) -> tuple[Drawn | None, list[Chapter]]
     for number, chapter in enumerate(chapters):
         if chapter.figures:
             lead, *other_figures = chapter.figures
-            return lead, [
-                *chapters[:number],
-                chapter._replace(figures=other_figures),
-                *chapters[number + 1 :],
-            ]
+            without_lead = chapter._replace(figures=other_figures)
+            return lead, [*chapters[:number], without_lead, *chapters[number + 1 :]]
     return None, [*chapters]
 
 
@@ -434,8 +419,8 @@ def html(page: Page) -> str:
             microbatches=MICROBATCHES,
             all_parts=ALL_PARTS,
             most_seeds=MOST_SEEDS,
-            most_remarks=MOST_REMARKS,
-            most_plain=MOST_PLAIN,
+            most_remarks=30,
+            most_plain=50,  # rows of a table where scripts are off; its CSV has all
             vega=_vega(),
             vendor_style="".join(map(_text, VENDOR_STYLES)),
             vendor_script="".join(map(_text, VENDOR_SCRIPTS)),
@@ -457,16 +442,15 @@ def tables_alone() -> tuple[str, str]:
 
 def _dark(page: Page) -> str:
     """Return the style sheet by which the charts are on a dark ground, on the screen alone."""
-    lead = [page.lead] if page.lead else []
-    figures_shown = [*lead, *(figure for chapter in page.chapters for figure in chapter.figures)]
-    colors_found = {
-        color for figure in figures_shown for spec in figure.specs for color in colors_of(spec)
-    }
+    figures = [figure for chapter in page.chapters for figure in chapter.figures]
+    figures += [page.lead] if page.lead else []
+    specs = [CONFIG, *(spec for figure in figures for spec in figure.specs)]
     rules = [
         f'.chart [{kind}="{color}"]{{{kind}:{on_dark(color)}}}'
-        for color in sorted(colors_found.union(colors_of(CONFIG)))
+        for color in sorted({color for spec in specs for color in colors_of(spec)})
         for kind in ("fill", "stroke")
     ]
+    # A chart has its ground as a style of its own, which only `!important` overrules.
     rules.append(f".chart svg{{background:{on_dark(PAPER)}!important}}")
     return f"@media screen and (prefers-color-scheme:dark){{{''.join(rules)}}}"
 
@@ -481,6 +465,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["prose"] = prose
+    # Equal pages have equal bytes, and a page must stay small.
     environment.policies["json.dumps_kwargs"] = {"sort_keys": True, "separators": (",", ":")}
     return environment
 
