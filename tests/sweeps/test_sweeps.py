@@ -22,7 +22,7 @@ from pipegap.trainer.store.snapshot import Snapshot
 from tests.support import buckets, small_sweep
 from tests.support.processes import python
 from tests.support.small_sweep import LENGTH, BucketSweep, check, disturb
-from tests.support.trials import leave_finished, leave_loss
+from tests.support.trials import finished, leave_finished, leave_loss
 
 
 def test_a_store_that_cannot_be_written_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,7 +155,10 @@ def words_of_done(
     )
     words = [f"sweep={file}", *small_sweep.overrides(tmp_path)]
     for trial in all_planned(plan_sweeps(parse_request(words))):
-        leave_finished(trial.folder, trial.config, trial_id=trial.plan.trial_id)
+        trial.folder.mkdir(parents=True)
+        (trial.folder / "config.json").write_text(json.dumps(trial.config))
+        result = finished(trial_id=trial.plan.trial_id)
+        (trial.folder / "result.json").write_text(json.dumps(result))
     return words
 
 
