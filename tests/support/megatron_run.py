@@ -18,8 +18,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
+from statistics import median
 from typing import Any
 from unittest.mock import patch
 
@@ -353,7 +354,7 @@ BATCHES = 5
 
 
 def slept(folder: Path, settings: list[Setting], kept: Any) -> dict[str, Any]:
-    """Seconds of a batch, over those of its passes, on the slowest rank."""
+    """Seconds of a batch, their median, over those of its passes, on the slowest rank."""
     setting, found = Setting("clip", pp=4), {}
     begin(4)
 
@@ -375,7 +376,8 @@ def slept(folder: Path, settings: list[Setting], kept: Any) -> dict[str, Any]:
                 group = parallel_state.get_model_parallel_group()
                 dist.all_reduce(value, dist.ReduceOp.MAX, group=group)
                 value.item()
-        seconds = (time.perf_counter() - began[2]) / (BATCHES - 2)
+        began.append(time.perf_counter())
+        seconds = median(end - start for start, end in pairwise(began[2:]))
         with loop.pipeline.drained() if is_2bw else nullcontext():
             every: list[Any] = [None] * dist.get_world_size()
             dist.all_gather_object(every, seconds)
