@@ -148,8 +148,8 @@ def test_a_killed_rank_ends_the_gang_which_goes_on_as_if_nothing_had_been(
 
 
 def test_a_stopped_rank_counts_as_hung(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fault(tmp_path, 0, signal.SIGSTOP, *GANG, "num_updates=3000", "timeout=3")
-    said = "rank 0 made no progress for timeout=3 seconds; the others wait for it"
+    fault(tmp_path, 0, signal.SIGSTOP, *GANG, "num_updates=3000", "timeout=10")
+    said = "rank 0 made no progress for timeout=10 seconds; the others wait for it"
     assert said in capsys.readouterr().err
 
 
