@@ -262,7 +262,14 @@ def _drawn_rows(scores: pd.DataFrame) -> pd.DataFrame:
     of_optimizer = near_best["entry"] + " (" + near_best["optimizer"].map(names.optimizer) + ")"
     name = near_best["entry"].where(~is_correction, of_optimizer)
     kind = near_best["arm"].where(~is_correction, "delay + another correction")
-    return near_best.assign(name=name, arm=kind)[["name", "arm", "sync", "loss", "n"]]
+    rows = near_best.assign(name=name, arm=kind)[["name", "arm", "sync", "loss", "n"]]
+    # The arms of an entry lie above each other: the highest dot alone has the name.
+    is_highest = rows["loss"] == rows.groupby("name")["loss"].transform("max")
+    return rows.assign(label=rows["name"].where(is_highest, ""))
+
+
+SIDE = 460
+"""Pixels: forty names need more room than the figures of a report."""
 
 
 def _charts(data: pd.DataFrame) -> list[alt.LayerChart]:
@@ -271,10 +278,10 @@ def _charts(data: pd.DataFrame) -> list[alt.LayerChart]:
     y = alt.Y("loss:Q", title="loss under delay", scale=alt.Scale(domain=[low, high], nice=True))
     base = alt.Chart(data).encode(x=x, y=y)
     dots = base.mark_point(filled=True).encode(color=alt.Color("arm:N", title=None))
-    labels = base.mark_text(dx=5, align="left", fontSize=9).encode(text="name:N")
+    labels = base.mark_text(dx=5, align="left", fontSize=9).encode(text="label:N")
     ends = pd.DataFrame({"sync": [low, high], "loss": [low, high]})
     equal = alt.Chart(ends).mark_line(strokeDash=[4, 4], opacity=0.4).encode(x=x, y=y)
-    return [equal + dots + labels]
+    return [(equal + dots + labels).properties(width=SIDE, height=SIDE)]
 
 
 FIGURE = Figure(
