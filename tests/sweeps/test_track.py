@@ -427,6 +427,7 @@ def test_longer_delays_are_a_second_table(entry: Path, words: list[str], tmp_pat
     trials = (entry / "trials.csv").read_bytes()
     said = train(entry, tmp_path / "results", [*words, "levels=[1, 2]"])
     assert said.startswith(f"{entry / 'levels.csv'}: ")
+    assert said.endswith(" 'levels=[1, 2]'"), "the next command has the words of this one"
     assert (entry / "trials.csv").read_bytes() == trials
     table = load(entry / "levels.csv")
     late = table[table["arm"] != "sync"]

@@ -4,6 +4,7 @@ e.g. pipegap enter entries/adamw
      pipegap enter entries/adamw levels=[1,2,4,8]
 """
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 from pipegap.sweeps.plan.sweep_plan import SweepPlan, plan_sweeps
 from pipegap.sweeps.request.command_line import parse_request
-from pipegap.sweeps.request.entry import COST, LEVELS, TRIALS, Entry, check_entry, table_of
+from pipegap.sweeps.request.entry import COST, TRIALS, Entry, check_entry, table_of
 from pipegap.trainer.base.atomic import write_atomically, write_json
 from pipegap.trainer.base.cli import DONE, Given, parse
 from pipegap.trainer.base.errors import BadInput
@@ -73,8 +74,8 @@ def enter(folder: Path, results: str, words: Sequence[str]) -> str:
     plan = plan_of(folder, results, words, snapshot)
     todo = [trial for trial in plan.planned if snapshot.finished(trial) is None]
     if todo or not plan.settled:
-        what = f"sweep=entry code={folder}"
-        allowed = f"lacks {len(todo)} of its trials: pipegap sweep {what} runs them"
+        command = shlex.join(["pipegap", "sweep", "sweep=entry", f"code={folder}", *words])
+        allowed = f"lacks {len(todo)} of its trials: {command} runs them"
         raise BadInput("results", results, allowed)
     if not all(point.arms for point in plan.points):
         raise BadInput("results", results, "has no learning rate at which sync completes")
@@ -84,8 +85,8 @@ def enter(folder: Path, results: str, words: Sequence[str]) -> str:
     write_atomically(path, as_csv(published).encode())
     if path.name == TRIALS:
         write_json(folder / COST, cost(entry, plan))
-    of_levels = "".join(f" {word}" for word in words if path.name == LEVELS)
-    return f"{path}: {len(published)} trials; next: pipegap verify {folder}{of_levels}"
+    command = shlex.join(["pipegap", "verify", str(folder), *words])
+    return f"{path}: {len(published)} trials; next: {command}"
 
 
 # What an entry costs: numbers that it keeps, and time.

@@ -418,7 +418,7 @@ class KeptWeights(Keeper):
         """
         if self._written == [weight._version for weight in self.weights]:
             return
-        pairs = zip(self.weights, self._loaded, strict=False)
+        pairs = zip(self.weights, self._loaded, strict=True)
         if not (self._loaded and all(torch.equal(local(a), local(b)) for a, b in pairs)):
             raise RuntimeError(
                 "the weights were changed since the last step, outside of DelayedOptimizer, which "
