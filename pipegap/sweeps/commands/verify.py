@@ -8,6 +8,7 @@ import json
 import math
 import os
 import random
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -109,7 +110,8 @@ def verify(
     entry = check_entry(folder)
     path = folder / table_of(words)
     if not path.is_file():
-        raise BadInput("entry", folder, f"has no {path.name}: pipegap enter {folder} writes it")
+        command = shlex.join(["pipegap", "enter", str(folder), *words])
+        raise BadInput("entry", folder, f"has no {path.name}: {command} writes it")
     table: list[Any] = load(path).to_dict("records")
     plan = plan_of(clean_copy(folder, copy), store, words, PublishedTrials(table))
     rows = check_table(plan, table, path.name)
