@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -109,7 +110,9 @@ def check_module(module: str, words: Words) -> None:
     elif module in MODULES:
         MODULES[module](words)
     else:
-        assert find_spec(module), module
+        # Not `find_spec` for a package: it also asks setuptools' finder. Asked for pip, that leaves
+        # distutils to the standard library from then on, and Python 3.11 warns of it.
+        assert find_spec(module) if inner else PathFinder.find_spec(package), module
 
 
 def check_trial(words: Words) -> None:

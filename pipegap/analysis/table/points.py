@@ -472,4 +472,7 @@ def _fixed(group: pd.DataFrame) -> pd.DataFrame:
 
 
 def _without_length(group: pd.DataFrame) -> pd.DataFrame:
-    return group[[key for key in group if key not in LENGTH]]
+    """Return the settings but the length, and what equals it at every point, as an option does
+    whose value is `${num_updates}`."""
+    lengths = [key for key in LENGTH if key in group]
+    return group[[key for key in group if not any(group[key].eq(group[k]).all() for k in lengths)]]

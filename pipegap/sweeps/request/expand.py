@@ -30,9 +30,11 @@ IS_PATH: Mapping[str, Callable[[str], bool]] = {
     "tokenizer": lambda word: word not in ENCODERS and os.path.exists(word),
 }
 """Key of data → whether a word is a path there, and not a name."""
+LENGTHS = ("num_updates", "tokens_per_parameter")
+"""Keys of the length of a trial."""
 OF_ARMS = {
     *("pipeline", "correction", "choices", "runner", "device", "num_threads", "diagnostics"),
-    *("num_updates", "tokens_per_parameter"),
+    *LENGTHS,
     *CHANGES_NO_NUMBER,
 }
 """Keys in which arms may differ: staleness, how it is corrected, and what changes no number; and
@@ -146,6 +148,13 @@ def points(sweep: Sweep, results: Path, compose: Composer | None = None) -> list
             # Whoever writes a list for one value means a grid.
             allowed = f"{error.allowed}; for several values say grid.{error.key}=[…]"
             raise BadInput(error.key, error.value, allowed) from None
+        for arm, config in composed.items():
+            sync = composed["sync"]
+            if any(config[key] != sync[key] for key in LENGTHS):
+                # An option may follow the length, as `${num_updates}` does.
+                length = [f"{key}={json.dumps(config[key])}" for key in LENGTHS]
+                sync = compose([*sweep.base, *swept, *sweep.arms["sync"], *length])
+            _check_recipe(config, sync, arm)
         if {*keys(swept)} & {*SIZES}:
             base_config = compose(sweep.base)
             composed = {arm: _with_as_many_tokens(c, base_config) for arm, c in composed.items()}
@@ -156,21 +165,22 @@ def points(sweep: Sweep, results: Path, compose: Composer | None = None) -> list
     return swept_points
 
 
+def _check_recipe(config: Config, sync: Config, arm: str) -> None:
+    """Raises BadInput for an arm whose config differs from sync's in more than staleness and
+    length."""
+    if key := next((k for k in sorted({*config} - OF_ARMS) if config[k] != sync[k]), None):
+        allowed = f"must be that of sync, {sync[key]}: arms differ in staleness only"
+        raise BadInput(f"sweep.arms.{arm}", f"{key}={config[key]}", allowed)
+
+
 def _check_arms(points: Iterable[GridPoint]) -> None:
-    """Raises BadInput for an arm that differs from sync in more than staleness and length, or never
-    in either."""
+    """Raises BadInput for an arm that differs from sync in neither staleness nor length."""
     # arm → whether it is late, or has another length, at some point: at others it may be sync.
     acts: dict[str, bool] = {}
     for point in points:
         sync = point.configs["sync"]
         sync_updates = point.plan(sync).num_updates
         for arm, config in point.configs.items():
-            if differing_keys := sorted(
-                k for k in config if config[k] != sync[k] and k not in OF_ARMS
-            ):
-                key = differing_keys[0]
-                allowed = f"must be that of sync, {sync[key]}: arms differ in staleness only"
-                raise BadInput(f"sweep.arms.{arm}", f"{key}={config[key]}", allowed)
             plan = point.plan(config)
             is_late = plan.is_delayed or plan.looks_ahead
             acts[arm] = acts.get(arm, False) or is_late or plan.num_updates != sync_updates

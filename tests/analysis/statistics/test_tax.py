@@ -213,6 +213,17 @@ def test_a_decay_that_falls_as_the_length_grows_is_one_law(tmp_path: Path) -> No
         assert table.loc[(decay, 400), "tax_from"] == LENGTHS
 
 
+def test_an_option_that_follows_the_length_is_part_of_it(tmp_path: Path) -> None:
+    """As AdEMAMix's slow warm-up does; one that differs in another way is another law."""
+    for length in (400, 560, 800):
+        store(tmp_path / "follows", 1.5, [length], slow_warmup=length)
+        store(tmp_path / "differs", 1.5, [length], slow_warmup=length + 100)
+    follows = gaps_by(tmp_path / "follows", "optimizer.slow_warmup")
+    assert follows.loc[(400, 400), "tax"] == pytest.approx(1.5, rel=0.02)
+    differs = gaps(load(tmp_path / "differs"))
+    assert {*differs["tax_why"]} == {"runs of one length only"}
+
+
 def test_lengths_of_one_decay_count_before_those_of_another(tmp_path: Path) -> None:
     """Runs of one setting tell its tax; without any the reason is that they are missing."""
     store(tmp_path, 1.5, [400, 560, 800], weight_decay=1.0)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 
 from pipegap import sweeps
 from pipegap.analysis.table.rows import arm_columns
@@ -15,8 +16,9 @@ from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.expand import points
 from pipegap.sweeps.request.schema import Sweep, check_sweep, known
 from pipegap.trainer.base.errors import BadInput
-from pipegap.trainer.base.places import CODE_ROOT
+from pipegap.trainer.base.places import CODE_ROOT, CONF
 from pipegap.trainer.config.compose import Composer
+from tests.support.choices import OPTIMIZERS
 from tests.support.processes import Refused, name_of
 from tests.support.small_sweep import ARMS, asked, content, expand, only
 
@@ -110,6 +112,7 @@ SYNC, DELAY = ["pipeline=sync"], ["pipeline=pipedream_2bw"]
         ([*SYNC, "pipeline.num_microbatches=2"], "sync again"),
         ([*DELAY, "++seq_len=64"], "seq_len=64"),
         ([*DELAY, "optimizer.lr=0.5"], "optimizer="),
+        ([*SYNC, "num_updates=200", "optimizer.lr=0.5"], "optimizer="),
     ],
 )
 def test_arms_differ_in_staleness_only(delay: list[str], named: str, tmp_path: Path) -> None:
@@ -131,6 +134,20 @@ def test_a_command_line_gives_an_arm_its_own_length_or_leaves_it_out(tmp_path: P
         only("sweep=main", "arms.sync=null")
     with pytest.raises(BadInput, match=r"sweep\.arms"):
         only("sweep=main", "arms.delay=late")
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_an_arm_of_another_length_has_the_options_that_follow_the_length(
+    optimizer: str, tmp_path: Path
+) -> None:
+    arms = {"sync": SYNC, "delay": DELAY, "sync_half": [*SYNC, "num_updates=200"]}
+    content = {"base": [f"optimizer={optimizer}"], "grid": {}, "seeds": [0], "verdict": "none"}
+    [point] = points(check_sweep({**content, "arms": arms}), tmp_path)
+    follow = yaml.safe_load((CONF / "optimizer" / f"{optimizer}.yaml").read_text())
+    for key, value in follow.items():
+        if value == "${num_updates}":
+            assert point.configs["sync_half"]["optimizer"][key] == 200
+            assert point.configs["sync"]["optimizer"][key] == 400
 
 
 def test_an_arm_may_be_sync_at_some_point_and_run_otherwise(tmp_path: Path) -> None:
