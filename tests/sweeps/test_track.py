@@ -21,8 +21,9 @@ from pipegap.sweeps.__main__ import main
 from pipegap.sweeps.commands import enter, verify
 from pipegap.sweeps.request.command_line import parse_request
 from pipegap.sweeps.request.entry import check_code, check_entry
-from pipegap.sweeps.request.expand import Trial
+from pipegap.sweeps.request.expand import Trial, points
 from pipegap.trainer.base.errors import BadInput
+from pipegap.trainer.config.compose import Composer
 from pipegap.trainer.folder.wellformed import Row
 from pipegap.trainer.store.snapshot import Snapshot
 from pipegap.trainer.trial import run_trial
@@ -404,6 +405,26 @@ def test_the_arms_and_rates_of_an_entry() -> None:
     assert [*taylor.arms][1:3] == ["constant_delay(1)", "constant_delay(1)_taylor"]
     with pytest.raises(BadInput, match="is an entry of its own"):
         only("sweep=entry", "optimizer=lion", "correction=taylor")
+
+
+@pytest.mark.parametrize("entry", sorted((ROOT / "entries").iterdir()), ids=lambda path: path.name)
+def test_every_entry_has_trials_that_are_possible(entry: Path, tmp_path: Path) -> None:
+    request = parse_request(["sweep=entry", f"code={entry}"])
+    [sweep] = request.sweeps.values()
+    for point in points(sweep, tmp_path, Composer(request.if_there)):
+        trials = point.trials(sweep.seeds[:1])
+        assert len({trial.trial_id for trial in trials}) == len(sweep.arms)
+
+
+def test_an_optimizer_that_averages_weights_is_entered_without_error_feedback(
+    tmp_path: Path,
+) -> None:
+    own = CODE.replace("import Parameters,", "import Parameters, averaging,")
+    own = own.replace("def descent(", "@averaging\ndef descent(")
+    with as_in_a_new_process():
+        arms = small_sweep.only("sweep=entry", f"code={write_entry(tmp_path / 'own', own)}").arms
+    assert [*arms] == ["sync", "delay", "sync_half"]
+    assert [*small_sweep.only("sweep=entry", "optimizer=schedule_free_adamw").arms] == [*arms]
 
 
 def test_hidden_seeds_refuse_one_right_entry_in_a_hundred() -> None:

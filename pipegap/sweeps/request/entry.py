@@ -14,6 +14,7 @@ from annotated_types import Len
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipegap.sweeps.request.schema import EntryRules, parse
+from pipegap.trainer.base.build import locate, use_code
 from pipegap.trainer.base.cli import one_of
 from pipegap.trainer.base.errors import BadInput
 from pipegap.trainer.base.places import CONF
@@ -211,7 +212,9 @@ def entered(
     own_words = [f"{key}={_text(value)}" for key, value in settings.items()]
     if kind == "optimizer":
         points = [_point(name, choice, settings, rules)]
-        corrections = {"": [], "_ef": ["correction=error_feedback"]}
+        corrections: dict[str, list[str]] = {"": []}
+        if not _is_averaging(choice, folder):  # else the correction is refused
+            corrections["_ef"] = ["correction=error_feedback"]
     else:
         points = [_point(o, yaml_of("optimizer", o, None), {}, rules) for o in rules.optimizers]
         corrections = {"": [], f"_{name}": [f"correction={name}", *own_words]}
@@ -237,6 +240,17 @@ def _point(
     point = {"optimizer": name, **settings, TUNED: rate}
     # One that is made to go without decay (0, or no such key) goes without.
     return {**point, DECAY: rules.decay / rate} if decay else point
+
+
+def _is_averaging(choice: Mapping[str, Any], folder: Path | None) -> bool:
+    """Whether the optimizer of a YAML averages weights, so that no correction may move them."""
+    from pipegap.trainer.optimizers.routing import is_averaging  # torch is slow
+
+    use_code(None if folder is None else str(folder))
+    try:
+        return is_averaging(locate(str(choice.get("_target_"))))
+    except (Exception, SystemExit):  # whatever its module raises: the check of the config says it
+        return False
 
 
 def _levels(text: str) -> dict[str, list[str]]:
