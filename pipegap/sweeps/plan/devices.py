@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cache, partial
 from hashlib import sha256
@@ -238,6 +238,8 @@ class Device:
     """Seconds of the host per layer and microbatch."""
     memory: float = inf
     """The size of its memory in bytes; that of a host is taken to suffice."""
+    steps: Mapping[str, float] = field(default_factory=dict)
+    """FLOP/s of an optimizer's products, by dtype, where they are not OF_STEP of `products`."""
 
     @property
     def is_gpu(self) -> bool:
@@ -258,8 +260,10 @@ class Device:
 
     def update(self, stages: Sequence[StageWork], dtype: str) -> float:
         """Return the seconds of the update of these stages' weights."""
-        products = OF_STEP * self.products[dtype]
-        return sum(of.update / self.bytes + of.step / products for of in stages)
+        rates = {name: OF_STEP * rate for name, rate in self.products.items()} | dict(self.steps)
+        return sum(
+            of.update / self.bytes + of.step / rates[of.step_dtype or dtype] for of in stages
+        )
 
 
 @cache
@@ -287,7 +291,12 @@ def core(rates: Rates, compiles: bool | str) -> Device:
         dtype: shares.attention[dtype] * rate for dtype, rate in rates.products.items()
     }
     host = shares.operations * rates.operation
-    return Device(CORE, products, attention, shares.bytes * rates.bytes, host)
+    # Small products in bf16 are no faster than those in fp32. On a core without instructions for
+    # them they are as slow as large ones, which were measured.
+    steps: dict[str, float] = {
+        dtype: min(rate, OF_STEP * products["float32"]) for dtype, rate in rates.products.items()
+    }
+    return Device(CORE, products, attention, shares.bytes * rates.bytes, host, steps=steps)
 
 
 @cache

@@ -318,8 +318,9 @@ class StageWork(NamedTuple):
 
     `attention` and `products` are the FLOPs of attention and of all other products, `bytes` those
     that other kernels read and write, in forward and backward of all microbatches. `update` are the
-    bytes of the update of its weights, and `step` the FLOPs of the update's products. `launches` is
-    the number of layers times microbatches: the host launches kernels for each.
+    bytes of the update of its weights, and `step` the FLOPs of the update's products, in
+    `step_dtype` (None: in the trial's dtype). `launches` is the number of layers times
+    microbatches: the host launches kernels for each.
     """
 
     attention: float
@@ -328,6 +329,7 @@ class StageWork(NamedTuple):
     update: float
     step: float
     launches: int
+    step_dtype: str | None = None
 
 
 def work(
@@ -349,6 +351,9 @@ def work(
         (4 / 3, 9 / 7) if model.activation_checkpointing else (1.0, 1.0)
     )
     touched = recompute_factor * TOUCHES[bool(config["compile"])] * itemsize
+    optimizer = locate(config["optimizer"]["_target_"])
+    # A compiled update has rules of its own in place of a library's products in another dtype.
+    step_dtype = None if config["compile"] == "update" else routing.step_dtype(optimizer)
     works: list[StageWork] = []
     for stage, lag, layers in zip(stages, schedule.lags, split, strict=True):
         share = tokens * len(layers) / num_layers  # of work that is known for the whole model alone
@@ -359,8 +364,9 @@ def work(
                 bytes=touched * tokens * widths_per_token(stage, shares)
                 + num_entries(stage) * num_backwards * bytes_per_sum,
                 update=_update(config, stage, lag, correction),
-                step=routing.step_flops(locate(config["optimizer"]["_target_"]), stage),
+                step=routing.step_flops(optimizer, stage),
                 launches=len(layers) * num_backwards,
+                step_dtype=step_dtype,
             )
         )
     # The head has no kind `matrix`, so its products, and the loss, come here.

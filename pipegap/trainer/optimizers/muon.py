@@ -36,7 +36,7 @@ CAUTIOUS = "cautious_decay"
 
 
 @keeps(1, in_step=2.4)
-@multiplies(newton_schulz)
+@multiplies(newton_schulz, dtype="bfloat16")
 def muon(
     parameters: Parameters,
     *,
@@ -88,7 +88,7 @@ def _decaying_cautiously(group: Group, weights: list[Tensor], updates: list[Tens
 
 
 @keeps(1, in_step=1.6)
-@multiplies(newton_schulz)
+@multiplies(newton_schulz, dtype="bfloat16")
 def normuon(
     parameters: Parameters,
     *,
@@ -178,7 +178,7 @@ class AdaMuon(MatrixOptimizer):
 
 
 @keeps(in_step=4.5)
-@multiplies(newton_schulz)
+@multiplies(newton_schulz, dtype="bfloat16")
 @beside_adamw
 def adamuon(
     groups: list[Group],
@@ -300,7 +300,7 @@ def muown(
 
 
 @keeps(1, others=1, in_step=1.6)
-@multiplies(newton_schulz)
+@multiplies(newton_schulz, dtype="bfloat16")
 def scion(
     parameters: Parameters,
     *,

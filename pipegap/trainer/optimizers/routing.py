@@ -144,12 +144,14 @@ def eigenbases(rows: int, columns: int) -> float:
     return 8 * rows * columns * (rows + columns) + 1.6 * cubes
 
 
-def multiplies(flops: Callable[[int, int], float]) -> Callable[[Factory], Factory]:
+def multiplies(
+    flops: Callable[[int, int], float], dtype: str | None = None
+) -> Callable[[Factory], Factory]:
     """Declares the FLOPs of products in one step of the factory's optimizer, by rows and columns
-    of a hidden matrix."""
+    of a hidden matrix, and their dtype, such as `bfloat16`; None: that of the trial."""
 
     def declare(factory: Factory) -> Factory:
-        factory.__dict__["flops"] = flops
+        factory.__dict__.update(flops=flops, step_dtype=dtype)
         return factory
 
     return declare
@@ -162,6 +164,11 @@ def step_flops(factory: Callable[..., Optimizer], weights: Weights) -> float:
         return 0.0
     matrices = [shape for kind, shape in weights if kind in MATRICES]
     return float(sum(prod(shape[:-2]) * flops(*shape[-2:]) for shape in matrices))
+
+
+def step_dtype(factory: Callable[..., Optimizer]) -> str | None:
+    """The dtype of these products; None: that of the trial."""
+    return getattr(factory, "step_dtype", None)
 
 
 @runtime_checkable
