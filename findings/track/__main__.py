@@ -173,6 +173,9 @@ def _table(
         "lies on the side that was named, or holds 0 where 0 was.",
         f"![Loss under delay against loss without]({PICTURE})",
     ]
+    if undrawn := [*scores.loc[~_is_drawn(scores), "entry"].unique()]:
+        limit = f"their synchronous loss is more than {WORST} above the best"
+        parts.append(f"Not in the picture: {', '.join(undrawn)}; {limit}.")
     return names.minus("\n\n".join(parts))
 
 
@@ -254,9 +257,12 @@ WORST = 0.5
 """Nats above the best synchronous loss: what ends higher is in the table alone."""
 
 
+def _is_drawn(scores: pd.DataFrame) -> "pd.Series[bool]":
+    return scores["sync"] < scores["sync"].min() + WORST
+
+
 def _drawn_rows(scores: pd.DataFrame) -> pd.DataFrame:
-    best = scores["sync"].min()
-    near_best = scores[scores["sync"] < best + WORST]
+    near_best = scores[_is_drawn(scores)]
     # Of a correction the dots of three optimizers have to be told apart.
     is_correction = near_best.groupby("entry")["optimizer"].transform("nunique") > 1
     of_optimizer = near_best["entry"] + " (" + near_best["optimizer"].map(names.optimizer) + ")"

@@ -517,6 +517,24 @@ def test_a_correction_is_scored_by_its_own_arm() -> None:
     assert not page._as_predicted(entry._replace(says={**says, "predicted": "0"}))
 
 
+def test_the_page_names_what_its_picture_leaves_out(entered: Path, tmp_path: Path) -> None:
+    """An entry far above the best would press the others into a corner."""
+    shutil.copytree(entered, tmp_path / "entries" / "descent")
+    worse = Path(shutil.copytree(entered, tmp_path / "entries" / "worse"))
+    trials = pd.read_csv(worse / "trials.csv")
+    trials["final_val_loss"] += 2 * page.WORST
+    trials.to_csv(worse / "trials.csv", index=False)
+    (tmp_path / "README.md").write_text(
+        "<!-- table -->\n<!-- end -->\n<!-- levels -->\n<!-- end -->\n"
+    )
+    page.write(tmp_path / "entries", tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    assert "Not in the picture: worse; their synchronous loss is more than 0.5 above" in text
+    picture = (tmp_path / "losses.svg").read_text()
+    assert ">descent<" in picture
+    assert ">worse<" not in picture
+
+
 def test_table_picture_and_sortable_page_are_made_from_the_entries(
     entered: Path, tmp_path: Path
 ) -> None:
