@@ -91,10 +91,14 @@ def write(entries: Path, folder: Path) -> None:
     says = {path: read_entry(path) for path in _folders(entries)}
     missing = [path.name for path in says if not (path / TRIALS).is_file()]
     entered, with_levels = (_entered(says, name) for name in (TRIALS, LEVELS))
-    scores = _named(track.scores(entered), entered)
+    best = track.best_sync(entered)
+    scores = _named(track.scores(entered, best), entered)
     rows = [HEADS, *(_row(score, entered) for score in scores.to_dict("records"))]
     page_path = folder / PAGE
-    parts = {"table": _table(rows, scores, entered, missing, says), "levels": _levels(with_levels)}
+    parts = {
+        "table": _table(rows, scores, entered, missing, says),
+        "levels": _levels(with_levels, best),
+    }
     write_atomically(page_path, filled(page_path.read_text(), parts).encode())
     write_atomically(folder / SORTABLE, _sortable(rows).encode())
     if len(scores):
@@ -179,11 +183,11 @@ def _table(
     return names.minus("\n\n".join(parts))
 
 
-def _levels(entered: list[track.Entered]) -> str:
-    """The table of longer delays, by entry and then by delay."""
+def _levels(entered: list[track.Entered], best: "pd.Series[float]") -> str:
+    """The table of longer delays, by entry and then by delay; scores are measured from `best`."""
     if not entered:
         return "No entry has been run at longer delays yet."
-    scores = track.scores(entered)
+    scores = track.scores(entered, best)
     order = {label: place for place, label in enumerate(_by_delay(entered))}
     in_order = scores.assign(place=scores["arm"].map(order)).sort_values(["entry", "place"])
     of_levels = [

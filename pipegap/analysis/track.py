@@ -185,19 +185,23 @@ class Score(NamedTuple):
     """The tuned learning rate."""
 
 
-def scores(entries: Sequence[Entered]) -> pd.DataFrame:
+def best_sync(entries: Sequence[Entered]) -> "pd.Series[float]":
+    """Return the synchronous losses of the entry whose mean is lowest, by seed; empty without one."""
+    tables = [table for entry in entries for table in losses(entry.trials).values()]
+    synchronous = [table.by_arm["sync"] for table in tables]
+    return min(synchronous, key=lambda sync: float(sync.mean()), default=pd.Series())
+
+
+def scores(entries: Sequence[Entered], best: "pd.Series[float]") -> pd.DataFrame:
     """Return a row of `Score` for each delayed arm of each entry, the lowest score first. Of the
-    arms of a correction the plain delay is left out, as it is that of its optimizer's entry."""
-    tables = [
-        (entry, optimizer, losses_of_optimizer)
-        for entry in entries
-        for optimizer, losses_of_optimizer in losses(entry.trials).items()
-    ]
-    synchronous = [table.by_arm["sync"] for _, _, table in tables]
-    best = min(synchronous, key=lambda sync: float(sync.mean()), default=pd.Series())
+    arms of a correction the plain delay is left out, as it is that of its optimizer's entry.
+
+    `best`: the losses that scores are measured from, by seed (`best_sync` of all entries).
+    """
     rows = [
         _score(entry.name, optimizer, str(arm), table, best)
-        for entry, optimizer, table in tables
+        for entry in entries
+        for optimizer, table in losses(entry.trials).items()
         for arm in judged_arms(entry, table)
     ]
     table = pd.DataFrame(rows, columns=list(Score._fields))

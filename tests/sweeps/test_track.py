@@ -455,16 +455,27 @@ def test_longer_delays_are_a_second_table(entry: Path, words: list[str], tmp_pat
     assert len(late) == 2 * 2 * 3
     with as_in_a_new_process():
         assert f"{entry} stands: " in verified(entry, [*words, "levels=[1, 2]"])
-    levels = page._levels([track.read_entered(entry, SAYS, "levels.csv")]).splitlines()
-    arms = [line.split(" | ")[2] for line in levels[2:]]
-    assert arms == ["delay of 1", "delay of 1 + EF", "delay of 2", "delay of 2 + EF"]
+    # The best synchronous entry is that of the first table, here one nat below this one.
+    best = track.best_sync([track.read_entered(entry, SAYS)]) - 1
+    levels = page._levels([track.read_entered(entry, SAYS, "levels.csv")], best).splitlines()
+    cells = [line.strip("| ").split(" | ") for line in levels[2:]]
+    assert [row[2] for row in cells] == [
+        *("delay of 1", "delay of 1 + EF", "delay of 2", "delay of 2 + EF")
+    ]
+    for row in cells:
+        score, gap = (float(row[place].split()[0].replace("−", "-")) for place in (4, 5))
+        assert score == pytest.approx(gap + 1, abs=2e-4)
+
+
+def scored(*entries: track.Entered) -> pd.DataFrame:
+    return track.scores(entries, track.best_sync(entries))
 
 
 def test_a_score_is_the_loss_beside_the_best_synchronous_entry(entered: Path) -> None:
     """By hand, from the table alone."""
     entry = track.read_entered(entered, SAYS)
     worse = entry.trials.assign(final_val_loss=entry.trials["final_val_loss"] + 1)
-    rows = track.scores([entry, entry._replace(name="worse", trials=worse)])
+    rows = scored(entry, entry._replace(name="worse", trials=worse))
     assert [*rows["entry"]] == ["descent", "descent", "worse", "worse"]
     compared = entry.trials[(entry.trials["seed"] < 500) & (entry.trials["num_updates_asked"] > 6)]
     by_arm = compared.pivot(index="seed", columns="arm", values="final_val_loss")
@@ -500,7 +511,7 @@ def test_the_token_tax_is_read_off_synchronous_runs_of_half_the_length() -> None
         ("delay_ef", 1600): 2.3,
     }
     entry = track.Entered("adamw", SAYS, trials_of(losses), {})
-    rows = track.scores([entry]).set_index("arm")
+    rows = scored(entry).set_index("arm")
     assert rows["tax"]["delay"] == pytest.approx(2**0.5)
     assert rows["gap"]["delay"] == pytest.approx(0.1)
     assert np.isnan(rows["tax"]["delay_ef"])
@@ -512,7 +523,7 @@ def test_a_correction_is_scored_by_its_own_arm() -> None:
     losses = {("sync", 1600): 2.0, ("delay", 1600): 2.1, ("delay_taylor", 1600): 2.05}
     says = {**SAYS, "optimizer": None, "correction": "taylor", "predicted": "-"}
     entry = track.Entered("taylor", says, trials_of(losses), {})
-    assert [*track.scores([entry])["arm"]] == ["delay_taylor"]
+    assert [*scored(entry)["arm"]] == ["delay_taylor"]
     assert page._as_predicted(entry)
     assert not page._as_predicted(entry._replace(says={**says, "predicted": "0"}))
 
@@ -551,7 +562,7 @@ def test_table_picture_and_sortable_page_are_made_from_the_entries(
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     sortable = (tmp_path / "index.html").read_text()
-    for row in track.scores([track.read_entered(entered, SAYS)]).itertuples():
+    for row in scored(track.read_entered(entered, SAYS)).itertuples():
         for shown in (text, sortable):
             assert f"{row.loss:.4f}" in shown
             assert f"{row.sync:.4f}" in shown
