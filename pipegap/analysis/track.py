@@ -186,7 +186,7 @@ class Score(NamedTuple):
 
 
 def best_sync(entries: Sequence[Entered]) -> "pd.Series[float]":
-    """Return the synchronous losses of the entry whose mean is lowest, by seed; empty without one."""
+    """Return the synchronous losses of the entry whose mean is lowest, by seed; empty for none."""
     tables = [table for entry in entries for table in losses(entry.trials).values()]
     synchronous = [table.by_arm["sync"] for table in tables]
     return min(synchronous, key=lambda sync: float(sync.mean()), default=pd.Series())
