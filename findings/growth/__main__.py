@@ -306,10 +306,10 @@ def trend_rows(of_all: Rungs) -> Iterator[list[str]]:
             found, verdict_text, num_rungs = trend(of_all, optimizer, quantity)
             slope, goes_on = "", ""
             if found is not None:
-                slope = f"{found.slope:+.2f} [{found.ends[0]:+.2f}, {found.ends[1]:+.2f}]"
+                slope = _interval(found.slope, *found.ends, "+.2f")
                 form, unit = (".0%", 1.0) if quantity == SHARE else ("+.3f", BYTES_PER_TOKEN)
                 value, low, high = (unit * part for part in found.goes_on)
-                goes_on = f"{value:{form}} [{low:{form}}, {high:{form}}]"
+                goes_on = _interval(value, low, high, form)
             yield [
                 names.optimizer(optimizer),
                 quantity,
@@ -318,6 +318,12 @@ def trend_rows(of_all: Rungs) -> Iterator[list[str]]:
                 str(num_rungs),
                 goes_on,
             ]
+
+
+def _interval(value: float, low: float, high: float, form: str) -> str:
+    """Return `−0.69 [−∞, +0.15]`."""
+    text = f"{value:{form}} [{low:{form}}, {high:{form}}]"
+    return names.minus(text.replace("-inf", "−∞").replace("+inf", "+∞"))
 
 
 def length_rows(of_all: Rungs) -> Iterator[list[str]]:
