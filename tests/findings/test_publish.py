@@ -166,3 +166,26 @@ def test_the_hours_of_the_paper_s_scales_are_those_of_a_plan() -> None:
 def test_all_hours_are_those_of_a_plan() -> None:
     text = front.SWEEPS.read_text()
     assert front.filled(text, {"hours": front.gpu_hours()}) == text, "make docs"
+
+
+SURPRISES = "## What would surprise the field"
+INTERVAL = re.compile(r"[+−]?\d[\d.]* \[[^\]]+\]")
+
+
+def test_each_surprise_stands_in_the_page_that_it_names() -> None:
+    """Its numbers are that page's, its table and figure are there, and so is its n."""
+    folder = Path(command.__file__).parent
+    text = (folder / "README.md").read_text()
+    section = text.split(SURPRISES)[1].split("\n## ")[0]
+    rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) == 10
+    for what, measured, n, places in rows:
+        page, table, figure = (folder / link for link in re.findall(r"\]\(([^)]+)\)", places))
+        stated = " ".join(page.read_text().split())
+        intervals = INTERVAL.findall(measured)
+        assert intervals, what
+        for interval in intervals:
+            assert interval in stated, f"{page}: {interval}"
+        assert re.search(rf"\b{n}\b", stated)
+        assert int(n) <= len(pd.read_csv(table)), "a trial per seed at least"
+        assert figure.is_file(), figure

@@ -260,7 +260,6 @@ SCHEDULES: list[Settings] = [
     {"lr_schedule": {"_target_": "trainer.lr.cosine", "warmup": 0.1, "final": 0.1}},
     {"lr_schedule": {"_target_": "trainer.lr.wsd", "warmup": 0.1}},
 ]
-SIZES = [{"model.hidden_size": width, "num_parameters": width**2 * 50} for width in (48, 96)]
 SWEEPS: Mapping[str, tuple[list[Settings], tuple[str, ...]]] = {
     "optimizers": ([{}], TRIPLE),
     "synchronous_start": ([{}], (*TRIPLE, "delay+start(0.1)")),
@@ -278,10 +277,6 @@ SWEEPS: Mapping[str, tuple[list[Settings], tuple[str, ...]]] = {
     "batch_size": (grid(batch_size=[8, 16], optimizer__lr=[0.002, 0.004, 0.008]), PAIR),
     "taylor": ([{}], (*PAIR, *TAYLOR)),
     "coefficient": ([{}], (*TRIPLE, *CORRECTED, *CONSTANT)),
-    "model_size": (
-        [{**size, **rate} for size in SIZES for rate in grid(optimizer__lr=[0.002, 0.004])],
-        PAIR,
-    ),
     "staleness": ([{}], ("sync", "delay+start(0.1)", "delay_ef+start(0.1)")),
     "cooldown": ([{}], (*PAIR, "delay+cooldown(0.1)", "delay_ef")),
     "gradient_feedback": ([{}], (*TRIPLE, "delay_ef_gradient")),

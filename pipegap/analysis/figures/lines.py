@@ -51,9 +51,7 @@ from pipegap.analysis.table.points import in_order, varied
 CORRECTION = ["method", "family", "coefficient"]
 OF_LOSSES = [*PANEL, "key", "value", *SERIES, "size", "loss", "gap", *OF_SEED, *MEAN]
 """One row per trial with its `loss`, and one with its `gap` where sync completed; MEAN is of
-that number. `size` orders several series of one arm: parameters of the model, or tokens."""
-UNITS = {"num_parameters": "", "tokens": " tokens"}
-"""Columns that order the series of an arm → the unit of their values."""
+that number. `size` orders several series of one arm: the tokens that they train on."""
 KEYS = [*PANEL, "series", "value"]
 
 
@@ -167,20 +165,25 @@ def _with_optimizers(table: pd.DataFrame, panel: pd.Series | str) -> pd.DataFram
 
 
 def losses_along(
-    trials: pd.DataFrame, gaps: pd.DataFrame, key: str, size: str = "", part_of: str = ""
+    trials: pd.DataFrame,
+    gaps: pd.DataFrame,
+    key: str,
+    by_tokens: bool = False,
+    part_of: str = "",
 ) -> pd.DataFrame:
-    """Return rows of OF_LOSSES against `key`: a series per arm and value of the column `size`.
+    """Return rows of OF_LOSSES against `key`: a series per arm and, if `by_tokens`, per number of
+    tokens.
 
     Tokens are those that a point asks for; a diverged trial has fewer.
     """
     # A diverged seed trained on fewer, and would stand apart from its point on the axis.
     planned = trials.assign(tokens=trials.groupby("point")["tokens"].transform("max"))
-    rows = results_along(planned, [key, size] if size else [key], part_of)
+    rows = results_along(planned, [key, "tokens"] if by_tokens else [key], part_of)
     if rows.empty:
         return pd.DataFrame(columns=OF_LOSSES)
-    if size:
-        sizes = rows[size].map(names.parameters) + UNITS[size]
-        rows = rows.assign(series=sizes + " " + rows["series"].astype(str), size=rows[size])
+    if by_tokens:
+        tokens = rows["tokens"].map(names.parameters) + " tokens "
+        rows = rows.assign(series=tokens + rows["series"].astype(str), size=rows["tokens"])
     rows = rows.assign(key=key, value=rows[key])
     losses = with_means(rows.assign(loss=rows["final_val_loss"]), "loss", KEYS)
     of_gaps = rows.merge(paired_seeds(trials, gaps)[["trial_id", "gap", *MEAN]], on="trial_id")

@@ -121,15 +121,9 @@ FIGURES = (
     ),
     _of_paper(
         BY_SIZE,
-        *("16", "model_size", "2B MoE; here dense models"),
-        title="Final loss against the learning rate by size of the model",
-        data=partial(BY_RATE, size="num_parameters", part_of="model"),
-    ),
-    _of_paper(
-        BY_SIZE,
         *("16b", "moe_learning_rate", "2B MoE"),
         title="Final loss of a mixture of experts against the learning rate by tokens",
-        data=partial(BY_RATE, size="tokens"),
+        data=partial(BY_RATE, by_tokens=True),
     ),
     *(
         _of_paper(

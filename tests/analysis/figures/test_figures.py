@@ -229,13 +229,13 @@ def by_coefficient(store: Path) -> None:
         put(store, "delay_ef", [1.1 + value, 1.2], correction={"coefficient": value})
 
 
-def by_size(store: Path) -> None:
-    for width in (48, 96, 144):
+def by_tokens(store: Path) -> None:
+    for updates in (50, 100, 200):
         for rate, arm in product((0.002, 0.004), ("sync", "delay", "delay_ef")):
             settings = config(arm)
-            settings["model"]["hidden_size"] = width
+            settings["num_updates"] = updates
             settings["optimizer"]["lr"] = rate
-            write(store, settings, result(settings, 1.0 + width * rate, num_parameters=width**2))
+            write(store, settings, result(settings, 1.0 + updates * rate, tokens=updates * 2048))
 
 
 def at_lengths(store: Path) -> None:
@@ -263,7 +263,7 @@ def panels(spec: Spec) -> Iterator[tuple[frozenset[str], str, str]]:
 OWN = [optimizer_name(name) for name in OPTIMIZERS]
 """By their losses, as `by_momentum` writes them."""
 PIPELINES = {f"p = {stages}" for stages in (2, 4, 8, 16)}
-SIZES = ("2.3k", "9.22k", "20.7k")
+TOKENS = ("102k", "205k", "410k")
 
 
 @pytest.mark.parametrize(
@@ -281,11 +281,11 @@ SIZES = ("2.3k", "9.22k", "20.7k")
             2,
         ),
         (
-            "fig16_model_size",
-            by_size,
+            "fig16b_moe_learning_rate",
+            by_tokens,
             [
-                {f"{size} {arm}" for arm in arms}
-                for size in SIZES
+                {f"{tokens} tokens {arm}" for arm in arms}
+                for tokens in TOKENS
                 for arms in (("sync", "delay", "delay + EF"), ("delay", "delay + EF"))
             ],
             2,
