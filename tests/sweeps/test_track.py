@@ -540,7 +540,7 @@ def test_the_page_names_what_its_picture_leaves_out(entered: Path, tmp_path: Pat
     )
     page.write(tmp_path / "entries", tmp_path)
     text = (tmp_path / "README.md").read_text()
-    assert "Not in the picture: worse; their synchronous loss is more than 0.5 above" in text
+    assert "Not in the picture: worse; their synchronous loss is more than 0.35 above" in text
     picture = (tmp_path / "losses.svg").read_text()
     assert ">descent<" in picture
     assert ">worse<" not in picture
