@@ -115,13 +115,13 @@ def gap_trend(gaps: Sequence[Values], sizes: Values) -> Trend:
     return Trend(float(EXPONENTS[best]), ends, (float(at_size[best]), float(low), float(high)))
 
 
-def _hull(kept: NDArray[np.bool_], t: Values) -> Interval:
+def _hull(is_possible: NDArray[np.bool_], t: Values) -> Interval:
     """The exponents that are not rejected; infinite where the last of them lies at an edge."""
-    if not kept.any():  # gaps of both signs: the side on which an exponent would be
+    if not is_possible.any():  # gaps of both signs: the side on which an exponent would be
         return (np.inf, np.inf) if t.mean() > 0 else (-np.inf, -np.inf)
-    inside = EXPONENTS[kept]
-    low = -np.inf if kept[0] else inside[0]
-    return float(low), float(np.inf if kept[-1] else inside[-1])
+    inside = EXPONENTS[is_possible]
+    low = -np.inf if is_possible[0] else inside[0]
+    return float(low), float(np.inf if is_possible[-1] else inside[-1])
 
 
 def share_trend(gaps: Sequence[Values], corrected: Sequence[Values], sizes: Values) -> Trend:
@@ -132,8 +132,8 @@ def share_trend(gaps: Sequence[Values], corrected: Sequence[Values], sizes: Valu
         [of.mean() / gap.mean() for gap, of in zip(gaps, corrected, strict=True)]
     )
     errors = [
-        (left * gap - of) / gap.mean()
-        for left, gap, of in zip(shares_left, gaps, corrected, strict=True)
+        (share_left * gap - of) / gap.mean()
+        for share_left, gap, of in zip(shares_left, gaps, corrected, strict=True)
     ]
     _, variances, numbers = _moments(errors)
 
@@ -303,12 +303,13 @@ def trend_rows(of_all: Rungs) -> Iterator[list[str]]:
     yield ["optimizer", "of", "slope [95 %]", "verdict", "rungs", "at 360M, if it went on"]
     for optimizer in FIVE:
         for quantity in ("gap", "gap with EF", SHARE):
-            found, verdict_text, num_rungs = trend(of_all, optimizer, quantity)
+            size_trend, verdict_text, num_rungs = trend(of_all, optimizer, quantity)
             slope, goes_on = "", ""
-            if found is not None:
-                slope = _interval(found.slope, *found.ends, "+.2f")
-                form, unit = (".0%", 1.0) if quantity == SHARE else ("+.3f", BYTES_PER_TOKEN)
-                value, low, high = (unit * part for part in found.goes_on)
+            if size_trend is not None:
+                slope = _interval(size_trend.slope, *size_trend.ends, "+.2f")
+                # `z`: what rounds to 0 has no minus.
+                form, unit = (".0%", 1.0) if quantity == SHARE else ("+z.3f", BYTES_PER_TOKEN)
+                value, low, high = (unit * part for part in size_trend.goes_on)
                 goes_on = _interval(value, low, high, form)
             yield [
                 names.optimizer(optimizer),

@@ -124,7 +124,7 @@ def _named(scores: pd.DataFrame, entered: list[track.Entered]) -> pd.DataFrame:
 
 
 def _row(score: Mapping[Any, Any], entered: list[track.Entered]) -> tuple[str, ...]:
-    cost = next(entry.cost for entry in entered if entry.name == score["entry"])
+    cost = {entry.name: entry.cost for entry in entered}[str(score["entry"])]
     return (
         *_losses(score),
         *(f"{score['sync']:.4f}", f"{score['rate']:g}", str(score["n"]), str(score["diverged"])),

@@ -68,7 +68,7 @@ def nadamw(
 
 
 @entrywise
-@keeps(4, others=4)
+@keeps(4, num_of_others=4)
 def adan(
     parameters: Parameters,
     *,
@@ -134,7 +134,7 @@ def _first_call_only_looks(groups: Sequence[Group]) -> Iterator[None]:
 
 
 @entrywise
-@keeps(3, others=3, in_step=2)
+@keeps(3, num_of_others=3, in_step=2)
 def ademamix(
     parameters: Parameters,
     *,
@@ -164,7 +164,7 @@ def ademamix(
     )
 
 
-@keeps(3, others=3, in_step=3)
+@keeps(3, num_of_others=3, in_step=3)
 def mars(
     parameters: Parameters,
     *,
@@ -199,7 +199,7 @@ def mars(
 
 
 @entrywise
-@keeps(1, others=1, in_step=0)
+@keeps(1, num_of_others=1, in_step=0)
 def sgd(
     parameters: Parameters,
     *,
@@ -221,7 +221,7 @@ def sgd(
 
 
 @entrywise
-@keeps(1, others=1, in_step=0)
+@keeps(1, num_of_others=1, in_step=0)
 def sgdw(
     parameters: Parameters,
     *,
@@ -237,7 +237,7 @@ def sgdw(
 
 
 @entrywise
-@keeps(1, others=1)
+@keeps(1, num_of_others=1)
 def lion(
     parameters: Parameters,
     *,
@@ -257,7 +257,7 @@ def lion(
 
 
 @entrywise
-@keeps(1, others=1)
+@keeps(1, num_of_others=1)
 def signum(
     parameters: Parameters, *, lr: Positive, momentum: Decay, weight_decay: NonNegative
 ) -> Optimizer:

@@ -299,7 +299,7 @@ def muown(
     )
 
 
-@keeps(1, others=1, in_step=1.6)
+@keeps(1, num_of_others=1, in_step=1.6)
 @multiplies(newton_schulz, dtype="bfloat16")
 def scion(
     parameters: Parameters,

@@ -78,19 +78,19 @@ def is_averaging(factory: Callable[..., Optimizer]) -> bool:
 
 
 def keeps(
-    num_buffers: int = OF_ADAM, others: int = OF_ADAM, squares: int = 0, in_step: float = 1.0
+    num_buffers: int = OF_ADAM, num_of_others: int = OF_ADAM, squares: int = 0, in_step: float = 1.0
 ) -> Callable[[Factory], Factory]:
     """Declares what the optimizer has in memory, in fp32 tensors.
 
-    Between steps it keeps `num_buffers` of the size of each hidden matrix and `others` of the size
-    of each other weight, and for a hidden matrix [rows, columns] `squares` times a [rows, rows] and
-    a [columns, columns]. A step makes `in_step` more of the size of each hidden matrix, and drops
-    them: the number at the step's peak, measured at the scale 2b.
+    Between steps it keeps `num_buffers` of the size of each hidden matrix and `num_of_others` of
+    the size of each other weight, and for a hidden matrix [rows, columns] `squares` times a [rows,
+    rows] and a [columns, columns]. A step makes `in_step` more of the size of each hidden matrix,
+    and drops them: the number at the step's peak, measured at the scale 2b.
     """
 
     def declare(factory: Factory) -> Factory:
         factory.__dict__.update(
-            num_buffers=num_buffers, others=others, squares=squares, in_step=in_step
+            num_buffers=num_buffers, num_of_others=num_of_others, squares=squares, in_step=in_step
         )
         return factory
 
@@ -99,7 +99,8 @@ def keeps(
 
 def buffers(factory: Callable[..., Optimizer]) -> Callable[[Kind], int]:
     """Kind of a weight → how many fp32 tensors of its size the factory's optimizer keeps."""
-    of_matrix, of_weight = (getattr(factory, name, OF_ADAM) for name in ("num_buffers", "others"))
+    declared_names = ("num_buffers", "num_of_others")
+    of_matrix, of_weight = (getattr(factory, name, OF_ADAM) for name in declared_names)
     return lambda kind: of_matrix if kind in MATRICES else of_weight
 
 
